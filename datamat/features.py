@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -79,6 +79,15 @@ class Feature(abc.ABC):
         del name
         return value
 
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        """Return the columns of n values at once; only numbers and strings go in blocks.
+
+        Args:
+            name: of the field.
+            values: an array (n,) of the declared dtype, or n strings.
+        """
+        raise SchemaError(f"field {name!r} is declared {self.declared()}, which does not go in blocks; use read")
+
     @abc.abstractmethod
     def declared(self) -> str:
         """Return the declaration as messages show it: `uint8 (360, 480, 3)`."""
@@ -113,9 +122,7 @@ class Image(Feature):
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", _checked_shape(self.shape, "Image"))
         if len(self.shape) != 3 or self.shape[2] not in {1, 3, 4}:
-            raise SchemaError(
-                f"Image: shape is {self.shape}; want (height, width, channels) with 1, 3 or 4 channels"
-            )
+            raise SchemaError(f"Image: shape is {self.shape}; want (height, width, channels) with 1, 3 or 4 channels")
         if self.encoding not in {"png", "jpeg"}:
             raise SchemaError(f"Image: encoding is {self.encoding!r}; want 'png' or 'jpeg'")
         if self.encoding == "jpeg" and self.shape[2] == 4:
@@ -341,9 +348,10 @@ class Text(Feature):
         try:
             return {name: value.encode()}
         except UnicodeEncodeError as error:
-            raise _mismatch(
-                name, self, f"{value!r}, which UTF-8 cannot hold", "replace the lone surrogate"
-            ) from error
+            raise _mismatch(name, self, f"{value!r}, which UTF-8 cannot hold", "replace the lone surrogate") from error
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        return {name: [self.encode(name, value)[name] for value in values]}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> str:
         return _one_bytes(name, columns).decode()
@@ -377,6 +385,14 @@ class Scalar(Feature):
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         found = _scalar_of(name, self, value, np.dtype(self.dtype))
         return {name: _to_column(found.reshape(1), _KIND_OF_DTYPE[self.dtype])}
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        kind = _KIND_OF_DTYPE[self.dtype]
+        values = _array_of(name, self, values)
+        _check_array(name, self, values.dtype, values.shape, (None,), np.dtype(self.dtype))
+        if kind == "bytes":
+            return {name: [value.tobytes() for value in values.astype(values.dtype.newbyteorder("<"))]}
+        return {name: _to_column(values, kind)}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         return _from_column(columns[name], self.dtype)[0]
@@ -523,6 +539,25 @@ class Features(Mapping[str, Feature]):
             columns.update(feature.encode(name, sample[name]))
         return columns
 
+    def encode_block(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the stored columns of n samples given by columns: arrays (n,) and sequences of n bytes.
+
+        Args:
+            columns: for every field, an array (n,) of its dtype or n strings.
+
+        Raises:
+            SchemaError: a field is missing, unknown, not as declared, or of a kind that does not go in blocks.
+        """
+        if columns.keys() != self._fields.keys():
+            raise self._wrong_fields(columns)
+        if len({len(values) for values in columns.values()}) > 1:
+            found = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
+            raise SchemaError(f"the columns of a block differ in length ({found}); give one value per row in each")
+        block: dict[str, Any] = {}
+        for name, feature in self._fields.items():
+            block.update(feature.encode_block(name, columns[name]))
+        return block
+
     def decode(self, columns: Mapping[str, Column]) -> dict[str, Any]:
         """Return the sample whose columns these are.
 
@@ -569,9 +604,7 @@ class Features(Mapping[str, Feature]):
     def _wrong_fields(self, sample: Mapping[str, Any]) -> SchemaError:
         missing = sorted(self._fields.keys() - sample.keys())
         unknown = sorted(str(name) for name in sample.keys() - self._fields.keys())
-        parts = [
-            f"field {name!r} is declared {self[name].declared()} but the sample has none" for name in missing
-        ]
+        parts = [f"field {name!r} is declared {self[name].declared()} but the sample has none" for name in missing]
         parts += [f"field {name!r} is not declared but the sample holds it" for name in unknown]
         return SchemaError("; ".join(parts) + "; make read return exactly the declared fields")
 
@@ -615,9 +648,7 @@ def _checked_shape(shape: Any, where: str) -> Shape:
     try:
         sizes = tuple(None if size is None else int(size) for size in shape)
     except TypeError as error:
-        raise SchemaError(
-            f"{where}: shape is {shape!r}; want a tuple of sizes, None where one varies"
-        ) from error
+        raise SchemaError(f"{where}: shape is {shape!r}; want a tuple of sizes, None where one varies") from error
     if any(size is not None and size < 0 for size in sizes):
         raise SchemaError(f"{where}: shape is {shape!r}; sizes are not negative")
     return sizes
@@ -714,17 +745,12 @@ def _one_bytes(name: str, columns: Mapping[str, Column]) -> bytes:
 
 
 def _mismatch(name: str, feature: Feature, found: str, remedy: str) -> SchemaError:
-    return SchemaError(
-        f"field {name!r} is declared {feature.declared()} but the sample holds {found}; {remedy}"
-    )
+    return SchemaError(f"field {name!r} is declared {feature.declared()} but the sample holds {found}; {remedy}")
 
 
 def _shape_text(shape: Sequence[int | None]) -> str:
     return (
-        "("
-        + ", ".join("?" if size is None else str(size) for size in shape)
-        + ("," if len(shape) == 1 else "")
-        + ")"
+        "(" + ", ".join("?" if size is None else str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
     )
 
 
@@ -742,6 +768,4 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-_TYPES: dict[str, Any] = {
-    kind.__name__: kind for kind in (Image, Mask, ClassLabel, BBoxes, Text, Scalar, Tensor)
-}
+_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Image, Mask, ClassLabel, BBoxes, Text, Scalar, Tensor)}

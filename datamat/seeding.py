@@ -16,12 +16,21 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["global_state_kept", "key_hash", "sample_rng", "sample_seed", "seed_globals"]
+__all__ = ["global_state_kept", "key_hash", "mix64", "sample_rng", "sample_seed", "seed_globals"]
 
 
 def key_hash(key: str) -> int:
     """Return the stable 64-bit hash of `key` (XXH3) that decides its split and its place in a shard."""
     return xxhash.xxh3_64_intdigest(key.encode())
+
+
+def mix64(values: np.ndarray) -> np.ndarray:
+    """Return uint64 values scattered over the whole range: the finisher of splitmix64 (Steele et al., 2014)."""
+    with np.errstate(over="ignore"):
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def sample_seed(seed: int, key: str, copy: int) -> np.random.SeedSequence:
@@ -60,15 +69,15 @@ def seed_globals(seed: int) -> None:
         seed: 32 bits.
     """
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 -- the global state is the point
+    np.random.seed(seed)
 
 
 @contextlib.contextmanager
 def global_state_kept() -> Iterator[None]:
     """Put the global random state back after the block: for work done in the caller's own process."""
-    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    state, numpy_state = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         random.setstate(state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        np.random.set_state(numpy_state)

@@ -8,20 +8,25 @@ on ext4 and xfs alike.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import socket
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+
+from datamat.errors import OutputLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-__all__ = ["commit", "commit_json", "digest_file", "fsync_folder", "publish", "read_json"]
+__all__ = ["commit", "commit_json", "digest_file", "fsync_folder", "locked", "publish", "read_json"]
 
 _COPY_BYTES = 1 << 20
+_HELD: set[str] = set()
 
 
 def fsync_folder(folder: str | os.PathLike[str]) -> None:
@@ -99,3 +104,38 @@ def digest_file(path: str | os.PathLike[str], *, start: int = 0, num_bytes: int 
             if left is not None:
                 left -= len(block)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Hold a lock file for the block; the system frees it when the process ends, however it ends.
+
+    A record lock (`fcntl`), which belongs to this process alone: a lock that forked workers inherit would outlive a
+    killed parent. Record locks don't tell threads of one process apart, so paths held here are kept in a set.
+
+    Raises:
+        OutputLockedError: it is held; names the holder's process and host.
+    """
+    name = os.path.realpath(path)
+    if name in _HELD:
+        raise _locked_by(path, f"another thread of this process ({os.getpid()})")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            raise _locked_by(path, holder or "a process that is just starting") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        _HELD.add(name)
+        try:
+            yield
+        finally:
+            _HELD.discard(name)
+    finally:
+        os.close(descriptor)
+
+
+def _locked_by(path: pathlib.Path, holder: str) -> OutputLockedError:
+    return OutputLockedError(f"{path.parent.parent} is being written by {holder}; wait for it, or give another output")

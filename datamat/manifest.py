@@ -1,0 +1,223 @@
+"""What a finished directory says of itself: `manifest.json`, written last and read first.
+
+JSON only. It holds no time, host or number of workers: the same data gives the same manifest, byte for byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from datamat.errors import CorruptDataError, OutputError, SchemaError
+from datamat.features import Features
+from datamat.storage import commit_json, read_json
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["MANIFEST_FILE", "KeyDigest", "Manifest", "ShardInfo"]
+
+MANIFEST_FILE = "manifest.json"
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One finished file.
+
+    Attributes:
+        file: its name in the directory; the offsets of its records are in the file of that name ending in `.idx`.
+        split: the split that it belongs to.
+        num_rows: input rows in it.
+        num_records: records in it.
+        num_bytes: its size.
+        checksum: XXH3-128 of the whole file, 32 hex digits.
+        key_digest: `KeyDigest` of the keys of its records, in order.
+        fingerprint: digest of all that decides its bytes.
+    """
+
+    file: str
+    split: str
+    num_rows: int
+    num_records: int
+    num_bytes: int
+    checksum: str
+    key_digest: str
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        kinds = {field.name: str if field.type == "str" else int for field in dataclasses.fields(self)}
+        wrong = [name for name, kind in kinds.items() if type(getattr(self, name)) is not kind]
+        if wrong or pathlib.PurePath(self.file).name != self.file or self.file.startswith("."):
+            raise CorruptDataError(f"shard entry {self.file!r}: {wrong or 'its file'} is not as datamat writes it")
+
+    @property
+    def name(self) -> str:
+        """The file's name without its extension: NAME-SPLIT-XXXXX-of-YYYYY."""
+        return self.file.partition(".")[0]
+
+    @property
+    def index_file(self) -> str:
+        """Name of the file with the offsets of the records."""
+        return f"{self.name}.idx"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> ShardInfo:
+        """Return the entry that `to_json` wrote; raises `CorruptDataError` for anything else."""
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise CorruptDataError(f"shard entry {value!r}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """All there is to know of a finished directory before a shard is opened.
+
+    Attributes:
+        name: of the data set.
+        format: name of the shard format.
+        features: the schema.
+        shards: every file, in the order of splits and numbers.
+        seed: of the run.
+        copies: records per row, by split.
+        made_by: what decided the output beside the rows: writer, transform, and the packages, as text.
+    """
+
+    name: str
+    format: str
+    features: Features
+    shards: tuple[ShardInfo, ...]
+    seed: int = 0
+    copies: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    made_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def splits(self) -> dict[str, tuple[ShardInfo, ...]]:
+        """The files of each split, in order."""
+        found: dict[str, list[ShardInfo]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.split, []).append(shard)
+        return {split: tuple(shards) for split, shards in found.items()}
+
+    @property
+    def num_records(self) -> int:
+        """Number of records of all splits."""
+        return sum(shard.num_records for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        splits = {
+            split: {
+                "num_shards": len(shards),
+                "num_rows": sum(shard.num_rows for shard in shards),
+                "num_records": sum(shard.num_records for shard in shards),
+            }
+            for split, shards in self.splits.items()
+        }
+        return {
+            "datamat_manifest": _VERSION,
+            "name": self.name,
+            "format": self.format,
+            "features": self.features.to_json(),
+            "splits": splits,
+            "seed": self.seed,
+            "copies": dict(self.copies),
+            "made_by": dict(self.made_by),
+            "shards": [shard.to_json() for shard in self.shards],
+        }
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Write the manifest of `folder`, in one step."""
+        commit_json(folder / MANIFEST_FILE, self.to_json())
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Manifest:
+        """Return the manifest of a finished directory.
+
+        Raises:
+            OutputError: there is none: the directory is not finished, or not datamat's.
+            CorruptDataError: there is one, and it is not as datamat writes it.
+        """
+        path = pathlib.Path(folder) / MANIFEST_FILE
+        try:
+            value = read_json(path)
+        except FileNotFoundError as error:
+            begun = (path.parent / ".datamat").is_dir()
+            state = "its run is not finished: run it again to go on" if begun else "datamat did not write there"
+            raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
+        except ValueError as error:
+            raise CorruptDataError(f"{error}; restore it, or run the job again to write it anew") from error
+        return cls._from_json(value, path)
+
+    @classmethod
+    def _from_json(cls, value: Any, path: pathlib.Path) -> Manifest:
+        try:
+            if value["datamat_manifest"] != _VERSION:
+                raise CorruptDataError(
+                    f"{path} has version {value['datamat_manifest']!r}; this datamat reads {_VERSION}"
+                )
+            return cls(
+                name=str(value["name"]),
+                format=str(value["format"]),
+                features=Features.from_json(value["features"]),
+                shards=tuple(ShardInfo.from_json(shard) for shard in value["shards"]),
+                seed=int(value["seed"]),
+                copies={str(split): int(number) for split, number in value["copies"].items()},
+                made_by=dict(value["made_by"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
+            raise CorruptDataError(
+                f"{path} is not a manifest of datamat ({error!r}); restore it or run again"
+            ) from error
+
+
+class KeyDigest:
+    """A digest of a sequence of keys that can be put together from the digests of its runs.
+
+    The keys' 128-bit XXH3 hashes are the coefficients of a polynomial over the prime field of 2**127 - 1, evaluated at
+    a fixed point: it tells a lost, doubled, changed or moved key, and parts can be computed apart.
+
+    Example:
+        >>> whole, first, second = KeyDigest(["a", "b", "c"]), KeyDigest(["a"]), KeyDigest(["b", "c"])
+        >>> (first + second).hexdigest() == whole.hexdigest()
+        True
+    """
+
+    _PRIME = (1 << 127) - 1
+    _POINT = 0x5851F42D4C957F2D14057B7EF767814F  # any fixed point; this is Knuth's and PCG's multiplier, joined
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, keys: Iterable[str] = (), *, value: int = 0, count: int = 0) -> None:
+        self.value = value
+        self.count = count
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: str) -> None:
+        """Append one key."""
+        self.value = (self.value * self._POINT + xxhash.xxh3_128_intdigest(key.encode())) % self._PRIME
+        self.count += 1
+
+    def __add__(self, other: KeyDigest) -> KeyDigest:
+        """Return the digest of these keys followed by the other's."""
+        moved = self.value * pow(self._POINT, other.count, self._PRIME)
+        return KeyDigest(value=(moved + other.value) % self._PRIME, count=self.count + other.count)
+
+    def hexdigest(self) -> str:
+        """Return 32 hex digits."""
+        return f"{self.value:032x}"

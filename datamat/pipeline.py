@@ -1,0 +1,105 @@
+"""From one input row to its encoded records: read, augment, encode. What a worker spends its time on.
+
+    row ── writer.read ──> sample ──┬── as it is ────────────────────────────> encode ──> KEY
+                                    └── decode once ── augment, per copy ────> encode ──> KEY#0 KEY#1 ...
+
+Nothing here knows of files, processes or plans: the same row gives the same records wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from datamat.errors import SampleError, SchemaError
+from datamat.transforms import Augmenter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from datamat.features import Column
+    from datamat.index import IndexRow
+    from datamat.writer import DatasetWriter, Sample
+
+__all__ = ["Pipeline"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """The way of a sample from its row to its records.
+
+    Args:
+        writer: the plug-in.
+        augmenter: draws the copies.
+        seed: of the run.
+    """
+
+    writer: DatasetWriter
+    augmenter: Augmenter
+    seed: int
+
+    def records(self, row: IndexRow, *, copies: int, augmented: bool) -> Iterator[tuple[str, dict[str, Column]]]:
+        """Yield (key, columns) of each record of one row.
+
+        Args:
+            row: with paths that can be opened.
+            copies: how many are drawn.
+            augmented: whether the writer's `augment` and the transform apply.
+
+        Raises:
+            SampleError: whatever goes wrong, with the key of the row and the first of its files.
+        """
+        try:
+            sample = self._read(row)
+            if augmented:
+                yield from self._drawn(row, sample, copies)
+            else:
+                yield from self._kept(row, sample, copies)
+        except SampleError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- one row's failure is given its key, whatever it is
+            raise SampleError(row.key, _told(row, error)) from error
+
+    def block(self, keys: list[str], fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the columns of many untransformed rows at once, or None where the writer wants to be asked for each.
+
+        Raises:
+            SampleError: the block is not as declared; the key is that of its first row.
+        """
+        try:
+            found = self.writer.read_block(keys, fields)
+            return None if found is None else self.writer.features.encode_block({**found, "key": keys})
+        except Exception as error:  # noqa: BLE001 -- as above
+            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {type(error).__name__}: {error}") from error
+
+    def check_determined(self, row: IndexRow) -> None:
+        """Raise `OptionError` where the transform draws from something else than the seed of the record."""
+        sample = self.writer.features.prepare(self._read(row))
+        self.augmenter.check_determined(sample, key=row.key, seed=self.seed)
+
+    def _read(self, row: IndexRow) -> Sample:
+        sample = self.writer.read(row)
+        if not isinstance(sample, Mapping):
+            raise SchemaError(f"read returned a {type(sample).__name__}; want a dict of values by feature name")
+        return {**sample, "key": row.key}
+
+    def _kept(self, row: IndexRow, sample: Sample, copies: int) -> Iterator[tuple[str, dict[str, Column]]]:
+        columns = self.writer.features.encode(sample)
+        for copy in range(copies):
+            key = row.key if copies == 1 else f"{row.key}#{copy}"
+            yield key, {**columns, "key": key.encode()}
+
+    def _drawn(self, row: IndexRow, sample: Sample, copies: int) -> Iterator[tuple[str, dict[str, Column]]]:
+        decoded = self.writer.features.prepare(sample)  # once, for all copies
+        for copy in range(copies):
+            drawn = self.augmenter.draw(decoded, key=row.key, copy=copy, seed=self.seed)
+            for number, result in enumerate(drawn):
+                key = f"{row.key}#{copy}" if len(drawn) == 1 else f"{row.key}#{copy}-{number}"
+                yield key, self.writer.features.encode({**result, "key": key})
+
+
+def _told(row: IndexRow, error: BaseException) -> str:
+    files = [value for value in row.fields.values() if isinstance(value, str) and "/" in value]
+    where = f" ({files[0]})" if files else ""
+    return f"{type(error).__name__}: {error}{where}"

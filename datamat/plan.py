@@ -1,0 +1,321 @@
+"""Which row goes into which shard, and how the work is cut: a pure function of the rows and the options.
+
+    rows ── split ── order drawn from (seed, key) ── shards (files) ── parts (runs of rows: the unit of work)
+
+Where a sample lies depends on its own key: the split by the hash of the key, the shard by another. So samples that are
+added never move old ones between splits, nor between shards as long as their number stays. Nothing here knows how
+many workers there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import html
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from datamat.errors import OptionError
+from datamat.seeding import mix64
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from datamat.options import ShardOptions
+    from datamat.rows import RowStore
+
+__all__ = ["PartSpec", "Plan", "ShardSpec", "make_plan", "record_keys"]
+
+_NAME = re.compile(r"\w+(?:-\w+)*\Z")
+
+# Work is cut by estimated cost, in bytes of input: large parts for little overhead, and small ones at the end of each
+# shard, run last, so that workers finish together. Only the plan decides: never the number of workers.
+_PARTS_PER_PLAN = 40
+_SMALLEST_PART, _LARGEST_PART = 1 << 20, 32 << 20
+_TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
+_ROW_COST = 256  # bytes of input that one row costs by itself: a tiny row takes as long as this much of an image
+_MOST_PART_ROWS = 65_536
+
+_EVEN_BELOW = 16
+"""Rows per shard under which shards are cut evenly: hashing would leave some nearly empty. At 16 rows on average, one
+of n shards is empty with a probability under n * exp(-16), and then, too, they are cut evenly."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartSpec:
+    """A run of consecutive rows of a shard: what one call of `Materializer.write_part` does.
+
+    Attributes:
+        shard: name of the shard.
+        number: position among the parts of the shard.
+        start: first row, as a position in the order of the plan; `stop` is one past the last.
+        cost: estimated, in bytes of input.
+        copies: records per row.
+        augmented: whether the transform applies, and keys end in `#COPY`.
+        fingerprint: of the shard.
+    """
+
+    shard: str
+    number: int
+    start: int
+    stop: int
+    cost: int
+    copies: int
+    augmented: bool
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """One output file to write.
+
+    Attributes:
+        name: file name without extension: NAME-SPLIT-XXXXX-of-YYYYY.
+        split: the split that it belongs to.
+        number: position among the shards of the split.
+        fingerprint: digest of all that decides its bytes.
+        parts: the work, in the order of the records.
+    """
+
+    name: str
+    split: str
+    number: int
+    fingerprint: str
+    parts: tuple[PartSpec, ...]
+
+    @property
+    def start(self) -> int:
+        """First row, as a position in the order of the plan."""
+        return self.parts[0].start
+
+    @property
+    def stop(self) -> int:
+        """One past the last row."""
+        return self.parts[-1].stop
+
+    @property
+    def num_rows(self) -> int:
+        """Number of input rows."""
+        return self.stop - self.start
+
+    @property
+    def copies(self) -> int:
+        """Records per row."""
+        return self.parts[0].copies
+
+    @property
+    def cost(self) -> int:
+        """Estimated cost, in bytes of input."""
+        return sum(part.cost for part in self.parts)
+
+    def matches(self, pattern: str) -> bool:
+        """Tell whether a shell pattern means this shard: `train-0000?`, `test-*`, or its whole name."""
+        short = f"{self.split}-{self.number:05d}"
+        return any(fnmatch.fnmatchcase(name, pattern) for name in (short, self.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which rows go to which shard. Prints as a table, also in a notebook.
+
+    Attributes:
+        name: of the data set.
+        shards: every output file, sorted by split and number.
+    """
+
+    name: str
+    shards: tuple[ShardSpec, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of input rows."""
+        return sum(shard.num_rows for shard in self.shards)
+
+    @property
+    def num_records(self) -> int:
+        """Number of records, where every draw of the transform gives one sample."""
+        return sum(shard.num_rows * shard.copies for shard in self.shards)
+
+    @functools.cached_property
+    def splits(self) -> dict[str, tuple[ShardSpec, ...]]:
+        """The shards of each split, in order."""
+        found: dict[str, list[ShardSpec]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.split, []).append(shard)
+        return {split: tuple(shards) for split, shards in found.items()}
+
+    def select(self, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> tuple[ShardSpec, ...]:
+        """Return the shards that wildcard patterns name.
+
+        Args:
+            include: shell patterns such as "train-0000?" or "test-*"; None takes all.
+            exclude: shell patterns of shards to leave out.
+
+        Raises:
+            OptionError: a pattern names no shard.
+        """
+        chosen = self._named(include, "include") if include is not None else {shard.name for shard in self.shards}
+        if exclude is not None:
+            chosen -= self._named(exclude, "exclude")
+        return tuple(shard for shard in self.shards if shard.name in chosen)
+
+    def _named(self, patterns: str | Sequence[str], option: str) -> set[str]:
+        found: set[str] = set()
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            names = {shard.name for shard in self.shards if shard.matches(pattern)}
+            if not names:
+                known = ", ".join(f"{s.split}-{s.number:05d}" for s in self.shards[:6])
+                raise OptionError(f"{option}={pattern!r} names no shard of the plan; its shards are {known}, ...")
+            found |= names
+        return found
+
+    def _table(self) -> list[list[str]]:
+        rows = [["split", "shards", "rows", "copies", "records", "parts", "input"]]
+        for split, shards in self.splits.items():
+            num_rows = sum(shard.num_rows for shard in shards)
+            num_parts = sum(len(shard.parts) for shard in shards)
+            megabytes = sum(shard.cost for shard in shards) / max(shards[0].copies, 1) / 1e6
+            copies = shards[0].copies
+            numbers = [len(shards), num_rows, copies, num_rows * copies, num_parts]
+            rows.append([split, *(f"{number:,}" for number in numbers), f"{megabytes:,.1f} MB"])
+        return rows
+
+    def __repr__(self) -> str:
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join([f"Plan of {self.name!r}: {len(self.shards)} shards, {self.num_records:,} records", *lines])
+
+    def _repr_html_(self) -> str:
+        head, *body = [[html.escape(cell) for cell in row] for row in self._table()]
+        rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
+        title = f"Plan of <b>{html.escape(self.name)}</b>: {len(self.shards)} shards, {self.num_records:,} records"
+        return f"<table><caption>{title}</caption><tr><th>{'</th><th>'.join(head)}</th></tr>{''.join(rows)}</table>"
+
+
+def make_plan(
+    store: RowStore,
+    *,
+    name: str,
+    options: ShardOptions,
+    copies: Mapping[str, int],
+    augmented: Mapping[str, bool],
+    fingerprint: Mapping[str, str],
+    seed: int,
+) -> Plan:
+    """Order the rows, cut them into shards and parts, and write the order to the store.
+
+    Args:
+        store: the rows.
+        name: of the data set; begins the names of the shards.
+        options: how to cut.
+        copies: records per row, by split.
+        augmented: whether the transform applies, by split.
+        fingerprint: digest of all but the rows that decides the bytes of a shard, by split.
+        seed: of the run.
+
+    Raises:
+        OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
+    """
+    if not _NAME.match(name):
+        raise OptionError(f"data set name {name!r}: want letters, digits, _ and -: it begins the names of the shards")
+    places = _places(store.hashes, seed) if options.shuffle else None
+    costs = store.input_bytes() + _ROW_COST
+    codes = store.split_codes
+    present = np.flatnonzero(np.bincount(codes, minlength=len(store.splits)))
+    order, shards, target = [], [], _part_cost(costs, codes, [copies[split] for split in store.splits])
+    first = 0
+    for code in present.tolist():
+        split = store.splits[code]
+        rows = np.flatnonzero(codes == code)
+        if places is not None:
+            rows = rows[np.argsort(places[rows], kind="stable")]
+        bounds = _bounds(rows, places, costs[rows], copies[split], options, split)
+        order.append(rows.astype(np.uint32))
+        digests = store.digests[rows]
+        work = np.cumsum(costs[rows] * copies[split])
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            shard_name = f"{name}-{split}-{number:05d}-of-{len(bounds) - 1:05d}"
+            digest = xxhash.xxh3_128(fingerprint[split].encode())
+            digest.update(np.ascontiguousarray(digests[start:stop]).data)
+            common = {"copies": copies[split], "augmented": augmented[split], "fingerprint": digest.hexdigest()}
+            parts = tuple(
+                PartSpec(shard_name, part, first + a, first + b, int(work[b - 1] - (work[a - 1] if a else 0)), **common)
+                for part, (a, b) in enumerate(_cut(work, start, stop, target))
+            )
+            shards.append(ShardSpec(shard_name, split, number, digest.hexdigest(), parts))
+        first += len(rows)
+    store.set_order(np.concatenate(order))
+    return Plan(name, tuple(shards))
+
+
+def record_keys(key: str, spec: PartSpec | ShardSpec) -> list[str]:
+    """Return the keys of a row's records, where every draw of the transform gives one sample."""
+    part = spec if isinstance(spec, PartSpec) else spec.parts[0]
+    if not part.augmented and part.copies == 1:
+        return [key]
+    return [f"{key}#{copy}" for copy in range(part.copies)]
+
+
+def _places(hashes: np.ndarray, seed: int) -> np.ndarray:
+    """Return uint64 (n,): the place of each row in the order of its split, uniform and drawn from (seed, key)."""
+    return mix64(hashes ^ np.uint64(xxhash.xxh3_64_intdigest(f"order {seed}".encode())))
+
+
+def _part_cost(costs: np.ndarray, codes: np.ndarray, copies: Sequence[int]) -> int:
+    total = sum(int(costs[codes == code].sum()) * number for code, number in enumerate(copies))
+    return min(max(total // _PARTS_PER_PLAN, _SMALLEST_PART), _LARGEST_PART)
+
+
+def _bounds(
+    rows: np.ndarray,
+    places: np.ndarray | None,
+    costs: np.ndarray,
+    copies: int,
+    options: ShardOptions,
+    split: str,
+) -> list[int]:
+    """Return where the shards of a split begin, and its end: increasing positions among its rows."""
+    count = len(rows)
+    if options.records_per_shard is not None:
+        step = max(options.records_per_shard // copies, 1)
+        return [*range(0, count, step), count]
+    wanted = options.num_shards or _power_of_two(-(-int(costs.sum()) * copies // options.shard_bytes))
+    if options.ranks is not None:
+        wanted = -(-wanted // options.ranks) * options.ranks
+        if count < wanted:
+            raise OptionError(
+                f"split {split!r} has {count} rows, too few for one in each of {wanted} shards; lower ranks"
+            )
+    number = min(wanted, count)
+    even = [count * shard // number for shard in range(number + 1)]
+    if places is None or options.ranks is not None or count < _EVEN_BELOW * number:
+        return even
+    # By equal shares of the range of the hash: a shard's rows depend on no other row.
+    limits = np.array([(shard << 64) // number for shard in range(1, number)], np.uint64)
+    bounds = [0, *np.searchsorted(places[rows], limits).tolist(), count]
+    return bounds if len(set(bounds)) == len(bounds) else even
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _cut(work: np.ndarray, start: int, stop: int, target: int) -> list[tuple[int, int]]:
+    """Cut rows start:stop into parts of about `target` cost, smaller ones at the end; `work` is cumulated cost."""
+    base = int(work[start - 1]) if start else 0
+    tail_from = base + (int(work[stop - 1]) - base) * (1 - _TAIL_SHARE)
+    cuts, here = [], start
+    while here < stop:
+        done = int(work[here - 1]) if here else 0
+        size = target if done < tail_from else max(target // _TAIL_DIVISOR, _SMALLEST_PART)
+        end = int(np.searchsorted(work, done + size, side="right"))
+        end = min(max(end, here + 1), here + _MOST_PART_ROWS, stop)
+        cuts.append((here, end))
+        here = end
+    return cuts
