@@ -100,7 +100,7 @@ class Materializer:
         errors: ErrorPolicy | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
-        self.writer = resolve_writer(writer)
+        self.writer = resolve_writer(writer, source)
         self.source = source
         self.output = _local_folder(output)
         self.format = get_format(format)

@@ -55,6 +55,13 @@ class DatasetWriter(abc.ABC):
     features: Features
     file_fields: ClassVar[Sequence[str] | None] = None
 
+    def bind(self, source: Any) -> None:
+        """Learn from the source what `features` needs: class names, columns; called before anything else.
+
+        Args:
+            source: as it was given to `Materializer`.
+        """
+
     @abc.abstractmethod
     def index(self, source: Any) -> Iterable[IndexRow]:
         """Return one row per input sample, always in the same order; decode nothing.
@@ -107,11 +114,12 @@ def writer_names() -> list[str]:
     return sorted({point.name for point in entry_points(group=_GROUP)})
 
 
-def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> DatasetWriter:
-    """Return the writer that an argument means.
+def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str, source: Any) -> DatasetWriter:
+    """Return the writer that an argument means, bound to its source.
 
     Args:
         writer: an instance, a subclass, a registered name ("camvid"), or "package.module:Class".
+        source: what it is bound to.
 
     Raises:
         OptionError: there is no such writer, or it is not one.
@@ -127,6 +135,7 @@ def resolve_writer(writer: DatasetWriter | type[DatasetWriter] | str) -> Dataset
         raise OptionError(
             f"writer is {writer!r}; want a DatasetWriter, a subclass, a registered name or 'module:Class'"
         )
+    found.bind(source)
     if not isinstance(getattr(found, "features", None), Features):
         raise OptionError(
             f"{type(found).__qualname__}.features is not a Features; declare the fields of a sample there"
