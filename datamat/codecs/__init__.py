@@ -1,0 +1,42 @@
+"""Encoded pictures and masks: look at, check, decode, encode them. Pure functions, safe in forked workers.
+
+    files       bytes of an input file, read once
+    pictures    probe, decode_image, decode_mask, check_complete, can_keep_*, encode_*   <- start reading here
+    info        ImageInfo, EXIF orientation
+    png, png_chunks, jpeg, webp, bmp   one format each
+    libraries   which library does which job
+
+All four encodings are decoded by the same rules (EXIF applied, 8 bits, nothing dropped silently), so an image and its
+mask never part. Importing this package imports none of cv2, isal, pyspng.
+"""
+
+from __future__ import annotations
+
+from datamat.codecs.files import read_file
+from datamat.codecs.info import MAX_PIXELS, ImageInfo
+from datamat.codecs.libraries import codec_versions
+from datamat.codecs.pictures import (
+    can_keep_image,
+    can_keep_mask,
+    check_complete,
+    decode_image,
+    decode_mask,
+    encode_jpeg,
+    encode_png,
+    probe,
+)
+
+__all__ = [
+    "MAX_PIXELS",
+    "ImageInfo",
+    "can_keep_image",
+    "can_keep_mask",
+    "check_complete",
+    "codec_versions",
+    "decode_image",
+    "decode_mask",
+    "encode_jpeg",
+    "encode_png",
+    "probe",
+    "read_file",
+]

@@ -1,0 +1,51 @@
+"""BMP headers. Format: Microsoft, "Bitmap Storage" and BITMAPINFOHEADER, BITMAPV4HEADER in wingdi.h."""
+
+from __future__ import annotations
+
+import struct
+
+from datamat.codecs.info import ImageInfo, refuse
+
+__all__ = ["check_bmp", "probe_bmp"]
+
+_REMEDY = "save it as PNG"
+_UNCOMPRESSED = {0, 3}  # BI_RGB, BI_BITFIELDS
+_CHANNELS = {1: 1, 4: 1, 8: 1, 24: 3, 32: 4}  # bits per pixel to samples; up to 8 bits they are palette indices
+_INFO = struct.Struct("<IiiHHI")  # size, width, height, planes, bits per pixel, compression
+
+
+def probe_bmp(data: bytes, name: str) -> ImageInfo:
+    """Return what the headers say."""
+    width, height, bits, compression, header_bytes = _header(data, name)
+    if compression not in _UNCOMPRESSED or bits not in _CHANNELS:
+        found = f"BMP of {bits} bits per pixel with compression {compression}"
+        raise refuse(name, found, "uncompressed 1, 4, 8, 24 or 32 bits", _REMEDY)
+    # The mask of the alpha bits is at byte 52 of BITMAPV3INFOHEADER and later; before that the 4th byte is padding.
+    alpha = bits == 32 and header_bytes >= 56 and data[66:70] not in {b"", bytes(4)}
+    return ImageInfo(
+        encoding="bmp",
+        height=abs(height),  # negative: rows are stored from the top down
+        width=width,
+        channels=_CHANNELS[bits],
+        bit_depth=min(bits, 8),
+        palette=bits <= 8,
+        alpha=alpha,
+    )
+
+
+def check_bmp(data: bytes, name: str) -> None:
+    """Refuse a file that is too short for its rows."""
+    width, height, bits, _, header_bytes = _header(data, name)
+    offset = int.from_bytes(data[10:14], "little")
+    wanted = offset + (width * bits + 31) // 32 * 4 * abs(height)
+    if len(data) < wanted or offset < 14 + header_bytes:
+        found = f"BMP of {len(data)} bytes with pixels from byte {offset} on"
+        raise refuse(name, found, f"{wanted} bytes", "restore the file from its source")
+
+
+def _header(data: bytes, name: str) -> tuple[int, int, int, int, int]:
+    """Return (width, height, bits per pixel, compression, bytes of the information header)."""
+    if len(data) < 14 + _INFO.size or int.from_bytes(data[14:18], "little") < 40:
+        raise refuse(name, "BMP without a complete header of Windows 3 or later", "a whole BMP file", _REMEDY)
+    header_bytes, width, height, _, bits, compression = _INFO.unpack_from(data, 14)
+    return width, height, bits, compression, header_bytes

@@ -1,0 +1,66 @@
+"""WebP headers. Format: RFC 9649, section 2 (container) and 3.4 (lossless header); RFC 6386, section 9.1 (lossy)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from datamat.codecs.info import ImageInfo, exif_orientation, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["check_webp", "probe_webp"]
+
+_REMEDY = "restore the file from its source, or take it out of the index"
+_ALPHA_FLAG, _ANIMATION_FLAG = 0x10, 0x02
+
+
+def probe_webp(data: bytes, name: str) -> ImageInfo:
+    """Return what the container's chunks say."""
+    chunks: dict[bytes, bytes] = {}
+    for kind, start, stop in _chunks(data):
+        chunks.setdefault(kind, data[start : min(stop, start + 65536)])  # orientation stands near the start of EXIF
+    extended, lossy, lossless = (chunks.get(kind) for kind in (b"VP8X", b"VP8 ", b"VP8L"))
+    alpha = animated = False
+    if extended is not None and len(extended) >= 10:
+        alpha, animated = bool(extended[0] & _ALPHA_FLAG), bool(extended[0] & _ANIMATION_FLAG)
+        width, height = _uint(extended[4:7]) + 1, _uint(extended[7:10]) + 1
+    elif lossless is not None and len(lossless) >= 5 and lossless[0] == 0x2F:
+        bits = _uint(lossless[1:5])
+        width, height, alpha = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, bool(bits >> 28 & 1)
+    elif lossy is not None and len(lossy) >= 10 and lossy[3:6] == b"\x9d\x01\x2a":
+        width, height = _uint(lossy[6:8]) & 0x3FFF, _uint(lossy[8:10]) & 0x3FFF
+    else:
+        raise refuse(name, "WebP without a complete picture header", "a whole WebP file", _REMEDY)
+    exif = chunks.get(b"EXIF", b"").removeprefix(b"Exif\0\0")  # some writers keep the prefix of JPEG's APP1
+    return ImageInfo(
+        encoding="webp",
+        height=height,
+        width=width,
+        channels=4 if alpha else 3,
+        alpha=alpha,
+        orientation=exif_orientation(exif),
+        animated=animated or b"ANIM" in chunks,
+    )
+
+
+def check_webp(data: bytes, name: str) -> None:
+    """Refuse a file that is shorter than its container says, or whose chunks do not fill it."""
+    wanted = 8 + _uint(data[4:8])
+    end = max((stop for _, _, stop in _chunks(data)), default=0)
+    if len(data) < wanted or end > len(data) or end + end % 2 != wanted + wanted % 2:
+        found = f"WebP of {len(data)} bytes whose container declares {wanted}"
+        raise refuse(name, found, "a whole file", _REMEDY)
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (type, start, declared end) of the chunks in the RIFF container, as far as the file goes."""
+    at, size = 12, min(len(data), 8 + _uint(data[4:8]))
+    while at + 8 <= size:
+        stop = at + 8 + _uint(data[at + 4 : at + 8])
+        yield data[at : at + 4], at + 8, stop
+        at = stop + stop % 2
+
+
+def _uint(raw: bytes) -> int:
+    return int.from_bytes(raw, "little")
