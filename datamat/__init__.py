@@ -42,6 +42,51 @@ if TYPE_CHECKING:
     from datamat.verification import verify
     from datamat.writer import DatasetWriter
 
+__all__ = [
+    "BBoxes",
+    "BrokenPoolError",
+    "ClassLabel",
+    "CorruptDataError",
+    "DatamatError",
+    "DatasetWriter",
+    "ErrorPolicy",
+    "Features",
+    "FingerprintError",
+    "Image",
+    "IncompleteRunError",
+    "Index",
+    "IndexRow",
+    "InputError",
+    "Manifest",
+    "Mask",
+    "Materializer",
+    "MissingDependencyError",
+    "OptionError",
+    "OutputError",
+    "OutputLockedError",
+    "ParallelError",
+    "PathosExecutor",
+    "PathosPool",
+    "RunReport",
+    "SampleError",
+    "Scalar",
+    "SchemaError",
+    "ShardOptions",
+    "SourceError",
+    "TaskTimeout",
+    "Tensor",
+    "Text",
+    "UnpicklableError",
+    "WorkerDied",
+    "WorkerOptions",
+    "compute_chunksize",
+    "get_logger",
+    "load",
+    "materialize",
+    "physical_cores",
+    "verify",
+]
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -62,10 +107,6 @@ _HOMES = {
     "datamat.writer": ("DatasetWriter",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [  # noqa: PLE0604 -- the one list of names is _HOMES
-    *sorted(_HOME_OF)
-]
 
 
 def __getattr__(name: str) -> Any:

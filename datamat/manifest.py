@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -18,6 +17,7 @@ from datamat.storage import commit_json, read_json
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["MANIFEST_FILE", "KeyDigest", "Manifest", "ShardInfo"]
 
@@ -89,6 +89,7 @@ class Manifest:
         shards: every file, in the order of splits and numbers.
         seed: of the run.
         copies: records per row, by split.
+        augmented: the splits whose keys are KEY#COPY because a transform drew their records.
         made_by: what decided the output beside the rows: writer, transform, and the packages, as text.
     """
 
@@ -98,6 +99,7 @@ class Manifest:
     shards: tuple[ShardInfo, ...]
     seed: int = 0
     copies: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    augmented: tuple[str, ...] = ()
     made_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -136,6 +138,7 @@ class Manifest:
             "splits": splits,
             "seed": self.seed,
             "copies": dict(self.copies),
+            "augmented": list(self.augmented),
             "made_by": dict(self.made_by),
             "shards": [shard.to_json() for shard in self.shards],
         }
@@ -177,6 +180,7 @@ class Manifest:
                 shards=tuple(ShardInfo.from_json(shard) for shard in value["shards"]),
                 seed=int(value["seed"]),
                 copies={str(split): int(number) for split, number in value["copies"].items()},
+                augmented=tuple(str(split) for split in value["augmented"]),
                 made_by=dict(value["made_by"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:

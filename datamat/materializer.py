@@ -10,9 +10,7 @@ Whatever stops a run, the next one takes over each finished part and goes on fro
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import logging
 import os
 import pathlib
 import queue
@@ -25,28 +23,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import CorruptDataError, IncompleteRunError, OptionError, OutputError
-from datamat.features import Features
+from datamat.errors import OptionError, OutputError
 from datamat.fingerprint import fingerprint
 from datamat.formats import get_format
-from datamat.index import IndexRow
-from datamat.index_files import write_index_files
-from datamat.manifest import MANIFEST_FILE, KeyDigest, Manifest, ShardInfo
+from datamat.manifest import KeyDigest, Manifest, ShardInfo
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
-from datamat.parallel import PathosExecutor, get_logger
-from datamat.parts import PartFile, Receipt, ShardAssembly
+from datamat.parallel import PathosExecutor, get_logger, physical_cores
+from datamat.parts import PartFile, Receipt
 from datamat.pipeline import Pipeline
-from datamat.plan import PartSpec, Plan, ShardSpec, make_plan
-from datamat.report import Progress, RunReport, progress_bar
+from datamat.plan import PartSpec, Plan, make_plan
 from datamat.rows import RowStore, write_rows
-from datamat.storage import commit_json, fsync_folder, locked
+from datamat.running import Dispatched, Run
+from datamat.storage import locked
 from datamat.transforms import Augmenter, forbid_update_check
 from datamat.verification import VerifyReport, verify
 from datamat.writer import DatasetWriter, Sample, resolve_writer
+from datamat.writers.function import FunctionWriter
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Iterator
     from concurrent.futures import Executor, Future
+
+    from datamat.features import Features
+    from datamat.report import RunReport
 
 __all__ = ["Materializer", "materialize"]
 
@@ -81,7 +81,7 @@ class Materializer:
         >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the whole of a run is said here, in words
         self,
         writer: DatasetWriter | type[DatasetWriter] | str,
         source: Any,
@@ -151,8 +151,11 @@ class Materializer:
             (work / "rows").mkdir()
             store = self._write_rows(work / "rows")
             plan = self._make_plan(store)
-            run = _Run(self, work, store, plan, started)
-            report = run.finish() if run.has_nothing_to_do() else run.execute(show=progress)
+            chosen = plan.select(self.include, self.exclude)
+            describe = functools.partial(self._manifest, plan)
+            run = Run(self.output, work, store, plan, chosen, self.format, describe, self.logger)
+            dispatched = Dispatched(functools.partial(self._dispatch, work / "rows"))
+            report = run.execute(dispatched, started=started, show=progress)
         self.logger.info("%s", report)
         return report
 
@@ -190,6 +193,58 @@ class Materializer:
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what a worker has no use for."""
         return {**self.__dict__, "executor": None}
+
+    def _dispatch(self, rows_folder: pathlib.Path, told: Dispatched, parts: Sequence[PartSpec]) -> Iterator[Receipt]:
+        """Yield the receipts of parts as they come; the first part is begun first."""
+        if not parts:
+            return
+        self._rows_folder = rows_folder
+        done: queue.SimpleQueue[Future[Receipt]] = queue.SimpleQueue()
+        futures: list[Future[Receipt]] = []
+        with contextlib.ExitStack() as stack:
+            executor = self.executor or stack.enter_context(self._own_executor(len(parts)))
+            try:
+                for part in parts:
+                    futures.append(executor.submit(self.write_part, part))
+                    futures[-1].add_done_callback(done.put)
+                if isinstance(executor, PathosExecutor):
+                    told.num_workers = executor.stats().num_workers
+                    told.start_method = executor.stats().start_method
+                for _ in futures:
+                    yield done.get().result()
+            finally:
+                for future in futures:
+                    future.cancel()
+                self._rows_folder = None
+
+    def _own_executor(self, num_parts: int) -> PathosExecutor:
+        options = self.workers
+        wanted = options.num_workers or len(physical_cores())
+        return PathosExecutor(
+            min(wanted, num_parts),
+            start_method=options.start_method,
+            affinity=options.affinity,
+            initializer=_set_up,
+            initargs=(self.writer,),
+            max_retries=options.max_retries,
+            logger=self.logger,
+        )
+
+    def _manifest(self, plan: Plan, infos: tuple[ShardInfo, ...]) -> Manifest:
+        return Manifest(
+            name=plan.name,
+            format=self.format.name,
+            features=self.writer.features,
+            shards=infos,
+            seed=self.seed,
+            copies={split: shards[0].copies for split, shards in plan.splits.items()},
+            augmented=tuple(split for split, shards in plan.splits.items() if shards[0].augmented),
+            made_by={
+                "writer": f"{type(self.writer).__module__}:{type(self.writer).__qualname__}",
+                "transform": None if self.transform is None else type(self.transform).__qualname__,
+                "codecs": codecs.codec_versions(),
+            },
+        )
 
     def _hook(self) -> Callable[..., Any] | None:
         overridden = type(self.writer).augment is not DatasetWriter.augment
@@ -242,7 +297,7 @@ class Materializer:
 
     def _is_augmented(self, split: str) -> bool:
         named = isinstance(self.copies, int) or split in self.copies
-        return named and self.augmenter.is_needed
+        return named and (self.transform is not None or self._hook() is not None)
 
     def _fingerprint(self, copies: int, *, augmented: bool) -> str:
         parts = {
@@ -255,231 +310,6 @@ class Materializer:
             parts["transform"] = fingerprint(self.transform, where="transform")
             parts["seed"] = str(self.seed)
         return fingerprint(parts, where="options")
-
-
-class _Run:
-    """One call of `Materializer.run`, between the lock and the report."""
-
-    def __init__(self, job: Materializer, work: pathlib.Path, store: RowStore, plan: Plan, started: float) -> None:
-        self.job = job
-        self.work = work
-        self.store = store
-        self.plan = plan
-        self.started = started
-        self.chosen = plan.select(job.include, job.exclude)
-        self.finished: dict[str, ShardInfo] = {}
-        self.receipts: list[Receipt] = []
-        self.num_written = 0
-        self.num_resumed = 0
-        self.num_workers = 0
-        self.start_method = ""
-
-    def has_nothing_to_do(self) -> bool:
-        """Take over the shards of the last finished run that are still right; tell whether that is all of them."""
-        try:
-            manifest = Manifest.read(self.job.output)
-        except OutputError:
-            return False
-        except CorruptDataError as error:
-            self.job.logger.warning("%s; the shards are checked one by one", error)
-            return False
-        wanted = {shard.name: shard.fingerprint for shard in self.plan.shards}
-        fresh = {
-            info.name: info
-            for info in manifest.shards
-            if wanted.get(info.name) == info.fingerprint and _is_there(self.job.output, info)
-        }
-        if len(fresh) == len(wanted) == len(manifest.shards):
-            self.finished = fresh
-            return True
-        # The manifest no longer tells the truth once a shard changes: what it says of the others is kept aside.
-        (self.work / "shards").mkdir(exist_ok=True)
-        for info in manifest.shards:
-            commit_json(self.work / "shards" / f"{info.name}.json", info.to_json())
-        (self.job.output / MANIFEST_FILE).unlink()
-        fsync_folder(self.job.output)
-        return False
-
-    def execute(self, *, show: bool) -> RunReport:
-        """Run the parts that are missing, and finish what can be finished."""
-        assemblies = {
-            shard.name: ShardAssembly(self.work, self.job.output, shard, self.job.format) for shard in self.chosen
-        }
-        total = sum(shard.num_rows * shard.copies for shard in self.chosen)
-        parts = []
-        with contextlib.ExitStack() as stack:
-            resumed = [self._resume(assembly) for assembly in assemblies.values()]
-            parts = sorted(
-                (part for name, a in assemblies.items() if name not in self.finished for part in a.missing()),
-                key=lambda part: -part.cost,
-            )
-            receipts = stack.enter_context(contextlib.closing(self._dispatch(parts)))
-            first = next(receipts, None)  # the workers are busy before the bar is imported
-            bar = stack.enter_context(progress_bar(self.plan.name, total, show=show))
-            bar.add(sum(resumed), 0, resumed=True)
-            if first is not None:
-                self._take(first, assemblies, bar)
-            for receipt in receipts:
-                self._take(receipt, assemblies, bar)
-        report = self.finish()
-        if show:
-            _show(str(report))
-        return report
-
-    def finish(self) -> RunReport:
-        """Check that every row is accounted for, write what stands beside the shards, and the manifest last."""
-        missing = [shard for shard in self.chosen if shard.name not in self.finished]
-        if missing:
-            raise IncompleteRunError(
-                f"{len(missing)} of {len(self.chosen)} shards are not finished ({missing[0].name}, ...); run again"
-            )
-        for shard in self.chosen:
-            _check_conserved(shard, self.finished[shard.name])
-        is_complete = all(shard.name in self.finished or self._was_finished(shard) for shard in self.plan.shards)
-        infos = tuple(self.finished[shard.name] for shard in self.plan.shards if shard.name in self.finished)
-        if is_complete and not (self.job.output / MANIFEST_FILE).exists():
-            self._remove_stale()
-            write_index_files(self.job.output / "index", self.store, self.plan, infos)
-            self._manifest(infos).write(self.job.output)
-            for folder in ("parts", "shards"):
-                shutil.rmtree(self.work / folder, ignore_errors=True)
-        shutil.rmtree(self.work / "rows", ignore_errors=True)
-        return RunReport(
-            output=self.job.output,
-            is_complete=is_complete,
-            num_rows=sum(info.num_rows for info in infos),
-            num_records=sum(info.num_records for info in infos),
-            num_bytes=sum(info.num_bytes for info in infos),
-            num_shards_written=self.num_written,
-            num_shards_reused=len(infos) - self.num_written,
-            num_parts_written=len(self.receipts),
-            num_parts_resumed=self.num_resumed,
-            elapsed_s=time.perf_counter() - self.started,
-            busy_s=sum(receipt.busy_s for receipt in self.receipts),
-            num_workers=self.num_workers,
-            start_method=self.start_method,
-        )
-
-    def _resume(self, assembly: ShardAssembly) -> int:
-        """Take over what an earlier run left of a shard; return the number of its records that are done."""
-        if info := assembly.finished():
-            self.finished[assembly.spec.name] = info
-            return info.num_records
-        receipts = assembly.resume()
-        self.num_resumed += len(receipts)
-        if assembly.is_complete:
-            self._publish(assembly)
-        return sum(receipt.num_records for receipt in receipts)
-
-    def _take(self, receipt: Receipt, assemblies: Mapping[str, ShardAssembly], bar: Progress) -> None:
-        self.receipts.append(receipt)
-        bar.add(receipt.num_records, receipt.num_bytes)
-        assembly = assemblies[receipt.shard]
-        assembly.add(receipt)
-        if assembly.is_complete:
-            self._publish(assembly)
-
-    def _publish(self, assembly: ShardAssembly) -> None:
-        self.finished[assembly.spec.name] = assembly.publish()
-        self.num_written += 1
-
-    def _was_finished(self, shard: ShardSpec) -> bool:
-        """Take over a shard that include and exclude leave alone, where an earlier run finished it."""
-        info = ShardAssembly(self.work, self.job.output, shard, self.job.format).finished()
-        if info is not None:
-            self.finished[shard.name] = info
-        return info is not None
-
-    def _dispatch(self, parts: Sequence[PartSpec]) -> Iterator[Receipt]:
-        """Yield the receipts of parts as they come; the most costly part is begun first."""
-        if not parts:
-            return
-        self.job._rows_folder = self.work / "rows"
-        done: queue.SimpleQueue[Future[Receipt]] = queue.SimpleQueue()
-        with contextlib.ExitStack() as stack:
-            executor = self.job.executor or stack.enter_context(self._executor(len(parts)))
-            futures = [executor.submit(self.job.write_part, part) for part in parts]
-            try:
-                for future in futures:
-                    future.add_done_callback(done.put)
-                for _ in futures:
-                    yield done.get().result()
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
-            finally:
-                self.job._rows_folder = None
-            self._note(executor)
-
-    def _executor(self, num_parts: int) -> PathosExecutor:
-        options = self.job.workers
-        executor = PathosExecutor(
-            options.num_workers,
-            start_method=options.start_method,
-            affinity=options.affinity,
-            initializer=functools.partial(_set_up, self.job.writer),
-            max_retries=options.max_retries,
-            logger=self.job.logger,
-        )
-        self.num_workers = min(num_parts, executor.stats().num_workers)
-        return executor
-
-    def _note(self, executor: Executor) -> None:
-        if isinstance(executor, PathosExecutor):
-            self.start_method = executor.stats().start_method
-
-    def _remove_stale(self) -> None:
-        """Remove the files of shards that an earlier plan had and this one has not."""
-        wanted = {shard.name for shard in self.plan.shards}
-        for path in sorted((self.work / "shards").glob("*.json")):
-            if path.stem not in wanted:
-                for stale in (f"{path.stem}.{self.job.format.extension}", f"{path.stem}.idx"):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(self.job.output / stale)
-
-    def _manifest(self, infos: tuple[ShardInfo, ...]) -> Manifest:
-        job = self.job
-        return Manifest(
-            name=self.plan.name,
-            format=job.format.name,
-            features=job.writer.features,
-            shards=infos,
-            seed=job.seed,
-            copies={split: shards[0].copies for split, shards in self.plan.splits.items()},
-            made_by={
-                "writer": f"{type(job.writer).__module__}:{type(job.writer).__qualname__}",
-                "transform": None if job.transform is None else type(job.transform).__qualname__,
-                "codecs": codecs.codec_versions(),
-            },
-        )
-
-
-class _FunctionWriter(DatasetWriter):
-    """The writer behind `materialize`: each input is handed to a function."""
-
-    def __init__(
-        self, fn: Callable[[Any], Sample], inputs: Sequence[Any], name: str, features: Features | None
-    ) -> None:
-        self.fn = fn
-        self.inputs = inputs
-        self.data_name = name
-        self._features = features
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.data_name
-
-    @functools.cached_property
-    def features(self) -> Features:  # type: ignore[override]
-        return self._features or Features.infer(self.fn(self.inputs[0]))
-
-    def index(self, source: Any) -> Iterable[IndexRow]:
-        del source
-        return (IndexRow(f"{number:08d}", fields={"number": number}) for number in range(len(self.inputs)))
-
-    def read(self, row: IndexRow) -> Sample:
-        return self.fn(self.inputs[int(row.fields["number"])])
 
 
 def materialize(
@@ -512,7 +342,7 @@ def materialize(
     items = inputs if isinstance(inputs, Sequence) else list(inputs)
     if not items:
         raise OptionError("materialize: inputs is empty; give at least one item")
-    writer = _FunctionWriter(fn, items, name, features)
+    writer = FunctionWriter(fn, items, name, features)
     return Materializer(writer, None, output, **options).run(progress=progress)
 
 
@@ -539,28 +369,6 @@ def _opened(folder: pathlib.Path, job: Materializer) -> tuple[RowStore, Pipeline
 def _set_up(writer: DatasetWriter) -> None:
     forbid_update_check()
     writer.setup_worker()
-
-
-def _show(text: str) -> None:
-    import sys
-
-    from tqdm.auto import tqdm
-
-    tqdm.write(text, file=sys.stderr)
-
-
-def _is_there(output: pathlib.Path, info: ShardInfo) -> bool:
-    with contextlib.suppress(OSError):
-        return (output / info.file).stat().st_size == info.num_bytes and (output / info.index_file).is_file()
-    return False
-
-
-def _check_conserved(shard: ShardSpec, info: ShardInfo) -> None:
-    if info.num_rows != shard.num_rows or info.num_records < shard.num_rows * shard.copies:
-        raise IncompleteRunError(
-            f"{info.file} holds {info.num_records} records of {info.num_rows} rows; the index has {shard.num_rows} rows of "
-            f"{shard.copies} copies for it: remove the file and run again"
-        )
 
 
 def _local_folder(output: str | os.PathLike[str]) -> pathlib.Path:

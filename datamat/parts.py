@@ -89,7 +89,7 @@ class PartFile:
 
     def __enter__(self) -> PartFile:
         self._stem.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._stem.with_suffix(f".{os.getpid()}.tmp"), "wb", buffering=0)  # noqa: SIM115 -- closed in __exit__
+        self._file = open(self._stem.with_suffix(f".{os.getpid()}.tmp"), "wb", buffering=0)
         return self
 
     def write(self, data: Buffer) -> int:

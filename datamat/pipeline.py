@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import SampleError, SchemaError
-from datamat.transforms import Augmenter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from datamat.features import Column
     from datamat.index import IndexRow
+    from datamat.transforms import Augmenter
     from datamat.writer import DatasetWriter, Sample
 
 __all__ = ["Pipeline"]
@@ -58,7 +58,7 @@ class Pipeline:
                 yield from self._kept(row, sample, copies)
         except SampleError:
             raise
-        except Exception as error:  # noqa: BLE001 -- one row's failure is given its key, whatever it is
+        except Exception as error:
             raise SampleError(row.key, _told(row, error)) from error
 
     def block(self, keys: list[str], fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ class Pipeline:
         try:
             found = self.writer.read_block(keys, fields)
             return None if found is None else self.writer.features.encode_block({**found, "key": keys})
-        except Exception as error:  # noqa: BLE001 -- as above
+        except Exception as error:
             raise SampleError(keys[0], f"in a block of {len(keys)} rows: {type(error).__name__}: {error}") from error
 
     def check_determined(self, row: IndexRow) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from datamat.options import ShardOptions
     from datamat.rows import RowStore
 
-__all__ = ["PartSpec", "Plan", "ShardSpec", "make_plan", "record_keys"]
+__all__ = ["PartSpec", "Plan", "ShardSpec", "make_plan"]
 
 _NAME = re.compile(r"\w+(?:-\w+)*\Z")
 
@@ -107,6 +107,11 @@ class ShardSpec:
     def copies(self) -> int:
         """Records per row."""
         return self.parts[0].copies
+
+    @property
+    def augmented(self) -> bool:
+        """Whether the transform applies."""
+        return self.parts[0].augmented
 
     @property
     def cost(self) -> int:
@@ -252,14 +257,6 @@ def make_plan(
         first += len(rows)
     store.set_order(np.concatenate(order))
     return Plan(name, tuple(shards))
-
-
-def record_keys(key: str, spec: PartSpec | ShardSpec) -> list[str]:
-    """Return the keys of a row's records, where every draw of the transform gives one sample."""
-    part = spec if isinstance(spec, PartSpec) else spec.parts[0]
-    if not part.augmented and part.copies == 1:
-        return [key]
-    return [f"{key}#{copy}" for copy in range(part.copies)]
 
 
 def _places(hashes: np.ndarray, seed: int) -> np.ndarray:

@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
 import re
 import stat
 from itertools import islice
@@ -33,6 +32,7 @@ from datamat.seeding import mix64
 from datamat.storage import commit_json, read_json
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
@@ -333,20 +333,20 @@ class RowStore:
         """Return the keys of rows by number."""
         return self._text("key", positions)
 
-    def columns(self, positions: np.ndarray) -> Iterator[tuple[str, list[Any]]]:
-        """Yield (field, values as the index gave them) of rows by number."""
+    def columns(self, positions: np.ndarray) -> Iterator[tuple[str, Any]]:
+        """Yield each field of rows by number: int64 or float64 (n,), or n strings as the index gave them."""
         for field in self._fields:
-            yield field.name, self._raw(field, positions)
+            if field.kind == "text":
+                yield field.name, self._text(field.stem, positions)
+            else:
+                yield field.name, np.asarray(self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions])
 
     def _values(self, field: _Field, positions: np.ndarray) -> list[Any]:
-        values = self._raw(field, positions)
+        if field.kind != "text":
+            numbers: list[Any] = self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions].tolist()
+            return numbers
+        values = self._text(field.stem, positions)
         return [os.path.join(self.source, value) for value in values] if field.holds_file else values
-
-    def _raw(self, field: _Field, positions: np.ndarray) -> list[Any]:
-        if field.kind == "text":
-            return self._text(field.stem, positions)
-        numbers: list[Any] = self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions].tolist()
-        return numbers
 
     def _text(self, stem: str, positions: np.ndarray) -> list[str]:
         text, ends = self._codes(f"{stem}.text", np.uint8), self._codes(f"{stem}.ends", np.uint64)

@@ -1,0 +1,151 @@
+"""From the key of a record to its position, by the index files: 16 bytes of memory per input row.
+
+The index holds the keys of rows. Those of records follow from them (KEY, or KEY#0, KEY#1, ... where copies were drawn),
+except in shards where a transform gave several samples for one copy: their records are asked for their keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from datamat.errors import CorruptDataError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Mapping
+
+    from datamat.manifest import Manifest
+
+__all__ = ["KeyIndex", "stored_key"]
+
+
+def stored_key(record: Mapping[str, Any]) -> str:
+    """Return the key that a record's columns hold."""
+    key = record["key"]
+    return (key if isinstance(key, bytes) else bytes(key[0])).decode()
+
+
+class KeyIndex:
+    """The keys of the records of one split or of all.
+
+    Args:
+        folder: `index` of the directory.
+        manifest: of the directory.
+        split: one split, or None for all.
+        stored_keys: returns the keys of the records of a shard, by its position among the shards of the splits.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, manifest: Manifest, split: str | None, stored_keys: Callable[[int], list[str]]
+    ) -> None:
+        self._splits = []
+        first_shard = first_record = 0
+        for name, shards in manifest.splits.items():
+            if split in (None, name):
+                counts = [info.num_records for info in shards]
+                names = _Names(manifest.copies.get(name, 1), name in manifest.augmented)
+                self._splits.append(
+                    _SplitKeys(folder / f"{name}.parquet", names, counts, first_shard, first_record, stored_keys)
+                )
+                first_shard += len(shards)
+                first_record += sum(counts)
+
+    def position_of(self, key: str) -> int | None:
+        """Return the position of the record with this key, or None where there is none."""
+        for keys in self._splits:
+            found = keys.position_of(key)
+            if found is not None:
+                return found
+        return None
+
+    def keys(self) -> list[str]:
+        """Return the keys of all records, in order."""
+        return [key for split in self._splits for key in split.keys()]  # noqa: SIM118 -- not a dict
+
+
+class _Names:
+    """How the keys of records follow from the key of their row."""
+
+    def __init__(self, copies: int, augmented: bool) -> None:
+        self._copies = copies
+        self._plain = copies == 1 and not augmented
+
+    def of(self, row_key: str) -> list[str]:
+        return [row_key] if self._plain else [f"{row_key}#{copy}" for copy in range(self._copies)]
+
+
+class _SplitKeys:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        names: _Names,
+        counts: list[int],
+        first_shard: int,
+        first_record: int,
+        stored_keys: Callable[[int], list[str]],
+    ) -> None:
+        self._path = path
+        self._names = names
+        self._starts = [first_record, *accumulate(counts, initial=first_record)][1:]
+        self._first_shard = first_shard
+        self._stored_keys = stored_keys
+
+    def position_of(self, key: str) -> int | None:
+        row_key = key.partition("#")[0]
+        hashes, order = self._by_hash
+        first = int(np.searchsorted(hashes, np.uint64(xxhash.xxh3_64_intdigest(row_key.encode()))))
+        if first == len(order) or self._row_keys[int(order[first])].as_py() != row_key:
+            return None
+        place = int(order[first])
+        shard, record = int(self._table["shard"][place]), int(self._table["record"][place])
+        names = self._names.of(row_key) if record >= 0 else self._stored_keys(self._first_shard + shard)
+        return self._starts[shard] + max(record, 0) + names.index(key) if key in names else None
+
+    def keys(self) -> list[str]:
+        found: list[str] = []
+        irregular = self._table["record"] < 0
+        for shard in range(len(self._starts)):
+            mine = np.flatnonzero(self._table["shard"] == shard)
+            if irregular[mine].any():
+                found += self._stored_keys(self._first_shard + shard)
+            else:
+                rows = self._row_keys.slice(mine[0], len(mine)) if len(mine) else self._row_keys.slice(0, 0)
+                found += [name for row_key in rows.to_pylist() for name in self._names.of(row_key)]
+        return found
+
+    @functools.cached_property
+    def _columns(self) -> Any:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            return parquet.read_table(self._path, columns=["key", "shard", "record"], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise CorruptDataError(f"index file {self._path}: {error}; run the job again to write it anew") from error
+
+    @property
+    def _row_keys(self) -> Any:
+        return self._columns["key"]
+
+    @functools.cached_property
+    def _table(self) -> dict[str, np.ndarray]:
+        import pyarrow.compute as pc
+
+        columns = self._columns
+        return {
+            "shard": columns["shard"].to_numpy(),
+            "record": pc.fill_null(columns["record"], -1).to_numpy(),
+        }
+
+    @functools.cached_property
+    def _by_hash(self) -> tuple[np.ndarray, np.ndarray]:
+        """The hashes of the row keys, sorted, and the row of each; two keys of one hash are beyond 64 bits' means."""
+        chunks = (key for chunk in self._row_keys.chunks for key in chunk.to_pylist())
+        hashes = np.fromiter((xxhash.xxh3_64_intdigest(key.encode()) for key in chunks), np.uint64, len(self._row_keys))
+        order = np.argsort(hashes, kind="stable").astype(np.uint32)
+        return hashes[order], order
