@@ -1,0 +1,338 @@
+"""Which code travels by value, and how a worker rebuilds it.
+
+Code that a fresh interpreter can import travels by reference: module and name. Code of `__main__`, of a notebook
+cell, of a module that is still being imported, of an exec'd namespace and of `<locals>` travels by value.
+
+What makes that hold together is identity. A class gets an id when it is first sent, known on both sides: the worker
+builds it once, results come back as instances of the caller's own class, and a class that is defined anew (a notebook
+cell run again) is another class. Functions of one module share one namespace in the worker, as they do at home.
+Classes are made in two steps, an empty skeleton and then its content, so that they may refer to themselves.
+"""
+
+from __future__ import annotations
+
+import _abc
+import abc
+import dis
+import enum
+import functools
+import sys
+import threading
+import types
+import typing
+import uuid
+import weakref
+from typing import Any
+
+__all__ = [
+    "adopt_classes",
+    "class_by_id",
+    "class_id",
+    "class_parts",
+    "fill_class",
+    "fill_function",
+    "force_by_value",
+    "global_names",
+    "is_by_value",
+    "is_forced",
+    "known_id",
+    "lookup",
+    "lru_cache_of",
+    "make_cell",
+    "make_class",
+    "make_enum",
+    "make_function",
+    "make_function_in",
+    "namespace",
+    "namespace_key",
+    "set_cell",
+    "single_dispatch_of",
+    "type_variable",
+]
+
+_guard = threading.RLock()
+_ids: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+_known: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+_filled: set[str] = set()
+_namespaces: dict[str, dict[str, Any]] = {}
+_modules: list[types.ModuleType] = []  # keeps the stand-in modules whose dictionaries are in use
+_type_variables: dict[tuple[str, str], typing.TypeVar] = {}
+_forced: set[str] = set()
+_importable: dict[str, bool] = {}
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def is_by_value(module_name: str | None) -> bool:
+    """Must code of this module travel by value?"""
+    if module_name in ("__main__", "__mp_main__", None) or module_name in _forced:
+        return True
+    module = sys.modules.get(module_name)
+    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return True
+    return not _is_importable(module_name)
+
+
+def force_by_value(module_name: str) -> None:
+    """From now on send code of this module by value: a worker could not import it."""
+    _forced.add(module_name)
+
+
+def is_forced(module_name: str) -> bool:
+    """Has `force_by_value` been called for this module?"""
+    return module_name in _forced
+
+
+def _is_importable(name: str) -> bool:
+    """Would a fresh interpreter with our search path find this module, in the same file?"""
+    if name not in _importable:
+        _importable[name] = _find_again(name)
+    return _importable[name]
+
+
+def _find_again(name: str) -> bool:
+    module = sys.modules[name]
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    if parent and (path is None or not _is_importable(parent)):
+        return False
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, path)
+        except (ImportError, AttributeError, ValueError):  # finders of other packages; they are not asked at import
+            continue
+        if spec is not None:
+            origin = spec.origin
+            return origin in (None, "built-in", "frozen") or origin == getattr(module, "__file__", origin)
+    return False
+
+
+def lookup(module_name: str | None, qualified_name: str) -> Any:
+    """Return what this process finds under a name, None if nothing."""
+    try:
+        return functools.reduce(getattr, qualified_name.split("."), sys.modules.get(module_name or ""))
+    except AttributeError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> frozenset[str]:
+    """Return the global names that this code and the code nested in it read.
+
+    `co_names` would not do: it also holds attribute names, and so would ship a notebook's large `data` because some
+    method reads `self.data`.
+    """
+    operations = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in operations}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= global_names(constant)
+    return frozenset(names)
+
+
+# ---------------------------------------------------------------- identities
+
+
+def class_id(cls: type) -> str:
+    """Return the id of a class, giving it one if it has none."""
+    with _guard:
+        if (found := _ids.get(cls)) is None:
+            found = uuid.uuid4().hex
+            _register(cls, found)
+        return found
+
+
+def known_id(cls: type) -> str | None:
+    """Return the id of a class that has been sent or received, else None."""
+    return _ids.get(cls)
+
+
+def class_by_id(identity: str) -> type:
+    """Return the class with this id.
+
+    Raises:
+        LookupError: the process has none (any more).
+    """
+    found = _known.get(identity)
+    if found is None:
+        raise LookupError("a class that travelled by value is gone; keep a reference to it while its pool is in use")
+    return found
+
+
+def adopt_classes(module_name: str) -> None:
+    """Give ids to the classes of a module before a fork, so that the forked workers know them as the same."""
+    for value in list(vars(sys.modules.get(module_name, types.ModuleType("none"))).values()):
+        if isinstance(value, type) and value.__module__ == module_name:
+            class_id(value)
+
+
+def _register(cls: type, identity: str) -> None:
+    _ids[cls] = identity
+    _known[identity] = cls
+    _filled.add(identity)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def namespace_key(function: types.FunctionType) -> str:
+    """Return the name under which sender and receiver hold the globals of a function."""
+    held = function.__globals__
+    name = function.__module__ or held.get("__name__") or "?"
+    if held is sys.modules["__main__"].__dict__:
+        return "__main__"
+    for key, known in _namespaces.items():
+        if known is held:
+            return key
+    module = sys.modules.get(name)
+    key = name if module is not None and module.__dict__ is held else f"{name}#{id(held):x}"
+    _namespaces[key] = held
+    return key
+
+
+def namespace(key: str) -> dict[str, Any]:
+    """Return the globals that stand for those of a module that travels by value."""
+    if key == "__main__":
+        return sys.modules["__main__"].__dict__
+    with _guard:
+        if key not in _namespaces:
+            module = types.ModuleType(key.partition("#")[0])
+            module.__dict__["__builtins__"] = __builtins__
+            _modules.append(module)
+            _namespaces[key] = module.__dict__
+            if "#" not in key:
+                sys.modules.setdefault(key, module)
+        return _namespaces[key]
+
+
+def make_function(code: types.CodeType, key: str, name: str, closure: Any) -> types.FunctionType:
+    """Return a function whose globals are those of `namespace(key)`."""
+    return types.FunctionType(code, namespace(key), name, None, closure)
+
+
+def make_function_in(code: types.CodeType, module_name: str, name: str, closure: Any) -> types.FunctionType:
+    """Return a function whose globals are those of an importable module."""
+    __import__(module_name)
+    return types.FunctionType(code, sys.modules[module_name].__dict__, name, None, closure)
+
+
+def fill_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
+    """Set what may refer back to the function itself."""
+    (function.__defaults__, function.__kwdefaults__, function.__annotations__, function.__doc__,
+     function.__qualname__, function.__module__, attributes) = state  # fmt: skip
+    function.__dict__.update(attributes)
+
+
+def make_cell() -> types.CellType:
+    """Return an empty cell."""
+    return types.CellType()
+
+
+def set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    """Fill a cell."""
+    cell.cell_contents = state[0]
+
+
+def lru_cache_of(function: Any, parameters: dict[str, Any]) -> Any:
+    """Return `function` behind an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def single_dispatch_of(implementations: tuple[tuple[type, Any], ...]) -> Any:
+    """Return a generic function with these implementations."""
+    by_type = dict(implementations)
+    generic = functools.singledispatch(by_type.pop(object))
+    for kind, function in by_type.items():
+        generic.register(kind, function)
+    return generic
+
+
+# ---------------------------------------------------------------- classes
+
+_NOT_COPIED = ("__dict__", "__weakref__", "__module__", "__qualname__", "_abc_impl", "__static_attributes__",
+               "__firstlineno__")  # fmt: skip
+_ENUM_OWN = frozenset(enum.Enum.__dict__) | frozenset(enum.Flag.__dict__) | {
+    "_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "_new_member_", "_use_args_",
+    "_unhashable_values_", "_hashable_values_", "_unhashable_values_map_", "_value_repr_", "_generate_next_value_",
+    "_flag_mask_", "_all_bits_", "_singles_mask_", "_inverted_", "_boundary_", "__new__", *_NOT_COPIED,
+}  # fmt: skip
+
+
+def class_parts(cls: type) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """Return the function that makes the empty class, its arguments, and the state that fills it."""
+    identity = class_id(cls)
+    if isinstance(cls, enum.EnumMeta):
+        members = [(name, member.value) for name, member in cls.__members__.items()]
+        names = {name for name, _ in members}
+        content = {k: v for k, v in cls.__dict__.items() if k not in names and k not in _ENUM_OWN}
+        arguments = (cls.__bases__, cls.__name__, cls.__qualname__, cls.__module__, members, identity)
+        return make_enum, arguments, (identity, content, ())
+    content = dict(cls.__dict__)
+    skeleton: dict[str, Any] = {}
+    if "__slots__" in content:
+        skeleton["__slots__"] = slots = content.pop("__slots__")
+        for slot in [slots] if isinstance(slots, str) else slots:
+            content.pop(slot, None)
+    if "__orig_bases__" in content:
+        skeleton["__orig_bases__"] = content.pop("__orig_bases__")
+    descriptors = (types.GetSetDescriptorType, types.MemberDescriptorType)
+    content = {k: v for k, v in content.items() if k not in _NOT_COPIED and not isinstance(v, descriptors)}
+    registered: tuple[type, ...] = ()
+    if isinstance(cls, abc.ABCMeta):
+        registered = tuple(sub for reference in _abc._get_dump(cls)[0] if (sub := reference()) is not None)
+    arguments = (type(cls), cls.__name__, cls.__qualname__, cls.__module__, cls.__bases__, skeleton, identity)
+    return make_class, arguments, (identity, content, registered)
+
+
+def make_class(
+    metaclass: type, name: str, qualified_name: str, module: str, bases: Any, content: Any, identity: str
+) -> type:
+    """Return the class with this id, made empty if the process has none."""
+    with _guard:
+        if (found := _known.get(identity)) is not None:
+            return found
+        content = dict(content, __module__=module, __qualname__=qualified_name)
+        made = types.new_class(name, bases, {"metaclass": metaclass}, lambda held: held.update(content))
+        _ids[made], _known[identity] = identity, made
+        return made
+
+
+def make_enum(bases: Any, name: str, qualified_name: str, module: str, members: Any, identity: str) -> type:
+    """Return the enumeration with this id, made with its members if the process has none."""
+    with _guard:
+        if (found := _known.get(identity)) is not None:
+            return found
+        metaclass = type(bases[-1])
+        content = metaclass.__prepare__(name, bases)
+        content["__module__"], content["__qualname__"] = module, qualified_name
+        for member, value in members:
+            content[member] = value
+        made: type = metaclass.__new__(metaclass, name, bases, content)
+        _ids[made], _known[identity] = identity, made
+        return made
+
+
+def fill_class(cls: type, state: tuple[str, dict[str, Any], tuple[type, ...]]) -> None:
+    """Give a class that was made empty its attributes, once."""
+    identity, content, registered = state
+    with _guard:
+        if identity in _filled:
+            return
+        _filled.add(identity)
+    for name, value in content.items():
+        try:
+            setattr(cls, name, value)
+        except (AttributeError, TypeError):  # read-only on this kind of class, and set by its metaclass
+            continue
+    for subclass in registered:
+        cls.register(subclass)  # type: ignore[attr-defined]  # only an ABC has any
+
+
+def type_variable(
+    name: str, bound: Any, constraints: Any, variance: tuple[bool, bool], module: str
+) -> typing.TypeVar:
+    """Return one and the same type variable for each name of a module."""
+    covariant, contravariant = variance
+    made = typing.TypeVar(name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant)  # type: ignore[misc]
+    return _type_variables.setdefault((module, name), made)

@@ -1,0 +1,409 @@
+"""Worker processes that never run the caller's main program again.
+
+The `multiprocess` package (`pathos.helpers.mp`) starts a process under spawn and forkserver by importing the
+parent's `__main__` there; without an `if __name__ == "__main__":` guard that runs the caller's program again, and
+again in each copy (156 times in 15 s under spawn, 864 under forkserver, before it was killed). The processes made
+here get no hint of a main module; what they need of it travels by value (`parallel.pickling`).
+
+    fork        caller ── os.fork ──> zygote ── os.fork ──> worker, worker, replacement, ...
+    forkserver  caller ── exec ─────> server (modules preloaded, kept for the session) ── os.fork ──> worker, ...
+    spawn       caller ── exec ─────> worker
+
+The zygote is what makes fork last: it is forked once, at the first task, while the caller still has one thread, and
+has no threads itself. So a worker that replaces a dead one is forked from a sound image of the caller, although the
+caller has had threads for long. Zygote and server both run `multiprocess.forkserver.main`.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from multiprocess import context, forkserver, popen_forkserver, popen_spawn_posix, process, spawn, util
+from multiprocess import resource_tracker as tracker
+from pathos.helpers import mp
+
+from datamat.parallel.affinity import limit_thread_environment
+from datamat.parallel.channel import close_in_forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = [
+    "ExecServer",
+    "MainFreeProcess",
+    "Server",
+    "Zygote",
+    "forget_idle_tracker",
+    "main_free_context",
+    "serve",
+    "shared_server",
+    "start_process",
+]
+
+
+class MainFreeProcess(process.BaseProcess):  # type: ignore[misc]  # multiprocess ships no types
+    """A `multiprocess` process whose child does not import the caller's `__main__`."""
+
+    _start_method = None  # leaves the child's own default alone
+    launcher: Callable[[MainFreeProcess], Any] | None = None
+
+    @staticmethod
+    def _Popen(process_obj: MainFreeProcess) -> Any:  # noqa: N802 -- the name that multiprocess calls
+        assert process_obj.launcher is not None
+        return process_obj.launcher(process_obj)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "launcher"}
+
+
+def start_process(
+    launcher: Callable[[MainFreeProcess], Any], target: Callable[..., object], args: tuple[Any, ...], name: str
+) -> MainFreeProcess:
+    """Start `target(*args)` in a new process; `launcher` is `SpawnPopen` or a server's `launch`."""
+    child = MainFreeProcess(target=target, args=args, name=name)
+    child.launcher = launcher
+    child.start()
+    child.launcher = None
+    return child
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """Return what a child is told of its parent: as multiprocess does it, without the main module.
+
+    `multiprocess.spawn.get_preparation_data` also fixes the process-wide start method, which is the caller's to set.
+    """
+    search_path = [entry or process.ORIGINAL_DIR or "" for entry in sys.path]
+    data = {
+        "name": name,
+        "authkey": process.current_process().authkey,
+        "sys_path": search_path,
+        "sys_argv": list(sys.argv),
+        "orig_dir": process.ORIGINAL_DIR,
+    }
+    with suppress(FileNotFoundError):  # the caller's directory may have been removed
+        data["dir"] = os.getcwd()
+    return data
+
+
+def _dump_for_child(popen: Any, child: MainFreeProcess) -> memoryview:
+    buffer = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        context.reduction.dump(_preparation(child.name), buffer)
+        context.reduction.dump(child, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getbuffer()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, so that a child starts with it blocked and cannot die of it before it is ready."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+@contextmanager
+def _tracker_descriptor() -> Iterator[int]:
+    """Give the descriptor of the resource tracker, or of /dev/null where none runs.
+
+    Our workers share no semaphores, so there is no reason to start a tracker process; a worker that needs one later
+    starts its own (`forget_idle_tracker`).
+    """
+    running = tracker._resource_tracker._fd
+    descriptor = os.open(os.devnull, os.O_WRONLY) if running is None else running
+    try:
+        yield descriptor
+    finally:
+        if running is None:
+            os.close(descriptor)
+
+
+def forget_idle_tracker() -> None:
+    """In a worker: drop the placeholder that `_tracker_descriptor` gave instead of a resource tracker."""
+    held = tracker._resource_tracker
+    if held._fd is not None and stat.S_ISCHR(os.fstat(held._fd).st_mode):
+        os.close(held._fd)
+        held._fd = None
+
+
+class SpawnPopen(popen_spawn_posix.Popen):  # type: ignore[misc]
+    """A fresh interpreter by exec."""
+
+    def _launch(self, process_obj: MainFreeProcess) -> None:
+        data = _dump_for_child(self, process_obj)
+        parent_r, child_w = os.pipe()
+        child_r, parent_w = os.pipe()
+        self.finalizer = util.Finalize(self, util.close_fds, (parent_r, parent_w))
+        self.sentinel = parent_r
+        try:
+            with _tracker_descriptor() as tracker_fd, _interrupts_blocked():
+                command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
+                descriptors = [*self._fds, child_r, child_w, tracker_fd]
+                self.pid = util.spawnv_passfds(spawn.get_executable(), command, descriptors)
+        finally:
+            os.close(child_r)
+            os.close(child_w)
+        with suppress(BrokenPipeError), open(parent_w, "wb", closefd=False) as stream:  # a dead child is seen later
+            stream.write(data)
+
+
+class ServerPopen(popen_forkserver.Popen):  # type: ignore[misc]
+    """A fork of a server process."""
+
+    def __init__(self, process_obj: MainFreeProcess, server: Server) -> None:
+        self._server = server
+        super().__init__(process_obj)
+
+    def _launch(self, process_obj: MainFreeProcess) -> None:
+        data = _dump_for_child(self, process_obj)
+        self.sentinel, data_w = self._server.connect(self._fds)
+        kept_open = os.dup(data_w)  # the child's parent_process() watches it
+        self.finalizer = util.Finalize(self, util.close_fds, (kept_open, self.sentinel))
+        with suppress(BrokenPipeError), open(data_w, "wb", closefd=True) as stream:
+            stream.write(data)
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class Server:
+    """A process that forks workers on request; `_begin` of a subclass says where it comes from."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._directory: str | None = None
+        self._alive_w: int | None = None
+        self._process_id: int | None = None
+        self._owner = os.getpid()
+        close_in_forks(self)
+
+    def abandon(self) -> None:
+        """In a fork of the caller: let go of the server, which belongs to the caller alone."""
+        self._process_id = None
+        self._directory = None
+        if self._alive_w is not None:
+            os.close(self._alive_w)
+            self._alive_w = None
+
+    def launch(self, process_obj: MainFreeProcess) -> ServerPopen:
+        """Start `process_obj` as a fork of this server."""
+        self.ensure_running()
+        return ServerPopen(process_obj, self)
+
+    def ensure_running(self) -> None:
+        """Start the server unless it runs."""
+        with self._lock:
+            if self._process_id is not None and self._has_ended():
+                self._forget()
+            if self._process_id is None:
+                self._start()
+
+    def _start(self) -> None:
+        # A directory of our own (mode 0700): abstract socket names can be connected to by other users of the host.
+        self._directory = tempfile.mkdtemp(prefix="datamat-")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._address())
+            listener.listen()
+            alive_r, alive_w = os.pipe()
+            try:
+                with _interrupts_blocked():
+                    self._process_id = self._begin(listener.fileno(), alive_r, alive_w)
+            except BaseException:
+                os.close(alive_w)
+                raise
+            finally:
+                os.close(alive_r)
+        self._alive_w = alive_w
+
+    def _begin(self, listener_fd: int, alive_r: int, alive_w: int) -> int:
+        raise NotImplementedError
+
+    def _has_ended(self) -> bool:
+        raise NotImplementedError
+
+    def _address(self) -> str:
+        assert self._directory is not None
+        return os.path.join(self._directory, "s")
+
+    def connect(self, descriptors: Sequence[int]) -> tuple[int, int]:
+        """Ask for a new process that inherits `descriptors`.
+
+        Returns:
+            The descriptor from which its pid, and later its exit code, can be read, and the one its data goes to.
+        """
+        assert self._alive_w is not None
+        parent_r, child_w = os.pipe()
+        child_r, parent_w = os.pipe()
+        try:
+            with socket.socket(socket.AF_UNIX) as client, _tracker_descriptor() as tracker_fd:
+                client.connect(self._address())
+                context.reduction.sendfds(client, [child_r, child_w, self._alive_w, tracker_fd, *descriptors])
+        except BaseException:
+            os.close(parent_r)
+            os.close(parent_w)
+            raise
+        finally:
+            os.close(child_r)
+            os.close(child_w)
+        return parent_r, parent_w
+
+    def stop(self) -> None:
+        """End the server; its workers must have ended before."""
+        with self._lock:
+            if self._process_id is None or self._owner != os.getpid():
+                return
+            with suppress(ProcessLookupError):
+                os.kill(self._process_id, signal.SIGKILL)
+            self._reap()
+            self._forget()
+
+    def _reap(self) -> None:
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        self._process_id = None
+        if self._alive_w is not None:
+            os.close(self._alive_w)
+            self._alive_w = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+
+class Zygote(Server):
+    """A server that is a fork of the caller: its workers inherit everything the caller has now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process: Any = None
+
+    def _begin(self, listener_fd: int, alive_r: int, alive_w: int) -> int:
+        self._process = mp.get_context("fork").Process(
+            target=_zygote_main, args=(listener_fd, alive_r, alive_w), name="datamat-zygote", daemon=True
+        )
+        self._process.start()
+        return int(self._process.pid)
+
+    def _has_ended(self) -> bool:
+        return not self._process.is_alive()
+
+    def _reap(self) -> None:
+        self._process.join()
+        self._process.close()
+        self._process = None
+
+
+def _zygote_main(listener_fd: int, alive_r: int, alive_w: int) -> None:
+    os.close(alive_w)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the caller's Python handlers are not for this process
+        signal.signal(number, signal.SIG_DFL)
+    gc.freeze()  # collections in the workers then leave the inherited pages shared
+    forkserver.main(listener_fd, alive_r, preload=())
+
+
+class ExecServer(Server):
+    """A server that is a fresh interpreter with `preload` imported; it lives as long as the session."""
+
+    def __init__(self, preload: tuple[str, ...], num_threads: int) -> None:
+        super().__init__()
+        self._preload = preload
+        self._num_threads = num_threads
+
+    def _begin(self, listener_fd: int, alive_r: int, alive_w: int) -> int:
+        del alive_w  # not inheritable: exec closes it
+        search_path = _preparation("server")["sys_path"]
+        command = (
+            f"import sys; sys.path[:] = {search_path!r}; from datamat.parallel.contexts import serve; "
+            f"serve({listener_fd}, {alive_r}, {self._preload!r}, {self._num_threads})"
+        )
+        arguments = [spawn.get_executable(), *util._args_from_interpreter_flags(), "-c", command]
+        return int(util.spawnv_passfds(spawn.get_executable(), arguments, [listener_fd, alive_r]))
+
+    def _has_ended(self) -> bool:
+        try:
+            return os.waitpid(self._process_id or 0, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            os.waitpid(self._process_id or 0, 0)
+
+
+def serve(listener_fd: int, alive_r: int, preload: tuple[str, ...], num_threads: int) -> None:
+    """Run an `ExecServer`: import `preload`, then fork workers until the caller and all workers are gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit_thread_environment(num_threads)  # before the libraries that read it are imported
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it looks for a newer version when imported
+    for name in preload:
+        # A module that cannot be imported here is imported, and its error reported, by the task that needs it.
+        with suppress(Exception):
+            __import__(name)
+    gc.freeze()
+    forkserver.main(listener_fd, alive_r, preload=())
+
+
+_shared_servers: dict[tuple[Any, ...], ExecServer] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_server(preload: Sequence[str], num_threads: int) -> ExecServer:
+    """Return the session's server for these modules and this search path; it starts with its first worker.
+
+    Args:
+        preload: names of modules to import before any fork.
+        num_threads: threads that a library in a worker may use.
+    """
+    key = (os.getpid(), tuple(preload), num_threads, tuple(sys.path))
+    with _shared_lock:
+        if key not in _shared_servers:
+            _shared_servers[key] = ExecServer(tuple(preload), num_threads)
+        return _shared_servers[key]
+
+
+class _MainFreeContext(context.BaseContext):  # type: ignore[misc]
+    """What `multiprocess` calls a context, for code that takes one."""
+
+    def __init__(self, method: str, launcher: Callable[[MainFreeProcess], Any]) -> None:
+        self._name = method
+        self._launcher = launcher
+
+    def Process(self, *args: Any, **kwargs: Any) -> MainFreeProcess:  # noqa: N802 -- the name of the interface
+        """Return a process that does not import the caller's main module."""
+        child = MainFreeProcess(*args, **kwargs)
+        child.launcher = self._launcher
+        return child
+
+
+def main_free_context(method: str, preload: Sequence[str] = ()) -> Any:
+    """Return a `multiprocess` context for pools that are not ours.
+
+    Args:
+        method: "fork", "forkserver" or "spawn".
+        preload: modules that a forkserver imports once.
+
+    Example:
+        >>> from pathos.multiprocessing import ProcessPool
+        >>> pool = ProcessPool(2, context=main_free_context("spawn"), id="guardless")
+        >>> pool.map(abs, [-1, 2])
+        [1, 2]
+        >>> pool.terminate(); pool.join(); pool.clear()
+    """
+    if method == "fork":
+        return mp.get_context("fork")
+    if method == "spawn":
+        return _MainFreeContext("spawn", SpawnPopen)
+    return _MainFreeContext("forkserver", shared_server(preload, 1).launch)

@@ -1,0 +1,204 @@
+"""One worker as its parent sees it: how it is started, what is under way there, what is known when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from datamat.parallel import worker
+from datamat.parallel.channel import ParentChannel, close_in_forks
+from datamat.parallel.contexts import start_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from datamat.parallel.tasks import Task
+
+__all__ = ["Autopsy", "Handle", "WorkerStats"]
+
+_LAST_LINES = 20
+_EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed too
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What one worker has done so far.
+
+    Attributes:
+        pid: process id.
+        tasks: tasks finished.
+        busy_s: seconds spent in them.
+        started: when it was started, as `time.time()`.
+        ended: when it ended, None while it runs.
+        peak_rss_bytes: highest resident memory seen.
+    """
+
+    pid: int
+    tasks: int
+    busy_s: float
+    started: float
+    ended: float | None
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Autopsy:
+    """What is known of a worker that ended.
+
+    Attributes:
+        pid: process id.
+        exitcode: as in `multiprocessing`: negative for a signal; None where it could not be learnt.
+        peak_rss_bytes: highest resident memory seen.
+        stack: Python frames that it left behind when it crashed or was told to, else "".
+        log_lines: its last log messages.
+    """
+
+    pid: int
+    exitcode: int | None
+    peak_rss_bytes: int
+    stack: str
+    log_lines: tuple[str, ...]
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, None if it exited."""
+        return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
+
+    def cause(self) -> str:
+        """Return in words how it ended."""
+        if self.signal is None:
+            return f"exit code {self.exitcode}"
+        try:
+            name = signal.Signals(self.signal).name
+        except ValueError:
+            name = "real-time signal"
+        hint = "; the kernel's out-of-memory killer sends it" if self.signal == signal.SIGKILL else ""
+        return f"signal {self.signal} ({name}{hint})"
+
+    def report(self) -> str:
+        """Return peak memory, stack and last log lines as text."""
+        text = f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
+        if self.stack:
+            text += f"\n{self.stack.rstrip()}"
+        if self.log_lines:
+            text += "\nlast log lines of the worker:\n" + "\n".join(f"  {line}" for line in self.log_lines)
+        return text
+
+
+class Handle:
+    """A running worker."""
+
+    def __init__(self, config: worker.WorkerConfig, slot: int, launcher: Callable[[Any], Any]) -> None:
+        self.slot = slot
+        ours, theirs = socket.socketpair()
+        lifeline, their_lifeline = socket.socketpair()
+        self.channel = ParentChannel(ours)
+        self._lifeline = lifeline
+        lifeline.setblocking(False)
+        close_in_forks(self)
+        try:
+            self.process = start_process(launcher, worker.main, (config, theirs, their_lifeline), config.name)
+        except BaseException:
+            self.channel.close()
+            lifeline.close()
+            raise
+        finally:
+            theirs.close()
+            their_lifeline.close()
+        self.pid = int(self.process.pid)
+        self.pidfd = _open_pidfd(self.pid)
+        self.in_flight: deque[Task] = deque()
+        self.known_codes: set[int] = set()
+        self.is_ready = False
+        self.is_leaving = False
+        self.condemned: str | None = None
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.head_since = 0.0  # monotonic, when the task at the head of in_flight began
+        self.kill_at: float | None = None
+        self._started = time.time()
+        self._ended: float | None = None
+        self.tasks = 0
+        self.busy_s = 0.0
+        self.peak_rss_bytes = 0
+
+    def abandon(self) -> None:
+        """In a fork of the parent: let go of the descriptors."""
+        self._lifeline.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+    @property
+    def sentinel(self) -> int:
+        """The descriptor that becomes readable when the process ends."""
+        return self.pidfd if self.pidfd is not None else int(self.process.sentinel)
+
+    def has_ended(self) -> bool:
+        """Has the process ended?"""
+        return not self.process.is_alive()
+
+    def kill(self) -> None:
+        """Send SIGKILL; its effect is noticed like any death."""
+        with suppress(ProcessLookupError, OSError):
+            self._send_signal(signal.SIGKILL)
+
+    def kill_with_stack(self) -> None:
+        """Have the worker write down its Python stack and end; SIGKILL follows if it cannot."""
+        self.kill_at = time.monotonic() + 1.0
+        with suppress(ProcessLookupError, OSError):
+            self._send_signal(worker.TRACE_SIGNAL)
+
+    def _send_signal(self, number: int) -> None:
+        if self.pidfd is not None:
+            signal.pidfd_send_signal(self.pidfd, number)
+        else:
+            os.kill(self.pid, number)
+
+    def sample_memory(self) -> None:
+        """Note the peak memory so far; what the kernel knew of it is gone once the process has ended."""
+        with suppress(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith(b"VmHWM:"):
+                    self.peak_rss_bytes = max(self.peak_rss_bytes, int(line.split()[1]) * 1024)
+                    return
+
+    def stats(self) -> WorkerStats:
+        """Return what the worker has done so far."""
+        return WorkerStats(
+            self.pid, self.tasks, self.busy_s, self._started, self._ended, self.peak_rss_bytes
+        )
+
+    def bury(self) -> Autopsy:
+        """Reap the ended process, close everything, and say what is known."""
+        self.process.join(_EXIT_CODE_S)
+        exitcode = self.process.exitcode
+        self._ended = time.time()
+        stack = self._read_stack()
+        self.channel.close()
+        self.abandon()
+        with suppress(ValueError):  # it did not end after all: its server lost sight of it
+            self.process.close()
+        return Autopsy(self.pid, exitcode, self.peak_rss_bytes, stack, tuple(self.last_lines))
+
+    def _read_stack(self) -> str:
+        data = b""
+        with suppress(OSError):
+            while chunk := self._lifeline.recv(1 << 16):
+                data += chunk
+        return data.decode(errors="replace")
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a descriptor of the process, which no sibling or grandchild can keep open as it can a pipe."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # ended already: its sentinel tells
+        return None

@@ -1,0 +1,223 @@
+"""The units that the dispatcher moves: a callable (`Code`), shipped once per worker, and calls of it (`Task`)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import types
+import warnings
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from datamat.parallel import byvalue, pickling, standins, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+__all__ = ["Code", "CodeBook", "Task"]
+
+_numbers = itertools.count(1)
+
+
+class Code:
+    """A callable on its way to the workers.
+
+    Attributes:
+        number: its id on the wire.
+        label: how users know it.
+        unfinished: tasks that still need it.
+        identity: what `CodeBook` finds it by; None for one that belongs to a single map.
+        is_inherited: do the workers have it from their fork?
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.number = next(_numbers)
+        self.label = getattr(function, "__qualname__", type(function).__qualname__)
+        self.function: Callable[..., Any] | None = function
+        self.unfinished = 0
+        self.identity: tuple[int, int] | None = None
+        self.is_inherited = False
+        self._frame: list[bytes | memoryview] | None = None
+
+    def inherit(self) -> Callable[[], None]:
+        """Let workers that are forked now inherit the callable; return what ends that."""
+        assert self.function is not None
+        owner = self.function
+        while isinstance(owner, functools.partial):
+            owner = owner.func
+        hazards = []
+        if isinstance(owner, types.MethodType):
+            hazards = standins.find_hazards(owner.__self__, "self")
+            byvalue.adopt_classes(type(owner.__self__).__module__)
+        byvalue.adopt_classes("__main__")
+        _warn({hazard.place: hazard.original_type for hazard in hazards if hazard.is_standin})
+        self.is_inherited = True
+        return worker.bequeath(self.number, self.function, hazards)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Has it been pickled?"""
+        return self._frame is not None
+
+    def prepare(self) -> None:
+        """Pickle the callable as it is now.
+
+        Raises:
+            UnpicklableError: it cannot travel.
+        """
+        assert self.function is not None
+        capsule = pickling.dumps_code(self.function)
+        _warn(capsule.standins)
+        self._frame = worker.code_frame(self.number, capsule)
+
+    def is_as_sent(self) -> bool:
+        """Is the callable, with its `self`, still what was shipped?"""
+        assert self.function is not None
+        if self._frame is None:
+            return False
+        now = worker.code_frame(self.number, pickling.dumps_code(self.function))
+        return len(now) == len(self._frame) and all(a == b for a, b in zip(now, self._frame, strict=True))
+
+    def frame(self) -> list[bytes | memoryview]:
+        """Return the parts of the frame that ships it."""
+        if self._frame is None:
+            self.prepare()
+        assert self._frame is not None
+        return self._frame
+
+    def send_by_value(self, module_name: str) -> None:
+        """Pickle again, with this module's code by value."""
+        byvalue.force_by_value(module_name)
+        self.prepare()
+
+
+class CodeBook:
+    """Knows which callables the workers have, so that each travels once.
+
+    A callable and its `self` are pickled when the first of a run of tasks is submitted, and are the same for all tasks
+    of that run. Once none of its tasks is unfinished, only a weak reference is kept; the next task then pickles it
+    anew and, if it has changed, ships it again: workers never use a `self` from before a change made in between.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_identity: dict[tuple[int, int], Code] = {}
+        self._on_rest: dict[int, weakref.ref[Any]] = {}
+        self.forgotten: deque[int] = deque()  # numbers that workers are to drop; the dispatcher tells them
+
+    def lend(self, function: Callable[..., Any]) -> Code:
+        """Return the `Code` of a callable for one more task; `give_back` follows when that task is finished."""
+        identity = _identity_of(function)
+        with self._lock:
+            code = self._by_identity.get(identity)
+            if code is not None and code.unfinished:
+                code.unfinished += 1
+                return code
+        return self._renew(function, identity, code)
+
+    def _renew(self, function: Callable[..., Any], identity: tuple[int, int], known: Code | None) -> Code:
+        if known is not None and known.number in self._on_rest:
+            known.function = function
+            if known.is_as_sent():
+                del self._on_rest[known.number]
+                known.unfinished = 1
+                return known
+            self._forget(known)
+        code = Code(function)
+        code.identity = identity
+        code.unfinished = 1
+        with self._lock:
+            self._by_identity[identity] = code
+        return code
+
+    def lend_once(self, function: Callable[..., Any]) -> Code:
+        """Return a `Code` of its own, for all calls of one map."""
+        code = Code(function)
+        code.unfinished = 1
+        return code
+
+    def lend_again(self, code: Code) -> None:
+        """Count one more task of a code that is lent already."""
+        with self._lock:
+            code.unfinished += 1
+
+    def give_back(self, code: Code) -> None:
+        """Count one task of `code` as finished."""
+        with self._lock:
+            code.unfinished -= 1
+            if code.unfinished:
+                return
+        function, code.function = code.function, None
+        owner = function.__self__ if isinstance(function, types.MethodType) else function
+        if code.identity is None or code.is_inherited:
+            self._forget(code)
+            return
+        try:
+            self._on_rest[code.number] = weakref.ref(owner, lambda _: self._forget(code))
+        except TypeError:  # no weak references to this kind of object
+            self._forget(code)
+
+    def _forget(self, code: Code) -> None:
+        self._on_rest.pop(code.number, None)
+        if code.identity is not None and self._by_identity.get(code.identity) is code:
+            del self._by_identity[code.identity]
+        self.forgotten.append(code.number)
+
+
+def _identity_of(function: Callable[..., Any]) -> tuple[int, int]:
+    """Return a key that is the same for each access to one object's method (`obj.fit is obj.fit` is False)."""
+    if isinstance(function, types.MethodType):
+        return id(function.__self__), id(function.__func__)
+    return id(function), 0
+
+
+class Task:
+    """Calls of one `Code`, sent in one message.
+
+    Attributes:
+        number: its id on the wire.
+        code: what is called.
+        payload: the packed arguments.
+        mode: their layout.
+        count: number of calls.
+        future: gets the result, or the list of results of a chunk.
+        tries: workers that have died under it.
+        busy_s: seconds that it took, once done.
+    """
+
+    __slots__ = ("busy_s", "code", "count", "future", "mode", "number", "payload", "tries")
+
+    def __init__(
+        self, code: Code, payload: bytes, future: Future[Any], mode: worker.Mode = worker.Mode.CALL, count: int = 1
+    ) -> None:
+        self.number = next(_numbers)
+        self.code = code
+        self.payload = payload
+        self.mode = mode
+        self.count = count
+        self.future = future
+        self.tries = 0
+        self.busy_s = 0.0
+
+    @property
+    def label(self) -> str:
+        """How users know it."""
+        return f"{self.code.label}[{self.number}]"
+
+    def header(self) -> bytes:
+        """Return the header of its frame."""
+        return worker.TASK.pack(self.number, self.code.number, self.mode)
+
+
+def _warn(places: dict[str, str]) -> None:
+    """Say once which parts of `self` stay behind."""
+    if places:
+        named = ", ".join(f"{place}: {name}" for place, name in places.items())
+        warnings.warn(
+            f"{named} cannot be sent to a worker: a stand-in goes instead, which raises when it is used; "
+            f"{standins.REMEDY}",
+            stacklevel=5,
+        )

@@ -1,0 +1,407 @@
+"""The worker process: it reads frames, runs tasks one after the other, and answers each of them.
+
+    parent ── CODE, TASK, FORGET, QUIT ──────────────────────────> worker
+    parent <── READY, DONE, FAILED, RETURNED, LOG, BY_VALUE, ... ── worker      (one socket pair each)
+    parent <── stack of Python frames, when it hangs or crashes ─── worker      (a second pair, the lifeline)
+
+The worker also ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is
+closed, which needs neither the GIL nor the end of the current task.
+"""
+
+from __future__ import annotations
+
+import enum
+import faulthandler
+import fcntl
+import functools
+import logging
+import os
+import reprlib
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from datamat.errors import ParallelError
+from datamat.parallel import affinity, byvalue, logs, pickling, standins
+from datamat.parallel.channel import WorkerChannel
+from datamat.parallel.contexts import forget_idle_tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CODE", "OUTCOME", "TASK", "TRACE_SIGNAL", "Mode", "Reply", "Request", "WorkerConfig", "bequeath",
+           "code_frame",
+           "is_worker", "main", "refuse_while_importing", "unpack_outcome"]  # fmt: skip
+
+
+class Request(enum.IntEnum):
+    """What the parent asks of a worker."""
+
+    CODE = 1  # CODE header, lengths of the buffers, stream, buffers
+    FORGET = 2  # CODE header
+    TASK = 3  # TASK header, arguments
+    QUIT = 4
+
+
+class Reply(enum.IntEnum):
+    """What a worker tells its parent."""
+
+    READY = 10
+    DONE = 11  # OUTCOME header, result
+    FAILED = 12  # OUTCOME header, exception and traceback
+    RETURNED = 13  # OUTCOME header: not run, its code has not arrived in a usable form
+    LOG = 14
+    BY_VALUE = 15  # CODE header, name of a module to send by value
+    BROKEN = 16  # the initializer failed: traceback
+    LEAVING = 17  # the last task allowed to this worker is done
+
+
+class Mode(enum.IntEnum):
+    """How the arguments of a task are laid out."""
+
+    CALL = 0  # (args, kwargs) of one call
+    CHUNK = 1  # a list of args of several calls; the result is a list of (ok, value)
+
+
+CODE = struct.Struct("<QI")  # code id, number of buffers
+TASK = struct.Struct("<QQB")  # task number, code id, mode
+OUTCOME = struct.Struct("<QdQ")  # task number, busy seconds, peak resident bytes
+
+# Not SIGUSR1 or SIGUSR2, which users' code may have taken.
+TRACE_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - (2 if hasattr(signal, "SIGRTMAX") else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a worker sets itself up.
+
+    Attributes:
+        name: process name, as log records show it.
+        mask: CPUs to run on; None leaves them alone.
+        num_threads: threads that BLAS, OpenMP, OpenCV and the like may start.
+        logging: levels of the parent's loggers.
+        initializer: stream of the capsule of (initializer, initargs); None if there is none or it is inherited.
+        environment: the parent's environment, where the worker does not inherit it.
+        max_tasks: tasks after which the worker leaves; None for no limit.
+    """
+
+    name: str
+    mask: frozenset[int] | None
+    num_threads: int
+    logging: logs.LoggingState
+    initializer: bytes | None
+    environment: dict[str, str] | None
+    max_tasks: int | None
+
+
+_inherited: dict[int, tuple[Any, list[standins.Hazard]]] = {}
+_is_worker = False
+_is_importing = False
+
+
+def is_worker() -> bool:
+    """Is this process one of our workers?"""
+    return _is_worker
+
+
+def bequeath(code_id: int, obj: Any, hazards: list[standins.Hazard]) -> Callable[[], None]:
+    """In the parent: let the workers that are forked from now on inherit `obj` under this id.
+
+    Returns:
+        A function that ends it, to be called after the fork.
+    """
+    _inherited[code_id] = (obj, hazards)
+    return functools.partial(_inherited.pop, code_id, None)
+
+
+class _NestedRunError(BaseException):
+    """A module that a worker imports starts a pool at its top level (so it was running when the parent did)."""
+
+
+def refuse_while_importing() -> None:
+    """Raise if this is a worker that is importing a module in order to rebuild a callable."""
+    if _is_importing:
+        frame: types.FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        raise _NestedRunError(frame.f_globals.get("__name__") if frame is not None else None)
+
+
+# ---------------------------------------------------------------- set-up
+
+
+def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket) -> None:
+    """Run a worker until the parent sends QUIT or goes away."""
+    global _is_worker  # noqa: PLW0603 -- true for the rest of this process
+    _is_worker = True
+    _set_signals()
+    _hold_lifeline(lifeline)
+    faulthandler.enable(lifeline, all_threads=True)
+    faulthandler.register(TRACE_SIGNAL, lifeline, all_threads=True, chain=True)  # chain: and then end
+    forget_idle_tracker()
+    if config.environment is not None:
+        os.environ.clear()
+        os.environ.update(config.environment)
+    affinity.limit_thread_environment(config.num_threads)
+    affinity.limit_loaded_libraries(config.num_threads)
+    affinity.bind(config.mask)
+    channel = WorkerChannel(task_socket)
+    logs.forward_in_worker(functools.partial(channel.send, Reply.LOG), config.logging, config.name)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        if _initialize(config, channel):
+            channel.send(Reply.READY)
+            _Loop(channel, config.max_tasks).run()
+
+
+def _set_signals() -> None:
+    """Leave Ctrl-C to the parent, and undo handlers and masks that a fork inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, TRACE_SIGNAL})
+
+
+def _hold_lifeline(lifeline: socket.socket) -> None:
+    """Have this process killed when the parent's end of `lifeline` closes.
+
+    Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        descriptor = lifeline.fileno()
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+        with suppress(BlockingIOError):  # the parent may have ended before that
+            if not lifeline.recv(1, socket.MSG_DONTWAIT):
+                os._exit(1)
+    else:
+        threading.Thread(target=_wait_for_hang_up, args=(lifeline,), daemon=True).start()
+
+
+def _wait_for_hang_up(lifeline: socket.socket) -> None:
+    lifeline.setblocking(True)
+    with suppress(OSError):
+        lifeline.recv(1)
+    os._exit(1)
+
+
+def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
+    """Run the initializer; say whether the worker can go on."""
+    try:
+        if config.initializer is not None:
+            initializer, arguments = pickling.load_code(config.initializer)
+        elif 0 in _inherited:
+            (initializer, arguments), _ = _inherited.pop(0)
+        else:
+            return True
+        initializer(*arguments)
+    except BaseException:  # noqa: BLE001 -- handed to the parent, which ends the pool with it
+        logging.getLogger("datamat.parallel").critical("the initializer of a worker failed", exc_info=True)
+        channel.send(Reply.BROKEN, traceback.format_exc().encode(errors="backslashreplace"))
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- tasks
+
+
+class _Loop:
+    """Reads requests and answers them."""
+
+    def __init__(self, channel: WorkerChannel, max_tasks: int | None) -> None:
+        self._channel = channel
+        self._remaining = max_tasks
+        self._codes: dict[int, Callable[..., Any]] = {}
+        self._page_bytes = 1 if sys.platform == "darwin" else 1024
+
+    def run(self) -> None:
+        """Serve until QUIT."""
+        while True:
+            kind, data = self._channel.receive()
+            if kind == Request.TASK:
+                self._serve(data)
+                if self._remaining == 0:
+                    self._channel.send(Reply.LEAVING)
+                    return
+            elif kind == Request.CODE:
+                self._load(data)
+            elif kind == Request.FORGET:
+                self._codes.pop(CODE.unpack_from(data)[0], None)
+                _inherited.pop(CODE.unpack_from(data)[0], None)
+            else:
+                return
+            del data
+
+    def _load(self, data: bytes) -> None:
+        """Rebuild a callable; its tasks are returned, or fail with the reason, if that is not possible."""
+        global _is_importing  # noqa: PLW0603 -- seen by pools that the imported modules make
+        code_id, num_buffers = CODE.unpack_from(data)
+        view = memoryview(data)[CODE.size :]
+        lengths = struct.unpack_from(f"<{num_buffers + 1}Q", view)
+        offset = 8 * (num_buffers + 1)
+        parts = []
+        for length in lengths:
+            parts.append(view[offset : offset + length])
+            offset += length
+        self._codes.pop(code_id, None)
+        _is_importing = True
+        try:
+            # bytearray: arrays must arrive writable
+            function = pickling.load_code(bytes(parts[0]), [bytearray(part) for part in parts[1:]])
+        except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need this code
+            module = _module_to_blame(exc)
+            if module is not None and not byvalue.is_forced(module):
+                byvalue.force_by_value(module)
+                self._channel.send(Reply.BY_VALUE, CODE.pack(code_id, 0), module.encode())
+            else:
+                self._codes[code_id] = _failing(exc, "the callable could not be rebuilt in the worker")
+            return
+        finally:
+            _is_importing = False
+        self._codes[code_id] = _set_up(function)
+
+    def _function(self, code_id: int) -> Callable[..., Any] | None:
+        if code_id not in self._codes and code_id in _inherited:
+            function, hazards = _inherited.pop(code_id)
+            for hazard in hazards:
+                hazard.repair()
+            self._codes[code_id] = _set_up(function)
+        return self._codes.get(code_id)
+
+    def _serve(self, data: bytes) -> None:
+        number, code_id, mode = TASK.unpack_from(data)
+        function = self._function(code_id)
+        if function is None:
+            self._channel.send(Reply.RETURNED, OUTCOME.pack(number, 0.0, 0))
+            return
+        if self._remaining is not None:
+            self._remaining -= 1
+        label = f"{getattr(function, '__qualname__', type(function).__qualname__)}[{number}]"
+        logs.set_task(label)
+        begin = time.perf_counter()
+        try:
+            arguments = pickling.loads_data(memoryview(data)[TASK.size :])
+            if mode == Mode.CALL:
+                result = _call(function, *arguments)
+            else:
+                result = [_outcome(function, item) for item in arguments]
+            payload, reply = pickling.dumps_data(result, homewards=True), Reply.DONE
+        except BaseException as exc:  # noqa: BLE001 -- an error of the task, raised again by its future
+            payload, reply = _pack_error(exc), Reply.FAILED
+        busy_s = time.perf_counter() - begin
+        arguments = result = None
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * self._page_bytes
+        self._channel.send(reply, OUTCOME.pack(number, busy_s, peak), payload)
+        logs.set_task(None)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except BaseException as exc:
+        _note_item(exc, args, kwargs)
+        raise
+
+
+def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
+    """Return (True, result) or (False, packed error) of one item of a chunk."""
+    try:
+        return True, function(*args)
+    except BaseException as exc:  # noqa: BLE001 -- an error of this item, raised where the item's result is asked for
+        _note_item(exc, args, {})
+        return False, _pack_error(exc)
+
+
+def _note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say in the exception which item it belongs to."""
+    parts = [reprlib.repr(arg) for arg in args] + [f"{name}={reprlib.repr(arg)}" for name, arg in kwargs.items()]
+    with suppress(Exception):  # a user's exception class may refuse notes
+        exc.add_note(f"item: {', '.join(parts)} (process {os.getpid()})")
+
+
+def _pack_error(exc: BaseException) -> bytes:
+    """Return the exception and its traceback, in words if the exception itself cannot travel."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # users need not see our frames
+    text = "".join(traceback.format_exception(type(exc), exc, trace))
+    try:
+        packed = pickling.dumps_data((exc, text), homewards=True)
+        pickling.loads_data(packed)  # an exception whose __init__ takes other arguments fails only here
+    except BaseException:  # noqa: BLE001 -- whatever its __reduce__ does
+        notes = getattr(exc, "__notes__", [])
+        plain = ParallelError(f"{type(exc).__qualname__}: {_text_of(exc)} (this exception cannot be pickled)")
+        for note in notes:
+            plain.add_note(str(note))
+        packed = pickling.dumps_data((plain, text), homewards=True)
+    return packed
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # noqa: BLE001 -- a user's __str__
+        return "<no text>"
+
+
+def _set_up(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the user's `setup_worker` hook, once for each callable that arrives."""
+    owner = function
+    while isinstance(owner, functools.partial):
+        owner = owner.func
+    hook = getattr(getattr(owner, "__self__", None), "setup_worker", None)
+    if callable(hook) and isinstance(owner, types.MethodType):
+        try:
+            hook()
+        except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need it
+            return _failing(exc, "setup_worker failed")
+    return function
+
+
+def _failing(exc: BaseException, what: str) -> Callable[..., Any]:
+    text = "".join(traceback.format_exception(exc))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ParallelError(f"{what}: {type(exc).__name__}: {exc}\n{text}")
+
+    return fail
+
+
+def _module_to_blame(exc: BaseException) -> str | None:
+    """Return the module that must travel by value because this worker cannot import it, None if that is not it."""
+    if isinstance(exc, _NestedRunError):
+        name = exc.args[0]
+    elif isinstance(exc, ModuleNotFoundError):
+        name = exc.name
+    elif isinstance(exc, ImportError):
+        frames = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(exc.__traceback__)
+                  if frame.f_code.co_name == "<module>")  # fmt: skip
+        name = next(frames, None)
+    else:
+        name = None
+    return None if name in (None, "__main__") else str(name)
+
+
+def unpack_outcome(data: bytes) -> tuple[int, float, int, memoryview]:
+    """Return task number, busy seconds, peak resident bytes and the packed result of a reply."""
+    number, busy_s, peak = OUTCOME.unpack_from(data)
+    return number, busy_s, peak, memoryview(data)[OUTCOME.size :]
+
+
+def code_frame(code_id: int, capsule: pickling.Capsule) -> list[bytes | memoryview]:
+    """Return the parts of a CODE frame."""
+    views = [buffer.raw() for buffer in capsule.buffers]
+    lengths = struct.pack(f"<{len(views) + 1}Q", len(capsule.stream), *(view.nbytes for view in views))
+    return [CODE.pack(code_id, len(views)), lengths, capsule.stream, *views]
+
+
