@@ -1,0 +1,82 @@
+# Every command of this project. A fresh clone needs make and Python 3.11, 3.12 or 3.13; the rest is installed into .venv.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+UV   := $(BIN)/uv
+
+# The interpreter .venv is made with. One that you name is taken or refused; otherwise the first suitable of these is taken.
+PYTHON  ?= python3
+PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13)
+
+# Bytecode is compiled once here: the first import of TensorFlow then takes two seconds instead of six.
+INSTALL := $(UV) pip install --python $(BIN)/python --compile-bytecode \
+	--constraint constraints.txt --build-constraint constraints.txt --editable
+
+ARGS  ?=
+BENCH ?= write
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test stress lint format docs bench constraints clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; results are in demo/
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev  ## run the tests; ARGS="tests/test_index.py -x" narrows them
+	$(BIN)/python -m pytest $(ARGS)
+
+stress: $(VENV)/.dev  ## run the long kill loops in full
+	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)
+
+lint: $(VENV)/.dev  ## check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## put the format right, and the style where ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.docs  ## build the documentation into docs/_build, warnings as errors
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build
+
+bench: $(VENV)/.dev  ## measure; BENCH=NAME chooses benchmarks/NAME.py, ARGS go to it
+	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+
+constraints: $(UV)  ## pin the newest versions that fit pyproject.toml, for every supported Python
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --group setup \
+		--upgrade --quiet --custom-compile-command "make constraints" --output-file constraints.txt
+
+clean:  ## remove what the commands made, except .venv
+	rm -rf demo docs/_build build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+setup: $(VENV)/.dev  ## make .venv with all that the commands below need; they do so by themselves
+
+# Set-up. Each stamp is redone when the project file or the pinned versions change.
+
+$(VENV)/.run: $(UV) pyproject.toml constraints.txt
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.dev: $(UV) pyproject.toml constraints.txt
+	$(INSTALL) . --group dev
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: $(UV) pyproject.toml constraints.txt
+	$(INSTALL) '.[docs]'
+	@touch $@ $(VENV)/.run
+
+$(UV):
+	@for python in $(PYTHONS); do \
+		if $$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then \
+			echo "$$python -m venv $(VENV)"; \
+			$$python -m venv --clear $(VENV) || exit 1; \
+			exec $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv; \
+		fi; \
+	done; \
+	echo "No Python to set up with: tried $(PYTHONS), found none of version 3.11, 3.12 or 3.13 that has venv." >&2; \
+	echo "Install one (on Debian: python3.11 and python3.11-venv) or name it: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1
