@@ -1,9 +1,11 @@
 """Encoded pictures and masks: look at, check, decode, encode them. Pure functions, safe in forked workers.
 
     files       bytes of an input file, read once
-    pictures    probe, decode_image, decode_mask, check_complete, can_keep_*, encode_*   <- start reading here
+    pictures    probe, decode_image, decode_mask, check_complete, can_keep_*    <- start reading here
+    encode      encode_jpeg, encode_png
     info        ImageInfo, EXIF orientation
     png, png_chunks, jpeg, webp, bmp   one format each
+    opencv      the calls of cv2
     libraries   which library does which job
 
 All four encodings are decoded by the same rules (EXIF applied, 8 bits, nothing dropped silently), so an image and its
@@ -12,6 +14,7 @@ mask never part. Importing this package imports none of cv2, isal, pyspng.
 
 from __future__ import annotations
 
+from datamat.codecs.encode import encode_jpeg, encode_png
 from datamat.codecs.files import read_file
 from datamat.codecs.info import MAX_PIXELS, ImageInfo
 from datamat.codecs.libraries import codec_versions
@@ -21,8 +24,6 @@ from datamat.codecs.pictures import (
     check_complete,
     decode_image,
     decode_mask,
-    encode_jpeg,
-    encode_png,
     probe,
 )
 

@@ -45,7 +45,7 @@ def check_bmp(data: bytes, name: str) -> None:
 
 def _header(data: bytes, name: str) -> tuple[int, int, int, int, int]:
     """Return (width, height, bits per pixel, compression, bytes of the information header)."""
-    if len(data) < 14 + _INFO.size or int.from_bytes(data[14:18], "little") < 40:
+    if len(data) < 14 + 40 or int.from_bytes(data[14:18], "little") < 40:
         raise refuse(name, "BMP without a complete header of Windows 3 or later", "a whole BMP file", _REMEDY)
     header_bytes, width, height, _, bits, compression = _INFO.unpack_from(data, 14)
     return width, height, bits, compression, header_bytes

@@ -1,4 +1,4 @@
-"""What the rest of datamat asks of a picture file: probe, decode, check, may it be kept; and encoding.
+"""What the rest of datamat asks of a picture file: probe, decode, check, may it be kept.
 
 Order of every decode: header, refusals, structure, pixels. So nothing large is allocated for a file that is refused,
 and what is refused does not depend on which library decodes.
@@ -6,15 +6,13 @@ and what is refused does not depend on which library decodes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from datamat.codecs.bmp import check_bmp, probe_bmp
 from datamat.codecs.info import MAX_PIXELS, refuse, turn_upright
 from datamat.codecs.jpeg import check_jpeg, probe_jpeg
-from datamat.codecs.libraries import load_cv2
-from datamat.codecs.png import decode_png_image, decode_png_samples, encode_png_pixels
+from datamat.codecs.opencv import decode_with_cv2
+from datamat.codecs.png import decode_png_image, decode_png_samples
 from datamat.codecs.png_chunks import SIGNATURE, check_png, probe_png
 from datamat.codecs.webp import check_webp, probe_webp
 from datamat.errors import OptionError
@@ -28,8 +26,6 @@ __all__ = [
     "check_complete",
     "decode_image",
     "decode_mask",
-    "encode_jpeg",
-    "encode_png",
     "probe",
 ]
 
@@ -48,6 +44,7 @@ _FOREIGN = {
     b"version https://git-lfs": "Git LFS pointer (the picture itself was never fetched)",
 }
 _KEPT_ENCODINGS = {"png", "jpeg"}
+_REMEDY = "restore the file from its source, or take it out of the index"
 
 
 def probe(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -64,6 +61,7 @@ def probe(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image
 
     Example:
         >>> import numpy as np
+        >>> from datamat.codecs import encode_png
         >>> info = probe(encode_png(np.zeros((2, 3), np.uint8)))
         >>> info.encoding, info.height, info.width, info.channels
         ('png', 2, 3, 1)
@@ -99,6 +97,7 @@ def decode_image(data: bytes, *, channels: int = 3, name: str = "", max_pixels: 
 
     Example:
         >>> import numpy as np
+        >>> from datamat.codecs import encode_png
         >>> pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
         >>> bool((decode_image(encode_png(pixels)) == pixels).all())
         True
@@ -111,7 +110,7 @@ def decode_image(data: bytes, *, channels: int = 3, name: str = "", max_pixels: 
         pixels = decode_png_image(check_png(data, name), info, channels, name)
     else:
         check_complete(data, info, name=name)
-        pixels = _decode_with_cv2(data, info, channels, name)
+        pixels = _decode_other(data, info, channels, name)
     return pixels if info.orientation == 1 else turn_upright(pixels, info.orientation)
 
 
@@ -135,6 +134,7 @@ def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) ->
 
     Example:
         >>> import numpy as np
+        >>> from datamat.codecs import encode_png
         >>> decode_mask(encode_png(np.array([[0, 7]], np.uint8))).tolist()
         [[0, 7]]
     """
@@ -169,6 +169,7 @@ def can_keep_image(info: ImageInfo, *, channels: int = 3) -> bool:
 
     Example:
         >>> import numpy as np
+        >>> from datamat.codecs import encode_png
         >>> can_keep_image(probe(encode_png(np.zeros((2, 3, 3), np.uint8))))
         True
     """
@@ -188,58 +189,6 @@ def can_keep_mask(info: ImageInfo) -> bool:
     Other decoders give a palette's colours and scale 1, 2 and 4 bits up to 255.
     """
     return info.encoding == "png" and can_keep_image(info, channels=1)
-
-
-def encode_jpeg(image: Pixels, *, quality: int = 95) -> bytes:
-    r"""Return an array as JPEG, chroma subsampled 4:2:0.
-
-    Args:
-        image: uint8 (height, width, 3) in RGB order, or (height, width) or (height, width, 1) grey.
-        quality: 1 to 100.
-
-    Raises:
-        OptionError: the array or the quality is not of that kind, or a side is over 65,535.
-
-    Example:
-        >>> import numpy as np
-        >>> encode_jpeg(np.zeros((8, 8, 3), np.uint8))[:2]
-        b'\xff\xd8'
-    """
-    if not 1 <= quality <= 100:
-        raise OptionError(f"encode_jpeg: quality is {quality!r}; want 1 to 100")
-    pixels = _checked_pixels(image, "encode_jpeg", (1, 3))
-    if max(pixels.shape[:2]) > 65535:
-        raise OptionError(f"encode_jpeg: the array is {pixels.shape}; JPEG holds sides up to 65,535; store it as PNG")
-    cv2 = load_cv2()
-    # A negative-stride view, as in image[..., ::-1], would take cv2 1.07 ms instead of 0.41.
-    encoded, buffer = cv2.imencode(
-        ".jpg",
-        cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.shape[2] == 3 else pixels,
-        [cv2.IMWRITE_JPEG_QUALITY, int(quality)],
-    )
-    if not encoded:
-        raise OptionError(f"encode_jpeg: cv2 refuses an array of {pixels.shape}; want a picture that fits into memory")
-    result: bytes = buffer.tobytes()
-    return result
-
-
-def encode_png(image: Pixels) -> bytes:
-    """Return an array as PNG: the same pixels after any decoder.
-
-    The *bytes* depend on the library that deflates, see `codec_versions`; the manifest records it.
-
-    Args:
-        image: uint8 (height, width, 3) RGB, (height, width, 4) RGBA, (height, width) or (height, width, 1) grey.
-
-    Raises:
-        OptionError: the array is not of that kind.
-
-    Example:
-        >>> import numpy as np
-        >>> encode_png(np.zeros((8, 8), np.uint8))[1:4]
-        b'PNG'
-    """
-    return encode_png_pixels(_checked_pixels(image, "encode_png", (1, 3, 4)))
 
 
 def _encoding(data: bytes, name: str) -> str:
@@ -301,41 +250,14 @@ def _refuse_both(info: ImageInfo, name: str) -> None:
         raise refuse(name, found, "at most 8 bits", "convert it to 8 bits, or store it as a Tensor")
 
 
-def _decode_with_cv2(data: bytes, info: ImageInfo, channels: int, name: str) -> Pixels:
-    cv2 = load_cv2()
-    flag = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}.get(channels, cv2.IMREAD_UNCHANGED)
+def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str) -> Pixels:
     try:
-        pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error as exc:
-        raise refuse(name, f"{info.encoding} that cv2 refuses ({exc})", "intact data", "restore the file") from exc
-    if pixels is None or pixels.dtype != np.uint8 or pixels.shape[:2] != (info.height, info.width):
-        found = "nothing" if pixels is None else f"{pixels.dtype} {pixels.shape}"
-        wanted = f"uint8 ({info.height}, {info.width}, ...)"
-        raise refuse(name, f"{info.encoding} that cv2 decodes to {found}", wanted, "restore the file")
-    if channels == 4:
-        pixels = _to_rgba(pixels, info)
-    result: Pixels = pixels.reshape(info.height, info.width, channels)
-    return result
-
-
-def _to_rgba(pixels: Any, info: ImageInfo) -> Any:
-    cv2 = load_cv2()
-    samples = pixels.shape[2] if pixels.ndim == 3 else 1
-    codes = {1: cv2.COLOR_GRAY2RGBA, 3: cv2.COLOR_BGR2RGBA, 4: cv2.COLOR_BGRA2RGBA}
-    rgba = cv2.cvtColor(pixels, codes[samples])
-    if not info.alpha:
-        rgba[..., 3] = 255  # the fourth byte of a 32-bit BMP without an alpha mask is padding
-    return rgba
-
-
-def _checked_pixels(image: Any, place: str, channels: tuple[int, ...]) -> Pixels:
-    """Return the array as C-contiguous uint8 (height, width, channels)."""
-    pixels = np.asarray(image)
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in channels or pixels.size == 0:
-        raise OptionError(
-            f"{place}: the array is {np.asarray(image).dtype} {np.asarray(image).shape}; want uint8 (height, width) or "
-            f"(height, width, channels) with channels in {channels} and at least one pixel; cast or reshape it"
-        )
-    return np.ascontiguousarray(pixels)
+        pixels = decode_with_cv2(data, channels)
+    except ValueError as exc:
+        raise refuse(name, f"{info.encoding} that does not decode ({exc})", "intact data", _REMEDY) from exc
+    if pixels.shape[:2] != (info.height, info.width):
+        found = f"{info.encoding} that decodes to {pixels.shape[1]} x {pixels.shape[0]} pixels"
+        raise refuse(name, found, f"{info.width} x {info.height}, as its header says", _REMEDY)
+    if channels == 4 and not info.alpha:
+        pixels[..., 3] = 255  # the fourth byte of a 32-bit BMP without an alpha mask is padding
+    return pixels

@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from datamat.codecs.info import refuse
-from datamat.codecs.libraries import load_cv2, load_pyspng, load_zlib
+from datamat.codecs.libraries import load_pyspng, load_zlib
+from datamat.codecs.opencv import decode_with_cv2
 from datamat.codecs.png_chunks import SIGNATURE, make_chunk
 
 if TYPE_CHECKING:
     from datamat.codecs.info import ImageInfo, Pixels
     from datamat.codecs.png_chunks import PngFile
 
-__all__ = ["decode_png_image", "decode_png_samples", "encode_png_pixels"]
+__all__ = ["MAX_SCANLINE_BYTES", "decode_png_image", "decode_png_samples", "encode_png_pixels"]
 
 _REMEDY = "restore the file from its source, or take it out of the index"
 _COLOUR_TYPE = {1: 0, 2: 4, 3: 2, 4: 6}  # bytes per pixel to the PNG colour type with as many 8-bit samples
-_SPNG_FORMAT = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_SPNG_FORMAT = {1: "L", 2: "RGBA", 3: "RGB", 4: "RGBA"}  # libspng gives no grey with alpha at 8 bits
 _STORED_BYTES = 65535  # most bytes in a stored deflate block, RFC 1951 section 3.2.4
-_MOST_FILTERED_BYTES = (1 << 31) - (1 << 20)  # what one IDAT chunk can hold stored, with room for block headers
+MAX_SCANLINE_BYTES = (1 << 31) - (1 << 20)
+"""Most bytes of scanlines: what one IDAT chunk can hold (2^31 - 1), stored, with room for the blocks' headers."""
 
 
 class _Pass(NamedTuple):
@@ -127,8 +129,8 @@ def _filtered_bytes(part: _Pass, info: ImageInfo) -> int:
 
 def _inflate(stream: bytes, num_bytes: int, name: str) -> bytes:
     """Return exactly `num_bytes`; the limit also keeps a small file from filling the memory."""
-    if num_bytes > _MOST_FILTERED_BYTES:
-        raise refuse(name, f"PNG with {num_bytes} bytes of pixels", f"at most {_MOST_FILTERED_BYTES}", "tile it")
+    if num_bytes > MAX_SCANLINE_BYTES:
+        raise refuse(name, f"PNG with {num_bytes} bytes of pixels", f"at most {MAX_SCANLINE_BYTES}", "tile it")
     library = load_zlib()
     inflater = library.decompressobj()
     try:
@@ -158,31 +160,18 @@ def _decode_pass(scanlines: memoryview, part: _Pass, info: ImageInfo, name: str)
 
 def _unfilter(scanlines: memoryview, height: int, width: int, channels: int, name: str) -> Pixels:
     """Undo the scanline filters by wrapping them, stored, in a plain PNG file for libspng or cv2."""
-    highest = max(scanlines[:: 1 + width * channels])
+    highest = int(np.frombuffer(scanlines, np.uint8)[:: 1 + width * channels].max())
     if highest > 4:
         raise refuse(name, f"PNG with a row of filter type {highest}", "filter types 0 to 4", _REMEDY)
     file = _png_file(width, height, channels, *_stored_stream(scanlines))
     pyspng = load_pyspng()
     try:
-        pixels: Pixels = pyspng.load(file, _SPNG_FORMAT[channels]) if pyspng else _unfilter_with_cv2(file, channels)
-    except (RuntimeError, MemoryError) as exc:
-        raise refuse(name, f"PNG that the decoder refuses ({exc})", "a picture that it takes", _REMEDY) from exc
+        pixels: Pixels = pyspng.load(file, _SPNG_FORMAT[channels]) if pyspng else decode_with_cv2(file, channels)
+    except (RuntimeError, ValueError) as exc:
+        raise refuse(name, f"PNG that does not decode ({exc})", "intact data", _REMEDY) from exc
+    if pyspng and channels == 2:
+        pixels = np.ascontiguousarray(pixels[..., 2:])  # the grey value stands in all three colours
     return pixels.reshape(height, width, channels)
-
-
-def _unfilter_with_cv2(file: bytes, channels: int) -> Pixels:
-    cv2 = load_cv2()
-    flag = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}.get(channels, cv2.IMREAD_UNCHANGED)
-    try:
-        pixels: Any = cv2.imdecode(np.frombuffer(file, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error as exc:
-        raise RuntimeError(str(exc)) from exc
-    if pixels is None:
-        raise RuntimeError("no reason given")
-    if channels == 2:  # cv2 gives BGRA with the grey value in all three colours
-        return np.ascontiguousarray(pixels[..., 2:])
-    result: Pixels = cv2.cvtColor(pixels, cv2.COLOR_BGRA2RGBA) if channels == 4 else pixels
-    return result
 
 
 def _stored_stream(data: memoryview) -> list[bytes]:
@@ -212,7 +201,7 @@ def _unpack(rows: Pixels, width: int, depth: int) -> Pixels:
     """Return samples of 1, 2 or 4 bits, packed from the high bits down (7.2), as uint8 (height, width, 1)."""
     shifts = np.arange(8 - depth, -1, -depth, dtype=np.uint8)
     samples = (rows[..., None] >> shifts) & np.uint8((1 << depth) - 1)
-    return samples.reshape(len(rows), -1)[:, :width, None]
+    return np.ascontiguousarray(samples.reshape(len(rows), -1)[:, :width, None])
 
 
 def _palette(file: PngFile, indices: Pixels, channels: int, name: str) -> Pixels:

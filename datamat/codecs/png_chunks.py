@@ -17,6 +17,7 @@ __all__ = ["COLOUR_TYPES", "SIGNATURE", "Chunk", "PngFile", "check_png", "make_c
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _FRAME = struct.Struct(">I4s")  # length of the data, type; the data and their CRC-32 follow (5.3)
 _HEADER = struct.Struct(">IIBBBBB")  # width, height, depth, colour type, compression, filter, interlace (11.2.1)
+_MAX_CHUNKS = 1 << 18  # a file of empty chunks would fill the memory; encoders write 8 KiB or more into each
 _REMEDY = "restore the file from its source, or take it out of the index"
 
 COLOUR_TYPES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -64,7 +65,7 @@ def make_chunk(kind: bytes, *parts: bytes) -> list[bytes]:
     return [_FRAME.pack(sum(map(len, parts)), kind), *parts, crc.to_bytes(4, "big")]
 
 
-def walk_chunks(data: bytes) -> PngFile:
+def walk_chunks(data: bytes, name: str) -> PngFile:
     """Return the file's chunks up to IEND, or up to the first that is cut off. What follows IEND is ignored."""
     chunks = []
     at, size = len(SIGNATURE), len(data)
@@ -76,6 +77,8 @@ def walk_chunks(data: bytes) -> PngFile:
         chunks.append(Chunk(kind, at + 8, stop))
         if kind == b"IEND":
             break
+        if len(chunks) > _MAX_CHUNKS:
+            raise refuse(name, f"PNG of over {_MAX_CHUNKS} chunks", "fewer", _REMEDY)
         at = stop + 4
     return PngFile(data, tuple(chunks))
 
@@ -88,7 +91,7 @@ def probe_png(data: bytes, name: str) -> ImageInfo:
     if depth not in _DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
         found = f"PNG header with colour type {colour}, depth {depth}, methods {compression}, {filtering}, {interlace}"
         raise refuse(name, found, "a combination that PNG defines", _REMEDY)
-    file = walk_chunks(data)
+    file = walk_chunks(data, name)
     kinds = {chunk.kind for chunk in file.chunks}
     return ImageInfo(
         encoding="png",
@@ -111,7 +114,7 @@ def check_png(data: bytes, name: str) -> PngFile:
         InputError: the file is cut off, a chunk's CRC is wrong, a critical chunk is unknown, or IDAT or PLTE are not
             where they belong.
     """
-    file = walk_chunks(data)
+    file = walk_chunks(data, name)
     if not file.chunks or file.chunks[-1].kind != b"IEND":
         raise refuse(name, f"PNG of {len(data)} bytes ends before its IEND chunk", "a whole file", _REMEDY)
     crc32 = load_zlib().crc32
