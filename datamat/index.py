@@ -301,7 +301,7 @@ def _cells(path: pathlib.Path, batch: Any, name: str, number: int) -> list[Any]:
     for place, value in enumerate(values):
         if not isinstance(value, (str, int, float)):
             raise SourceError(
-                f"{path} row {number + place + 1}, column {name!r}: found {value!r} ({type(value).__name__}), want text "
-                "or a number; fill in empty cells and flatten nested ones"
+                f"{path} row {number + place + 1}, column {name!r}: found {value!r} ({type(value).__name__}), want "
+                "text or a number; fill in empty cells and flatten nested ones"
             )
     return values

@@ -42,7 +42,7 @@ from datamat.writers.function import FunctionWriter
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from concurrent.futures import Executor, Future
 
     from datamat.features import Features
@@ -175,7 +175,7 @@ class Materializer:
         Raises:
             SampleError: a sample failed.
         """
-        started = time.perf_counter()
+        started = time.process_time()
         store, pipeline = _opened(self._rows(), self)
         positions = np.asarray(store.order[spec.start : spec.stop])
         columns = self.writer.features.columns
@@ -188,13 +188,13 @@ class Materializer:
                         writer.append(record)
                         keys.add(key)
             offsets = writer.finish()
-            return file.finish(offsets, keys, time.perf_counter() - started)
+            return file.finish(offsets, keys, time.process_time() - started)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what a worker has no use for."""
         return {**self.__dict__, "executor": None}
 
-    def _dispatch(self, rows_folder: pathlib.Path, told: Dispatched, parts: Sequence[PartSpec]) -> Iterator[Receipt]:
+    def _dispatch(self, rows_folder: pathlib.Path, told: Dispatched, parts: Sequence[PartSpec]) -> Generator[Receipt]:
         """Yield the receipts of parts as they come; the first part is begun first."""
         if not parts:
             return
@@ -208,8 +208,9 @@ class Materializer:
                     futures.append(executor.submit(self.write_part, part))
                     futures[-1].add_done_callback(done.put)
                 if isinstance(executor, PathosExecutor):
-                    told.num_workers = executor.stats().num_workers
-                    told.start_method = executor.stats().start_method
+                    found = executor.stats()
+                    told.num_workers = min(self._num_workers(), len(parts))
+                    told.start_method = f"{found.start_method}: {found.reason}"
                 for _ in futures:
                     yield done.get().result()
             finally:
@@ -219,9 +220,8 @@ class Materializer:
 
     def _own_executor(self, num_parts: int) -> PathosExecutor:
         options = self.workers
-        wanted = options.num_workers or len(physical_cores())
         return PathosExecutor(
-            min(wanted, num_parts),
+            min(self._num_workers(), num_parts),
             start_method=options.start_method,
             affinity=options.affinity,
             initializer=_set_up,
@@ -229,6 +229,9 @@ class Materializer:
             max_retries=options.max_retries,
             logger=self.logger,
         )
+
+    def _num_workers(self) -> int:
+        return self.workers.num_workers or len(physical_cores())
 
     def _manifest(self, plan: Plan, infos: tuple[ShardInfo, ...]) -> Manifest:
         return Manifest(

@@ -48,7 +48,7 @@ class Receipt:
         fingerprint: of the shard.
         num_records, num_bytes, digest: of the part's file (XXH3-128).
         keys: digest of the keys of its records, in order.
-        busy_s: seconds that the worker spent on it.
+        busy_s: processor seconds that the worker spent on it.
     """
 
     shard: str
@@ -220,8 +220,8 @@ class ShardAssembly:
         offsets = Offsets.joined([(self._offsets(receipt), receipt.num_bytes) for receipt in receipts])
         if self._growing.stat().st_size != info.num_bytes or len(offsets) != info.num_records:
             raise CorruptDataError(
-                f"{self._growing} holds {self._growing.stat().st_size} bytes and {len(offsets)} offsets, its receipts say "
-                f"{info.num_bytes} and {info.num_records}; remove {self._folder.parent.parent} and run again"
+                f"{self._growing} holds {self._growing.stat().st_size} bytes and {len(offsets)} offsets, its receipts "
+                f"say {info.num_bytes} and {info.num_records}; remove {self._folder.parent.parent} and run again"
             )
         with commit(self._final.with_suffix(".idx")) as file:
             file.write(offsets.to_text().encode())

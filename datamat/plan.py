@@ -248,9 +248,17 @@ def make_plan(
             shard_name = f"{name}-{split}-{number:05d}-of-{len(bounds) - 1:05d}"
             digest = xxhash.xxh3_128(fingerprint[split].encode())
             digest.update(np.ascontiguousarray(digests[start:stop]).data)
-            common = {"copies": copies[split], "augmented": augmented[split], "fingerprint": digest.hexdigest()}
             parts = tuple(
-                PartSpec(shard_name, part, first + a, first + b, int(work[b - 1] - (work[a - 1] if a else 0)), **common)
+                PartSpec(
+                    shard=shard_name,
+                    number=part,
+                    start=first + a,
+                    stop=first + b,
+                    cost=int(work[b - 1] - (work[a - 1] if a else 0)),
+                    copies=copies[split],
+                    augmented=augmented[split],
+                    fingerprint=digest.hexdigest(),
+                )
                 for part, (a, b) in enumerate(_cut(work, start, stop, target))
             )
             shards.append(ShardSpec(shard_name, split, number, digest.hexdigest(), parts))

@@ -27,7 +27,7 @@ class RunReport:
         num_shards_written, num_shards_reused: shards made by this run, and left as they were.
         num_parts_written, num_parts_resumed: parts made by this run, and taken over from an interrupted one.
         elapsed_s: wall time of the run.
-        busy_s: time that workers spent on parts, added up.
+        busy_s: processor time that workers spent on parts, added up.
         num_workers: worker processes; 0 where there was nothing to do.
         start_method: of the workers, and why it was chosen.
     """
@@ -53,7 +53,7 @@ class RunReport:
 
     @property
     def speedup(self) -> float:
-        """Work done per wall time, over one core: busy time of all workers / elapsed time."""
+        """How much faster than one core doing the same work and nothing else: busy time / elapsed time."""
         return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
 
     def __str__(self) -> str:

@@ -177,8 +177,8 @@ class _RowWriter:
         if not same:
             row, number = next((r, n) for n, r in enumerate(batch) if set(r.fields) != set(self._names))
             raise SourceError(
-                f"{_place(row, self.num_rows + number)}: the fields are {sorted(row.fields)}, but {sorted(self._names)} in "
-                "the first row; give every row the same fields ('' or nan where one has none)"
+                f"{_place(row, self.num_rows + number)}: the fields are {sorted(row.fields)}, but {sorted(self._names)} "
+                "in the first row; give every row the same fields ('' or nan where one has none)"
             )
         return columns
 
@@ -204,8 +204,8 @@ class _RowWriter:
         kind = _kind_of(field.name, column, batch, self.num_rows)
         if kind != field.kind and (kind, field.kind) != ("int64", "float64"):
             raise SourceError(
-                f"{_place(batch[0], self.num_rows)}: field {field.name!r} holds {kind} here, but {field.kind} in the rows "
-                "before; give one type to a field (write 1.0 for 1 among floats)"
+                f"{_place(batch[0], self.num_rows)}: field {field.name!r} holds {kind} here, but {field.kind} in the "
+                "rows before; give one type to a field (write 1.0 for 1 among floats)"
             )
         if field.kind != "text":
             numbers = np.array(column, np.dtype(field.kind))
@@ -256,7 +256,7 @@ class _RowWriter:
 
     def _file(self, name: str) -> BinaryIO:
         if name not in self._files:
-            self._files[name] = self._stack.enter_context(open(self._folder / name, "xb"))
+            self._files[name] = self._stack.enter_context((self._folder / name).open("xb"))
         return self._files[name]
 
 
@@ -353,7 +353,7 @@ class RowStore:
         positions = np.asarray(positions, np.int64)
         stops = ends[positions].tolist()
         starts = np.where(positions > 0, ends[positions - 1], 0).astype(np.int64).tolist()
-        whole = memoryview(text)
+        whole = memoryview(text.data)
         return [bytes(whole[a:b]).decode("utf-8", "surrogateescape") for a, b in zip(starts, stops, strict=True)]
 
     def _codes(self, name: str, dtype: Any) -> np.ndarray:
@@ -383,8 +383,8 @@ def _check_keys(keys: Sequence[Any], batch: Sequence[IndexRow], first: int) -> N
     for number, key in enumerate(keys):
         if type(key) is not str or "\n" in key or _BAD_KEY.search(key) or not _encodes(key):
             raise SourceError(
-                f"{_place(batch[number], first + number)}: key {key!r}; want a non-empty str without '/', '\\', '..', '#', "
-                "control characters or lone surrogates: keys become parts of file names"
+                f"{_place(batch[number], first + number)}: key {key!r}; want a non-empty str without '/', '\\', '..', "
+                "'#', control characters or lone surrogates: keys become parts of file names"
             )
 
 
@@ -408,8 +408,8 @@ def _kind_of(name: str, column: Sequence[Any], batch: Sequence[IndexRow], first:
         (n, v) for n, v in enumerate(column) if type(v) not in {str, int, float} or type(v) is not type(column[0])
     )
     raise SourceError(
-        f"{_place(batch[number], first + number)}: field {name!r} holds {value!r} ({type(value).__name__}); want str, int "
-        "or float, the same type in every row"
+        f"{_place(batch[number], first + number)}: field {name!r} holds {value!r} ({type(value).__name__}); want str, "
+        "int or float, the same type in every row"
     )
 
 

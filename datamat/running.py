@@ -25,7 +25,7 @@ from datamat.storage import commit_json, fsync_folder
 if TYPE_CHECKING:
     import logging
     import pathlib
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from datamat.formats import ShardFormat
     from datamat.parts import Receipt
@@ -43,12 +43,12 @@ class Dispatched:
         receipts: begins the work when it is first asked.
     """
 
-    def __init__(self, receipts: Callable[[Dispatched, Sequence[PartSpec]], Iterator[Receipt]]) -> None:
+    def __init__(self, receipts: Callable[[Dispatched, Sequence[PartSpec]], Generator[Receipt]]) -> None:
         self._receipts = receipts
         self.num_workers = 0
         self.start_method = ""
 
-    def of(self, parts: Sequence[PartSpec]) -> Iterator[Receipt]:
+    def of(self, parts: Sequence[PartSpec]) -> Generator[Receipt]:
         """Yield the receipt of each part, in the order in which they are finished."""
         return self._receipts(self, parts)
 

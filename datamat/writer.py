@@ -55,7 +55,7 @@ class DatasetWriter(abc.ABC):
     features: Features
     file_fields: ClassVar[Sequence[str] | None] = None
 
-    def bind(self, source: Any) -> None:
+    def bind(self, source: Any) -> None:  # noqa: B027 -- an optional hook: doing nothing is the default
         """Learn from the source what `features` needs: class names, columns; called before anything else.
 
         Args:
@@ -102,8 +102,9 @@ class DatasetWriter(abc.ABC):
             A column for every declared feature but `key`: an array (n,) of its dtype, or n strings.
         """
         del keys, fields
+        return None
 
-    def setup_worker(self) -> None:
+    def setup_worker(self) -> None:  # noqa: B027 -- as above
         """Prepare a worker process before its first sample: open what cannot be sent to it."""
 
 

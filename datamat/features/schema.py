@@ -128,7 +128,8 @@ class Features(Mapping[str, Feature]):
             return {name: feature.decode(name, columns) for name, feature in self._fields.items()}
         except KeyError as error:
             raise SchemaError(
-                f"the record has no column {error.args[0]!r}; it holds {some(columns)}: was it written with other features?"
+                f"the record has no column {error.args[0]!r}; it holds {some(columns)}: "
+                "was it written with other features?"
             ) from error
 
     def prepare(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,9 +175,10 @@ def _feature_from_json(name: str, declaration: Mapping[str, Any]) -> Feature:
     if kind not in _TYPES:
         raise SchemaError(f"field {name!r} has the type {kind!r}; want one of {some(_TYPES)}")
     try:
-        return _TYPES[kind](**{key: _tuples(value) for key, value in arguments.items()})
+        feature: Feature = _TYPES[kind](**{key: _tuples(value) for key, value in arguments.items()})
     except TypeError as error:
         raise SchemaError(f"field {name!r} of type {kind}: {error}") from error
+    return feature
 
 
 def _inferred(name: str, value: Any) -> Feature:

@@ -150,6 +150,11 @@ class Text(Feature):
             raise mismatch(name, self, f"{value!r}, which UTF-8 cannot hold", "replace the lone surrogate") from error
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if set(map(type, values)) <= {str}:
+            try:
+                return {name: list(map(str.encode, values))}
+            except UnicodeEncodeError:
+                pass  # found again below, with its value
         return {name: [self.encode(name, value)[name] for value in values]}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> str:
@@ -268,7 +273,7 @@ def _checked_dtype(dtype: Any, where: str) -> str:
         name = ""
     if name not in _KIND_OF_DTYPE:
         raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {some(_KIND_OF_DTYPE)}")
-    return name
+    return str(name)
 
 
 def _scalar_of(name: str, feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray:

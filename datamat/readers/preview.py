@@ -98,8 +98,8 @@ def _tile(image: np.ndarray, mask: np.ndarray | None, feature: Mask | None, key:
     if mask is not None and feature is not None:
         picture = cv2.addWeighted(palette_of(feature)[mask], opacity, picture, 1 - opacity, 0)
     height = max(round(picture.shape[0] * _TILE_WIDTH / picture.shape[1]), 1)
-    picture = cv2.resize(picture, (_TILE_WIDTH, height), interpolation=cv2.INTER_AREA)
-    return np.concatenate([picture, _text([(key, None)], _TILE_WIDTH)])
+    small: np.ndarray = cv2.resize(picture, (_TILE_WIDTH, height), interpolation=cv2.INTER_AREA)
+    return np.concatenate([small, _text([(key, None)], _TILE_WIDTH)])
 
 
 def _row(tiles: Sequence[np.ndarray], width: int) -> np.ndarray:
