@@ -19,15 +19,12 @@ import numpy as np
 from datamat.errors import SchemaError
 from datamat.formats.example import (
     DTYPE,
-    KIND_TAG,
     Column,
     differing_columns,
     sorted_columns,
-    varint,
-    varint_matrix,
-    varint_sizes,
     wrong_value,
 )
+from datamat.formats.wire import varint, varint_matrix, varint_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +130,7 @@ def _entry_fields(column: Column, list_fields: list[_Field], list_size: _Size) -
         _varint_field(entry_size),
         _Field(column.key),
         _varint_field(feature_size),
-        _Field(KIND_TAG[column.kind]),
+        _Field(column.tag),
         _varint_field(list_size),
     ]
     return heads + list_fields, 1 + _varint_size(entry_size) + entry_size

@@ -34,20 +34,15 @@ _TRAILER_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
-# Joining the pieces of a payload up to this size costs less than a CRC call for each of them.
-_SMALL_BYTES = 2048
-
 _Crc = TypeVar("_Crc", int, "NDArray[np.uint64]")
 
 
 def frame(pieces: list[bytes], length: int) -> list[bytes]:
     """Put header and trailer around the pieces of one payload, without copying large ones."""
-    if length < _SMALL_BYTES:
-        pieces = [b"".join(pieces)]
     crc = 0
     for piece in pieces:
         crc = google_crc32c.extend(crc, piece)
-    return [_header(length), *pieces, _CRC.pack(_mask(crc))]
+    return [_header(length) + pieces[0], *pieces[1:], _CRC.pack(_mask(crc))]
 
 
 def encode_block(columns: Block, kinds: Mapping[str, ColumnKind]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
