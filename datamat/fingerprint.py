@@ -327,13 +327,13 @@ def _instance(value: Any) -> _Parts:
     return _named(b"instance", held, attributes)
 
 
-def _named(tag: bytes, held: list[tuple[str, Any]], attributes: dict[Any, Any]) -> _Parts:
+def _named(tag: bytes, held: list[tuple[str, Any]], attributes: dict[Any, Any], *, step: str = ".") -> _Parts:
     """Return an object that holds attributes by name beside what it holds by place."""
     names = sorted(attributes, key=str)
     return _Parts(
         tag + repr([str(name) for name in names]).encode(),
         [*(value for _, value in held), *(attributes[name] for name in names)],
-        [*(step for step, _ in held), *(f".{name}" for name in names)],
+        [*(step for step, _ in held), *(f"{step}{name}" for name in names)],
     )
 
 
@@ -416,7 +416,7 @@ def _function(value: types.FunctionType) -> _Parts:
         ("", {name: part for name, part in vars(value).items() if name != "__doc__"}),
     ]
     used = dict(_closure_of(value)) | ({} if origin else dict(_globals_of(value)))
-    return _named(f"function {origin}".encode(), held, used)
+    return _named(f"function {origin}".encode(), held, used, step=" -> ")
 
 
 def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -554,7 +554,10 @@ def _imported(value: _Import) -> _Parts:
 
 
 def _installed_class(kind: type) -> bool:
-    return bool(_origin(kind.__module__, getattr(sys.modules.get(kind.__module__), "__file__", None)))
+    module = kind.__module__
+    if not isinstance(module, str):  # the metatype of Cython has a descriptor there
+        return False
+    return bool(_origin(module, getattr(sys.modules.get(module), "__file__", None)))
 
 
 def _found(module: str, qualname: str) -> Any:
@@ -598,7 +601,6 @@ def _version(top: str) -> str:
 _distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
-@functools.cache
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     """Find a module without importing it, nor the packages it is in."""
     spec, path, steps = None, None, name.split(".")
