@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import platform
 import zlib
 from typing import Any
 
@@ -56,7 +57,7 @@ def codec_versions() -> dict[str, str]:
     return {
         "jpeg_decode": opencv,
         "jpeg_encode": opencv,
-        "png_encode": deflate,
+        "png_encode": f"{deflate} {platform.machine()}",  # ISA-L has other code for ARM: its bytes may differ
         "png_inflate": deflate,
         "png_unfilter": opencv if load_pyspng() is None else f"pyspng-seunglab {_version('pyspng-seunglab')}",
     }
