@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from datamat.errors import CorruptDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from datamat.formats import Buffer
 
 __all__ = ["deflate_member", "inflate_member", "read_member"]
@@ -25,15 +23,12 @@ _READ_BYTES = 1 << 20
 _GZIP = zlib.MAX_WBITS | 16  # lets zlib read header and trailer, and test the CRC and the length
 
 
-def deflate_member(pieces: Iterable[Buffer], num_bytes: int, *, level: int) -> list[bytes]:
-    """Return the pieces, `num_bytes` in all, as one gzip member, itself in pieces."""
+def deflate_member(data: Buffer, *, level: int) -> bytes:
+    """Return the data as one gzip member."""
     deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-    crc = 0
-    member = [_HEADER]
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-        member.append(deflate.compress(piece))
-    return [*member, deflate.flush(), _TRAILER.pack(crc, num_bytes & 0xFFFF_FFFF)]
+    # In one call: that the output doesn't depend on how input is cut is true of zlib, but promised nowhere.
+    body = (deflate.compress(data), deflate.flush())
+    return b"".join((_HEADER, *body, _TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)))
 
 
 def read_member(file: BinaryIO, buffer: bytes) -> tuple[bytes, int, bytes]:

@@ -324,11 +324,10 @@ class _GzipSink:
             self._close_member()
 
     def _close_member(self) -> None:
-        pieces = deflate_member(self._member, self._member_bytes, level=_GZIP_LEVEL)
-        size = sum(map(len, pieces))
-        self._file.add(pieces)
+        member = deflate_member(b"".join(self._member), level=_GZIP_LEVEL)
+        self._file.add([member])
         self._counts.append(self._member_records)
-        self._member_sizes.append(size)
+        self._member_sizes.append(len(member))
         self._member.clear()
         self._member_bytes = self._member_records = 0
 

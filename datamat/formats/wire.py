@@ -23,6 +23,7 @@ __all__ = ["fields", "pack_varints", "read_varint", "unpack_varints", "varint", 
 
 VARINT, I64, LEN, GROUP, END_GROUP, I32 = range(6)  # wire types
 _MAX_VARINT_BYTES = 10
+_UINT64_MAX = 2**64 - 1
 _MAX_GROUP_DEPTH = 100  # what protobuf's own parsers allow
 
 # From here on numpy is faster than a loop over the numbers (measured: 24 values for writing, 30 for reading).
@@ -50,10 +51,9 @@ def varint(value: int) -> bytes:
 
 def pack_varints(values: NDArray[np.int64]) -> bytes:
     """Return int64 numbers (n,) as a packed field; negative ones take ten bytes."""
-    unsigned = values.astype("<i8", copy=False).view(np.uint64)
     if len(values) < _MANY_INTS:
-        return b"".join(map(varint, unsigned.tolist()))
-    matrix, sizes = varint_matrix(unsigned)
+        return b"".join([varint(value & _UINT64_MAX) for value in values.tolist()])
+    matrix, sizes = varint_matrix(values.astype("<i8", copy=False).view(np.uint64))
     return matrix[np.arange(matrix.shape[1]) < sizes[:, None]].tobytes()
 
 
@@ -146,5 +146,5 @@ def read_varint(data: Buffer, start: int, stop: int) -> tuple[int, int]:
         byte = data[position]
         value |= (byte & 127) << 7 * (position - start)
         if byte < 128:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
+            return value & _UINT64_MAX, position + 1
     raise CorruptDataError(f"the number at byte {start} does not end within its {stop - start} bytes")
