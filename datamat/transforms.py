@@ -289,13 +289,16 @@ def _stage_of(transform: Any, features: Features) -> _Stage:
     if hasattr(transform, "set_random_state") and hasattr(transform, "available_keys"):
         return _pipeline_of(transform, features)
     call = _Call(transform)
-    with contextlib.suppress(ValueError):  # some built-in callables have no signature
-        try:
-            inspect.signature(transform).bind(None, None)
-        except TypeError as error:
-            raise OptionError(
-                f"transform {call.name} cannot be called with (sample, rng): {error}; give it these two parameters"
-            ) from error
+    try:
+        signature = inspect.signature(transform)
+    except ValueError:  # some callables written in C have none
+        return call
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise OptionError(
+            f"transform {call.name} cannot be called with (sample, rng): {error}; give it these two parameters"
+        ) from error
     return call
 
 

@@ -93,22 +93,37 @@ class Words(set):
 
 
 VALUES = [
-    None, ..., NotImplemented, True, False, 0, 1, -1, 255, 2**70, 0.0, -0.0, 1.0, float("nan"), float("inf"), 1j, "", "1",
-    "é", "\udc80", b"", b"1", bytearray(b"1"), (), (1,), [], [1], [1, 2], [2, 1], [[1], 2], {}, {1: 2}, {2: 1}, {"1": 2},
-    set(), {1}, frozenset(), frozenset({1}), range(3), range(4), slice(1), slice(1, 2), Colour.RED, Colour.BLUE, Colour,
-    Level.LOW, Level.LOW | Level.HIGH, pathlib.Path("a"), pathlib.Path("b"), pathlib.PurePosixPath("a"), Point(1), Point(1, 2),
-    Named(1, 2), Named(2, 1), Tags([1]), Words({1}), collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1),
-    collections.defaultdict(int, a=1), collections.defaultdict(list, a=1), collections.Counter("a"), collections.deque([1]),
-    collections.deque([1], 3), datetime.date(2020, 1, 2), datetime.date(2020, 1, 3), datetime.timedelta(1), decimal.Decimal("1.0"),
+    None, ..., NotImplemented, True, False, 0, 1, -1, 255, 2**70, 0.0, -0.0, 1.0, float("nan"),
+    float("inf"), 1j, "", "1",
+    "é", "\udc80", b"", b"1", bytearray(b"1"), (), (1,), [], [1], [1, 2], [2, 1], [[1], 2], {}, {1: 2},
+    {2: 1}, {"1": 2},
+    set(), {1}, frozenset(), frozenset({1}), range(3), range(4), slice(1), slice(1, 2), Colour.RED,
+    Colour.BLUE, Colour,
+    Level.LOW, Level.LOW | Level.HIGH, pathlib.Path("a"), pathlib.Path("b"), pathlib.PurePosixPath("a"),
+    Point(1), Point(1, 2),
+    Named(1, 2), Named(2, 1), Tags([1]), Words({1}), collections.OrderedDict(a=1, b=2),
+    collections.OrderedDict(b=2, a=1),
+    collections.defaultdict(int, a=1), collections.defaultdict(list, a=1), collections.Counter("a"),
+    collections.deque([1]),
+    collections.deque([1], 3), datetime.date(2020, 1, 2), datetime.date(2020, 1, 3),
+    datetime.timedelta(1), decimal.Decimal("1.0"),
     decimal.Decimal("1.00"), fractions.Fraction(1, 3), types.SimpleNamespace(a=1), types.SimpleNamespace(a=2),
-    np.zeros(3), np.zeros(3, np.float32), np.zeros((3, 1)), np.zeros((1, 3)), np.ones(3), np.zeros(0), np.zeros((0, 3)),
-    np.array(["a", "b"]), np.array([1, "a"], object), np.array([None]), np.float32(1), np.float64(1), np.int64(1),
-    np.datetime64("2020-01-01"), np.dtype("<f4"), np.dtype(">f4"), np.dtype([("a", "<f4")]), np.dtype([("b", "<f4")]),
-    np.zeros(2, [("a", "<i2"), ("b", "<i8")]), np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[1, 0]),
-    int, float, len, max, str.upper, str.lower, np.sin, np.cos, operator.itemgetter(1), operator.itemgetter(2),
-    functools.partial(int, base=2), functools.partial(int, base=3), "a".join, "b".join, list[int], list[str], int | None,
-    Image(), Image(encoding="jpeg"), ClassLabel(names=("a", "b")), Features({"a": Image()}), Features({"b": Image()}),
-    random.Random, np.random.SeedSequence(1), np.random.SeedSequence(2), lambda: 1, lambda: 2, ValueError("a"), ValueError("b"),
+    np.zeros(3), np.zeros(3, np.float32), np.zeros((3, 1)), np.zeros((1, 3)), np.ones(3), np.zeros(0),
+    np.zeros((0, 3)),
+    np.array(["a", "b"]), np.array([1, "a"], object), np.array([None]), np.float32(1), np.float64(1),
+    np.int64(1),
+    np.datetime64("2020-01-01"), np.dtype("<f4"), np.dtype(">f4"), np.dtype([("a", "<f4")]),
+    np.dtype([("b", "<f4")]),
+    np.zeros(2, [("a", "<i2"), ("b", "<i8")]), np.ma.array([1, 2], mask=[0, 1]),
+    np.ma.array([1, 2], mask=[1, 0]),
+    int, float, len, max, str.upper, str.lower, np.sin, np.cos, operator.itemgetter(1),
+    operator.itemgetter(2),
+    functools.partial(int, base=2), functools.partial(int, base=3), "a".join, "b".join, list[int],
+    list[str], int | None,
+    Image(), Image(encoding="jpeg"), ClassLabel(names=("a", "b")), Features({"a": Image()}),
+    Features({"b": Image()}),
+    random.Random, np.random.SeedSequence(1), np.random.SeedSequence(2), lambda: 1, lambda: 2,
+    ValueError("a"), ValueError("b"),
 ]  # fmt: skip
 
 
@@ -444,6 +459,7 @@ def test_modules_imported_inside_functions_count(tmp_path, monkeypatch, load, im
 def test_installed_code_counts_by_version(monkeypatch):
     """Another version of a distribution is another digest, for functions, classes and local imports alike."""
     import google_crc32c
+
     from datamat import fingerprint as module
 
     def local():
@@ -665,7 +681,7 @@ def test_things_without_meaning_count_by_type(make):
         (socket.socket, "socket.socket"),
         (lambda: (i for i in range(3)), "builtins.generator"),
         (lambda: iter([1, 2]), "builtins.list_iterator"),
-        (lambda: open(__file__), "_io.TextIOWrapper"),
+        (lambda: pathlib.Path(__file__).open(), "_io.TextIOWrapper"),
         (lambda: itertools.count(), "itertools.count"),
         (lambda: map(str, []), "builtins.map"),
     ],
