@@ -203,7 +203,7 @@ def _capacity(cpu: int, root: str) -> int:
 
 
 def _count_cores_elsewhere() -> int:
-    import psutil  # noqa: PLC0415 -- needed only where the scheduler's mask cannot be read
+    import psutil  # needed only where the scheduler's mask cannot be read
 
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 

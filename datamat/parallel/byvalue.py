@@ -11,18 +11,21 @@ Classes are made in two steps, an empty skeleton and then its content, so that t
 
 from __future__ import annotations
 
-import _abc
 import abc
 import dis
 import enum
 import functools
+import os
 import sys
 import threading
 import types
 import typing
 import uuid
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "adopt_classes",
@@ -35,6 +38,7 @@ __all__ = [
     "global_names",
     "is_by_value",
     "is_forced",
+    "is_installed",
     "known_id",
     "lookup",
     "lru_cache_of",
@@ -108,6 +112,12 @@ def _find_again(name: str) -> bool:
     return False
 
 
+def is_installed(module_name: str) -> bool:
+    """Is it a module of an installed package, which nobody edits while the session runs?"""
+    path = getattr(sys.modules.get(module_name), "__file__", None) or ""
+    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
 def lookup(module_name: str | None, qualified_name: str) -> Any:
     """Return what this process finds under a name, None if nothing."""
     try:
@@ -160,10 +170,10 @@ def class_by_id(identity: str) -> type:
     return found
 
 
-def adopt_classes(module_name: str) -> None:
-    """Give ids to the classes of a module before a fork, so that the forked workers know them as the same."""
-    for value in list(vars(sys.modules.get(module_name, types.ModuleType("none"))).values()):
-        if isinstance(value, type) and value.__module__ == module_name:
+def adopt_classes(values: Iterable[Any]) -> None:
+    """Give ids to the classes among `values` before a fork, so that forked workers know them as the same."""
+    for value in values:
+        if isinstance(value, type) and (is_by_value(value.__module__) or "<locals>" in value.__qualname__):
             class_id(value)
 
 
@@ -263,11 +273,15 @@ def class_parts(cls: type) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """Return the function that makes the empty class, its arguments, and the state that fills it."""
     identity = class_id(cls)
     if isinstance(cls, enum.EnumMeta):
-        members = [(name, member.value) for name, member in cls.__members__.items()]
+        table: dict[str, enum.Enum] = dict(cls.__members__)
+        members = [(name, member.value) for name, member in table.items()]
         names = {name for name, _ in members}
         content = {k: v for k, v in cls.__dict__.items() if k not in names and k not in _ENUM_OWN}
-        arguments = (cls.__bases__, cls.__name__, cls.__qualname__, cls.__module__, members, identity)
-        return make_enum, arguments, (identity, content, ())
+        return (
+            make_enum,
+            (cls.__bases__, cls.__name__, cls.__qualname__, cls.__module__, members, identity),
+            (identity, content, ()),
+        )
     content = dict(cls.__dict__)
     skeleton: dict[str, Any] = {}
     if "__slots__" in content:
@@ -280,7 +294,8 @@ def class_parts(cls: type) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     content = {k: v for k, v in content.items() if k not in _NOT_COPIED and not isinstance(v, descriptors)}
     registered: tuple[type, ...] = ()
     if isinstance(cls, abc.ABCMeta):
-        registered = tuple(sub for reference in _abc._get_dump(cls)[0] if (sub := reference()) is not None)
+        references = abc._get_dump(cls)[0]  # type: ignore[attr-defined]  # undocumented, as the registry is
+        registered = tuple(subclass for reference in references if (subclass := reference()) is not None)
     arguments = (type(cls), cls.__name__, cls.__qualname__, cls.__module__, cls.__bases__, skeleton, identity)
     return make_class, arguments, (identity, content, registered)
 
@@ -303,7 +318,7 @@ def make_enum(bases: Any, name: str, qualified_name: str, module: str, members: 
     with _guard:
         if (found := _known.get(identity)) is not None:
             return found
-        metaclass = type(bases[-1])
+        metaclass: Any = type(bases[-1])
         content = metaclass.__prepare__(name, bases)
         content["__module__"], content["__qualname__"] = module, qualified_name
         for member, value in members:
@@ -329,9 +344,7 @@ def fill_class(cls: type, state: tuple[str, dict[str, Any], tuple[type, ...]]) -
         cls.register(subclass)  # type: ignore[attr-defined]  # only an ABC has any
 
 
-def type_variable(
-    name: str, bound: Any, constraints: Any, variance: tuple[bool, bool], module: str
-) -> typing.TypeVar:
+def type_variable(name: str, bound: Any, constraints: Any, variance: tuple[bool, bool], module: str) -> typing.TypeVar:
     """Return one and the same type variable for each name of a module."""
     covariant, contravariant = variance
     made = typing.TypeVar(name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant)  # type: ignore[misc]

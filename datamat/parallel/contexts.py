@@ -33,6 +33,7 @@ from multiprocess import context, forkserver, popen_forkserver, popen_spawn_posi
 from multiprocess import resource_tracker as tracker
 from pathos.helpers import mp
 
+from datamat.parallel import role
 from datamat.parallel.affinity import limit_thread_environment
 from datamat.parallel.channel import close_in_forks
 
@@ -260,13 +261,19 @@ class Server:
             os.close(child_w)
         return parent_r, parent_w
 
+    def kill(self) -> None:
+        """End the server at once; who waits for it to fork gets an EOFError, and it is started again when needed."""
+        process_id = self._process_id
+        if process_id is not None and self._owner == os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+
     def stop(self) -> None:
         """End the server; its workers must have ended before."""
         with self._lock:
             if self._process_id is None or self._owner != os.getpid():
                 return
-            with suppress(ProcessLookupError):
-                os.kill(self._process_id, signal.SIGKILL)
+            self.kill()
             self._reap()
             self._forget()
 
@@ -321,6 +328,12 @@ class ExecServer(Server):
         super().__init__()
         self._preload = preload
         self._num_threads = num_threads
+        self._search_path = tuple(sys.path)
+
+    def serves(self, preload: Sequence[str], num_threads: int) -> bool:
+        """Can workers with these needs come from here?"""
+        mine = (self._owner, self._num_threads, self._search_path)
+        return mine == (os.getpid(), num_threads, tuple(sys.path)) and set(preload) <= set(self._preload)
 
     def _begin(self, listener_fd: int, alive_r: int, alive_w: int) -> int:
         del alive_w  # not inheritable: exec closes it
@@ -350,28 +363,30 @@ def serve(listener_fd: int, alive_r: int, preload: tuple[str, ...], num_threads:
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it looks for a newer version when imported
     for name in preload:
         # A module that cannot be imported here is imported, and its error reported, by the task that needs it.
-        with suppress(Exception):
+        with suppress(Exception, role.NestedRunError), role.importing():
             __import__(name)
     gc.freeze()
     forkserver.main(listener_fd, alive_r, preload=())
 
 
-_shared_servers: dict[tuple[Any, ...], ExecServer] = {}
+_shared_servers: list[ExecServer] = []
 _shared_lock = threading.Lock()
 
 
 def shared_server(preload: Sequence[str], num_threads: int) -> ExecServer:
-    """Return the session's server for these modules and this search path; it starts with its first worker.
+    """Return a server of this session that has these modules; it starts with its first worker.
 
     Args:
-        preload: names of modules to import before any fork.
+        preload: names of modules to import before any fork; a server that has more of them will do.
         num_threads: threads that a library in a worker may use.
     """
-    key = (os.getpid(), tuple(preload), num_threads, tuple(sys.path))
     with _shared_lock:
-        if key not in _shared_servers:
-            _shared_servers[key] = ExecServer(tuple(preload), num_threads)
-        return _shared_servers[key]
+        for server in _shared_servers:
+            if server.serves(preload, num_threads):
+                return server
+        server = ExecServer(tuple(dict.fromkeys(preload)), num_threads)
+        _shared_servers.append(server)
+        return server
 
 
 class _MainFreeContext(context.BaseContext):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -13,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from datamat.errors import OptionError
 from datamat.parallel import affinity as cpu
-from datamat.parallel import logs, pickling, serial, worker
+from datamat.parallel import byvalue, logs, pickling, role, serial
+from datamat.parallel.chunks import compute_chunksize
+from datamat.parallel.crew import PoolOptions
 from datamat.parallel.maps import ResultStream
-from datamat.parallel.pool import Dispatcher, PoolOptions, Progress
+from datamat.parallel.pool import Dispatcher, Progress
 from datamat.parallel.startmethod import choose_start_method
 from datamat.parallel.tasks import Task
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.parallel.handle import WorkerStats
@@ -61,7 +63,7 @@ class PathosExecutor(Executor):
 
     _max_tasks_per_child: int | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what users may choose; all but the first by name
         self,
         max_workers: int | None = None,
         *,
@@ -74,7 +76,9 @@ class PathosExecutor(Executor):
         max_retries: int = 0,
         logger: logging.Logger | None = None,
     ) -> None:
-        worker.refuse_while_importing()
+        role.refuse_while_importing()
+        for name in role.modules_being_run():  # their top level must not run in a worker as well, now or later
+            byvalue.force_by_value(name)
         _check(max_workers, initializer, task_timeout_s, max_retries)
         cores = len(cpu.physical_cores())
         self._max_workers = max_workers or cores
@@ -91,7 +95,7 @@ class PathosExecutor(Executor):
         self._pid = os.getpid()
         self._dispatcher: Dispatcher | None = None
         self._on_progress: Callable[[Progress], object] | None = None
-        if worker.is_worker():
+        if role.is_worker():
             self._start_method, self._reason = "serial", "this is a worker: its cores are taken"
             self._logger.info("nested pool: calls run one after the other in this worker, whose pool has the cores")
         else:
@@ -144,7 +148,7 @@ class PathosExecutor(Executor):
         Raises:
             TimeoutError: a result did not come in time.
         """
-        return self._stream(fn, zip(*iterables), _length(iterables), chunksize, timeout, ordered=True)
+        return self._stream(fn, zip(*iterables, strict=False), _length(iterables), chunksize, timeout, ordered=True)
 
     def starmap(
         self, fn: Callable[..., T], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
@@ -157,7 +161,7 @@ class PathosExecutor(Executor):
         self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int | None = None
     ) -> Iterator[T]:
         """Return an iterator over `fn` of the items, each result as soon as it is there; see `map`."""
-        return self._stream(fn, zip(*iterables), _length(iterables), chunksize, None, ordered=False)
+        return self._stream(fn, zip(*iterables, strict=False), _length(iterables), chunksize, None, ordered=False)
 
     def _stream(
         self,
@@ -173,20 +177,36 @@ class PathosExecutor(Executor):
             raise OptionError(f"chunksize is {chunksize}; pass 1 or more, or None to have it computed")
         if self._runs_here():
             return (fn(*item) for item in items)
+        return self._open_stream(fn, items, num_items, chunksize, ordered=ordered).results(timeout)
+
+    def _open_stream(
+        self,
+        fn: Callable[..., Any],
+        items: Iterable[tuple[Any, ...]],
+        num_items: int | None,
+        chunksize: int | None,
+        *,
+        ordered: bool,
+    ) -> ResultStream:
         with self._lock:
             dispatcher = self._ready_dispatcher()
             code = dispatcher.codes.lend_once(fn)
             self._prepare(dispatcher, code)
             stream = ResultStream(
-                dispatcher, code, items, num_items=num_items, chunksize=chunksize,
-                num_workers=self._max_workers, ordered=ordered,
-            )  # fmt: skip
+                dispatcher,
+                code,
+                items,
+                num_items=num_items,
+                chunksize=chunksize,
+                num_workers=self._max_workers,
+                ordered=ordered,
+            )
             self._streams.add(stream)
-        return stream.results(timeout)
+        return stream
 
     def _runs_here(self) -> bool:
         """Are calls made in this process: a worker, or a fork of the pool's owner?"""
-        return worker.is_worker() or os.getpid() != self._pid
+        return role.is_worker() or os.getpid() != self._pid
 
     def _ready_dispatcher(self) -> Dispatcher:
         if self._dispatcher is not None and self._dispatcher.broken is not None:
@@ -205,8 +225,7 @@ class PathosExecutor(Executor):
     def _prepare(self, dispatcher: Dispatcher, code: Any) -> None:
         if dispatcher.thread is None:
             self._logger.debug("workers start by %s: %s", self._start_method, self._reason)
-            dispatcher.start(code)
-            _threads[dispatcher.thread] = dispatcher
+            _threads[dispatcher.start(code)] = dispatcher
         if not code.is_inherited and not code.is_prepared:
             code.prepare()
 
@@ -224,7 +243,32 @@ class PathosExecutor(Executor):
             logger=self._logger,
         )
 
+    def map_all(
+        self, fn: Callable[..., T], items: Sequence[tuple[Any, ...]], chunksize: int | None = None
+    ) -> tuple[list[Future[Any]], Iterator[T]]:
+        """Submit all items at once.
+
+        Returns:
+            A future for each message sent, and the iterator over the results, in order.
+        """
+        if self._runs_here():
+            return [], (fn(*item) for item in items)
+        size = chunksize or compute_chunksize(len(items), self._max_workers)
+        stream = self._open_stream(fn, items, len(items), size, ordered=True)
+        stream.submit_rest()
+        return stream.futures(), stream.results(None)
+
     # ------------------------------------------------------------ state
+
+    @property
+    def max_workers(self) -> int:
+        """Most worker processes at a time."""
+        return self._max_workers
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Has `shutdown` or `terminate` been called?"""
+        return self._is_shut_down
 
     def stats(self) -> PoolStats:
         """Return the start method, why it was chosen, and what each worker has done."""
@@ -284,6 +328,7 @@ class PathosExecutor(Executor):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PathosExecutor, (self._max_workers,)
+
 
 _threads: weakref.WeakKeyDictionary[threading.Thread, Dispatcher] = weakref.WeakKeyDictionary()
 _is_exiting = False

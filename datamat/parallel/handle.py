@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from datamat.parallel import worker
 from datamat.parallel.channel import ParentChannel, close_in_forks
 from datamat.parallel.contexts import start_process
+from datamat.parallel.failures import Autopsy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from datamat.parallel.tasks import Task
 
-__all__ = ["Autopsy", "Handle", "WorkerStats"]
+__all__ = ["Handle", "WorkerStats"]
 
 _LAST_LINES = 20
 _EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed too
@@ -45,50 +46,6 @@ class WorkerStats:
     started: float
     ended: float | None
     peak_rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Autopsy:
-    """What is known of a worker that ended.
-
-    Attributes:
-        pid: process id.
-        exitcode: as in `multiprocessing`: negative for a signal; None where it could not be learnt.
-        peak_rss_bytes: highest resident memory seen.
-        stack: Python frames that it left behind when it crashed or was told to, else "".
-        log_lines: its last log messages.
-    """
-
-    pid: int
-    exitcode: int | None
-    peak_rss_bytes: int
-    stack: str
-    log_lines: tuple[str, ...]
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, None if it exited."""
-        return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
-
-    def cause(self) -> str:
-        """Return in words how it ended."""
-        if self.signal is None:
-            return f"exit code {self.exitcode}"
-        try:
-            name = signal.Signals(self.signal).name
-        except ValueError:
-            name = "real-time signal"
-        hint = "; the kernel's out-of-memory killer sends it" if self.signal == signal.SIGKILL else ""
-        return f"signal {self.signal} ({name}{hint})"
-
-    def report(self) -> str:
-        """Return peak memory, stack and last log lines as text."""
-        text = f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
-        if self.stack:
-            text += f"\n{self.stack.rstrip()}"
-        if self.log_lines:
-            text += "\nlast log lines of the worker:\n" + "\n".join(f"  {line}" for line in self.log_lines)
-        return text
 
 
 class Handle:
@@ -117,14 +74,14 @@ class Handle:
         self.known_codes: set[int] = set()
         self.is_ready = False
         self.is_leaving = False
-        self.condemned: str | None = None
+        self.has_timed_out = False
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.head_since = 0.0  # monotonic, when the task at the head of in_flight began
         self.kill_at: float | None = None
         self._started = time.time()
         self._ended: float | None = None
-        self.tasks = 0
-        self.busy_s = 0.0
+        self._tasks = 0
+        self._busy_s = 0.0
         self.peak_rss_bytes = 0
 
     def abandon(self) -> None:
@@ -138,6 +95,18 @@ class Handle:
     def sentinel(self) -> int:
         """The descriptor that becomes readable when the process ends."""
         return self.pidfd if self.pidfd is not None else int(self.process.sentinel)
+
+    @property
+    def takes_tasks(self) -> bool:
+        """May it be given tasks?"""
+        return self.is_ready and not self.is_leaving and not self.has_timed_out
+
+    def count(self, num_calls: int, busy_s: float, peak_rss_bytes: int) -> None:
+        """Note that a task is finished; the next one, if there is one, has begun."""
+        self.head_since = time.monotonic()
+        self._tasks += num_calls
+        self._busy_s += busy_s
+        self.peak_rss_bytes = max(self.peak_rss_bytes, peak_rss_bytes)
 
     def has_ended(self) -> bool:
         """Has the process ended?"""
@@ -170,9 +139,7 @@ class Handle:
 
     def stats(self) -> WorkerStats:
         """Return what the worker has done so far."""
-        return WorkerStats(
-            self.pid, self.tasks, self.busy_s, self._started, self._ended, self.peak_rss_bytes
-        )
+        return WorkerStats(self.pid, self._tasks, self._busy_s, self._started, self._ended, self.peak_rss_bytes)
 
     def bury(self) -> Autopsy:
         """Reap the ended process, close everything, and say what is known."""

@@ -18,11 +18,11 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
 __all__ = [
     "ForwardingHandler",
@@ -123,11 +123,11 @@ def forward_in_worker(send: Callable[[bytes], None], state: LoggingState, proces
         logger.propagate = propagate
         logger.disabled = disabled
     logging.disable(state.disable)
-    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
-        if isinstance(logger, logging.Logger):
-            _strip(logger)
-            if logger is logging.root or not logger.propagate:
-                logger.addHandler(_forwarder)
+    named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    for logger in [logging.root, *named]:
+        _strip(logger)
+        if logger is logging.root or not logger.propagate:
+            logger.addHandler(_forwarder)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_thread_death
@@ -177,8 +177,8 @@ def _pack(record: logging.LogRecord, target: int) -> bytes:
     state.setdefault("task", ForwardingHandler.task)
     state["processName"] = ForwardingHandler.process_name
     if record.exc_info:
-        state["exc_text"] = record.exc_text or logging.Formatter().formatException(record.exc_info)  # type: ignore[arg-type]
-        state["exc_info"] = record.exc_info[1] if record.exc_info is not True else None
+        state["exc_text"] = record.exc_text or logging.Formatter().formatException(record.exc_info)
+        state["exc_info"] = record.exc_info[1]  # a traceback object cannot be pickled
     arguments = record.args.values() if isinstance(record.args, dict) else record.args or ()
     if not (isinstance(record.msg, str) and all(type(value) in _PLAIN for value in arguments)):
         # As now: the objects may change before the parent formats them, and need not be picklable.

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from datamat.parallel import chunks, pickling, worker
-from datamat.parallel.pool import with_remote_traceback
+from datamat.parallel.failures import with_remote_traceback
 from datamat.parallel.tasks import Task
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class ResultStream:
         while not self._is_exhausted:
             self._submit(64)
 
+    def futures(self) -> list[Future[Any]]:
+        """Return the futures of the tasks under way."""
+        return [task.future for task in self._in_order or ()]
+
     def _top_up(self) -> None:
         depth = chunks.prefetch_depth(None if self._cost is None else self._cost * self._size())
         window = self._num_workers * (2 * depth + 2)
@@ -80,7 +84,7 @@ class ResultStream:
             self._submit(window - self._open_tasks)
 
     def _submit(self, num_tasks: int) -> None:
-        tasks = []
+        tasks: list[Task] = []
         while len(tasks) < num_tasks and not self._is_exhausted:
             size = self._size()
             batch = list(itertools.islice(self._items, size))
@@ -98,9 +102,9 @@ class ResultStream:
         task = Task(self._code, b"", Future(), worker.Mode.CHUNK, len(batch))
         try:
             task.payload = pickling.dumps_data(batch)
-        except Exception as exc:  # noqa: BLE001 -- raised again where the results of these items are asked for
+        except Exception:
             self._dispatcher.codes.give_back(self._code)
-            raise exc
+            raise
         if self._in_order is not None:
             self._in_order.append(task)
         else:

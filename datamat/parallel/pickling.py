@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Capsule", "dumps_code", "dumps_data", "load_code", "loads_data"]
 
+Globals = dict[str, tuple[dict[str, Any], set[str]]]  # by namespace: the dictionary, and the names used of it
+
 _MAX_STANDINS = 100
 _BUILTIN_TYPES = set(_dill._typemap.values()) | {type(None), type(...), type(NotImplemented)}
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
@@ -65,7 +67,8 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
         self._stack: list[Any] = []
         self.failure: list[Any] | None = None  # the stack where the first error struck
         self.standins: dict[str, str] = {}
-        self.globals: dict[str, tuple[dict[str, Any], set[str]]] = {}
+        self.modules: set[str] = set()
+        self.globals: Globals = {}
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
         """Save one object; every object of the graph passes here."""
@@ -85,6 +88,9 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
         """Save what dill would get wrong; say whether `obj` was such a thing."""
         reason = self._banned.get(id(obj))
         kind = type(obj)
+        if isinstance(obj, types.ModuleType):
+            self.modules.add(obj.__name__)
+            return False
         if reason is not None:
             self._save_standin(obj, reason)
         elif kind is types.FunctionType:
@@ -118,7 +124,10 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
         module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
         if "<locals>" in name or (byvalue.is_by_value(module) and not self._homewards):
             return False
-        return bool(module and name) and byvalue.lookup(module, name) is obj
+        if module is None or byvalue.lookup(module, name) is not obj:
+            return False
+        self.modules.add(module)
+        return True
 
     def _save_function(self, function: types.FunctionType) -> None:
         if self._goes_by_name(function):
@@ -133,7 +142,8 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
         module = sys.modules.get(function.__module__ or "")
         at_home = module is not None and module.__dict__ is function.__globals__
         if at_home and not byvalue.is_by_value(function.__module__):
-            make, home = byvalue.make_function_in, function.__module__
+            make: Callable[..., Any] = byvalue.make_function_in
+            home = function.__module__
         else:
             make, home = byvalue.make_function, byvalue.namespace_key(function)
             names = self.globals.setdefault(home, (function.__globals__, set()))[1]
@@ -245,11 +255,13 @@ class Capsule(typing.NamedTuple):
         stream: the pickle.
         buffers: large buffers beside it.
         standins: type by place of what could not travel.
+        modules: installed modules that it refers to.
     """
 
     stream: bytes
     buffers: tuple[pickle.PickleBuffer, ...]
     standins: dict[str, str]
+    modules: tuple[str, ...]
 
 
 def dumps_code(obj: Any, *, homewards: bool = False) -> Capsule:
@@ -277,12 +289,11 @@ class _Pass:
     def __init__(self, homewards: bool, banned: dict[int, str]) -> None:
         self._out = io.BytesIO()
         self._buffers: list[pickle.PickleBuffer] = []
-        self.pickler = CapsulePickler(
-            self._out, homewards=homewards, banned=banned, buffers=_aside(self._buffers)
-        )
+        self.pickler = CapsulePickler(self._out, homewards=homewards, banned=banned, buffers=_aside(self._buffers))
 
     def capsule(self) -> Capsule:
-        return Capsule(self._out.getvalue(), tuple(self._buffers), self.pickler.standins)
+        modules = tuple(sorted(filter(byvalue.is_installed, self.pickler.modules)))
+        return Capsule(self._out.getvalue(), tuple(self._buffers), self.pickler.standins, modules)
 
 
 def _aside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -295,16 +306,13 @@ def _aside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer]
     return take
 
 
-Needed = dict[str, tuple[dict[str, Any], set[str]]]
-
-
 def _explore(obj: Any, banned: dict[int, str], kept: list[Any], homewards: bool) -> _Pass:
     """Pickle `obj` without its globals, again and again until it works, banning what cannot travel."""
     while True:
         attempt = _Pass(homewards, banned)
         try:
             attempt.pickler.dump(({}, obj))
-        except Exception as exc:  # noqa: BLE001 -- a user's __reduce__ may raise anything
+        except Exception as exc:  # a user's __reduce__ may raise anything
             stack = (attempt.pickler.failure or [None, obj])[1:]
             culprit = _culprit(stack)
             if culprit is None or culprit is obj or id(culprit) in banned or len(banned) >= _MAX_STANDINS:
@@ -318,13 +326,10 @@ def _explore(obj: Any, banned: dict[int, str], kept: list[Any], homewards: bool)
             return attempt
 
 
-Needed = dict[str, tuple[dict[str, Any], set[str]]]
-
-
 def _gather_globals(
-    needed: Needed, banned: dict[int, str], kept: list[Any]
+    needed: Globals, banned: dict[int, str], kept: list[Any]
 ) -> tuple[dict[tuple[str, str], Any], dict[tuple[str, str], Any]]:
-    """Return the values of the globals that code uses, directly or through other globals; and stand-ins for the rest."""
+    """Return the globals that code uses, directly or through other globals, and stand-ins for those that cannot go."""
     shipped: dict[tuple[str, str], Any] = {}
     missing: dict[tuple[str, str], Any] = {}
     waiting = _unseen(needed, shipped, missing)
@@ -342,7 +347,7 @@ def _gather_globals(
     return shipped, missing
 
 
-def _unseen(needed: Needed, *seen: dict[tuple[str, str], Any]) -> list[tuple[str, str, Any]]:
+def _unseen(needed: Globals, *seen: dict[tuple[str, str], Any]) -> list[tuple[str, str, Any]]:
     return [
         (key, name, held[name])
         for key, (held, names) in needed.items()
@@ -359,7 +364,9 @@ def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bo
         buffers: `Capsule.buffers`.
         override: replace globals that an earlier capsule brought.
     """
-    shipped, obj = dill.Unpickler(io.BytesIO(stream), buffers=buffers, ignore=True).load()
+    # Not from a file or a network: from a process of our own, over its own socket.
+    unpickler = dill.Unpickler(io.BytesIO(stream), buffers=buffers, ignore=True)  # noqa: S301
+    shipped, obj = unpickler.load()
     for (key, name), value in shipped.items():
         if override:
             byvalue.namespace(key)[name] = value
@@ -406,12 +413,11 @@ def dumps_data(obj: Any, *, homewards: bool = False) -> bytes:
         _DataPickler(out, homewards).dump(obj)
         return out.getvalue()
     except Exception:  # noqa: BLE001 -- whatever the C pickler cannot do, the other one tries, and reports
-        stream, buffers, places = dumps_code(obj, homewards=homewards)
+        stream, buffers, places, _ = dumps_code(obj, homewards=homewards)
         if places:
             place, name = next(iter(places.items()))
             raise UnpicklableError(
-                f"{place}: {name} cannot be sent between processes as an argument or result; "
-                "send what it is made from"
+                f"{place}: {name} cannot be sent between processes as an argument or result; send what it is made from"
             ) from None
         return b"c" + pickle.dumps((stream, [bytes(buffer) for buffer in buffers]), 5)
 
@@ -426,7 +432,7 @@ def _is_simple(obj: Any) -> bool:
 def loads_data(data: bytes | memoryview) -> Any:
     """Return what `dumps_data` was given."""
     view = memoryview(data)
-    if view[:1] == b"p":
+    if bytes(view[:1]) == b"p":
         return pickle.loads(view[1:])  # noqa: S301 -- from our own process, over its own socket
     stream, buffers = pickle.loads(view[1:])  # noqa: S301
     return load_code(stream, buffers, override=False)

@@ -22,13 +22,13 @@ import threading
 import types
 from collections import deque
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from datamat.errors import UnpicklableError
 from datamat.parallel import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 __all__ = ["Hazard", "Standin", "find_hazards", "replacement", "standin_reduction"]
 
@@ -58,7 +58,7 @@ class Standin:
         self._refuse()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        reason = f" ({self._datamat_reason})" if self._datamat_reason else ""
+        reason: str = f" ({self._datamat_reason})" if self._datamat_reason else ""
         raise UnpicklableError(
             f"{self._datamat_place}: {self._datamat_type} cannot be sent to a worker{reason}; {REMEDY}"
         )
@@ -140,7 +140,7 @@ def _file(file: Any, place: str) -> Reduction | None:
     if file.writable() or not file.seekable():
         return standin_reduction(file, place, "it is open for writing: a second writer would destroy its content")
     if isinstance(file, io.TextIOWrapper):
-        options = {"encoding": file.encoding, "errors": file.errors}
+        options: dict[str, Any] = {"encoding": file.encoding, "errors": file.errors}
         return _reopen, (os.path.abspath(path), "r", file.tell(), options)
     options = {"buffering": 0} if isinstance(file, io.RawIOBase) else {}
     return _reopen, (os.path.abspath(path), "rb", file.tell(), options)
@@ -169,7 +169,8 @@ _STANDIN_NAMES = frozenset({
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_standin_type(kind: type) -> bool:
+def _is_standin_type(kind: Hashable) -> bool:
+    assert isinstance(kind, type)
     if issubclass(kind, _STANDIN_TYPES):
         return True
     return any(f"{base.__module__}.{base.__qualname__}" in _STANDIN_NAMES for base in kind.__mro__)
@@ -201,7 +202,7 @@ def replacement(obj: Any, place: str) -> Reduction | None:
         return _file(obj, place)
     if kind.__module__.startswith("datamat.parallel"):  # our own pools: they say how they travel
         return None
-    if _is_standin_type(kind):
+    if _is_standin_type(cast("Hashable", kind)):
         return standin_reduction(obj, place)
     return None
 

@@ -75,7 +75,7 @@ def _has_live_ray() -> bool:
 
 
 def _has_native_threads() -> bool:
-    """Has a C library that is not known to survive a fork started threads? (OpenBLAS and OpenCV do survive it.)"""
+    """Has gRPC, which does not survive a fork, started threads? OpenBLAS and OpenCV do survive it."""
     return "grpc._cython.cygrpc" in sys.modules and _num_native_threads() > threading.active_count()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
 import types
 import warnings
@@ -40,6 +41,7 @@ class Code:
         self.unfinished = 0
         self.identity: tuple[int, int] | None = None
         self.is_inherited = False
+        self._capsule: pickling.Capsule | None = None
         self._frame: list[bytes | memoryview] | None = None
 
     def inherit(self) -> Callable[[], None]:
@@ -51,8 +53,9 @@ class Code:
         hazards = []
         if isinstance(owner, types.MethodType):
             hazards = standins.find_hazards(owner.__self__, "self")
-            byvalue.adopt_classes(type(owner.__self__).__module__)
-        byvalue.adopt_classes("__main__")
+            byvalue.adopt_classes(type(owner.__self__).__mro__)
+        byvalue.adopt_classes(list(getattr(owner, "__globals__", {}).values()))
+        byvalue.adopt_classes(list(vars(sys.modules["__main__"]).values()))
         _warn({hazard.place: hazard.original_type for hazard in hazards if hazard.is_standin})
         self.is_inherited = True
         return worker.bequeath(self.number, self.function, hazards)
@@ -69,9 +72,9 @@ class Code:
             UnpicklableError: it cannot travel.
         """
         assert self.function is not None
-        capsule = pickling.dumps_code(self.function)
-        _warn(capsule.standins)
-        self._frame = worker.code_frame(self.number, capsule)
+        self._capsule = pickling.dumps_code(self.function)
+        _warn(self._capsule.standins)
+        self._frame = worker.code_frame(self.number, self._capsule)
 
     def is_as_sent(self) -> bool:
         """Is the callable, with its `self`, still what was shipped?"""
@@ -80,6 +83,13 @@ class Code:
             return False
         now = worker.code_frame(self.number, pickling.dumps_code(self.function))
         return len(now) == len(self._frame) and all(a == b for a, b in zip(now, self._frame, strict=True))
+
+    def modules(self) -> tuple[str, ...]:
+        """Return the installed packages' modules that it needs, for a server to import once."""
+        if self._capsule is None:
+            self.prepare()
+        assert self._capsule is not None
+        return self._capsule.modules
 
     def frame(self) -> list[bytes | memoryview]:
         """Return the parts of the frame that ships it."""
@@ -185,10 +195,11 @@ class Task:
         count: number of calls.
         future: gets the result, or the list of results of a chunk.
         tries: workers that have died under it.
+        is_started: has it been at a worker? Then its future is running, and cannot be cancelled.
         busy_s: seconds that it took, once done.
     """
 
-    __slots__ = ("busy_s", "code", "count", "future", "mode", "number", "payload", "tries")
+    __slots__ = ("busy_s", "code", "count", "future", "is_started", "mode", "number", "payload", "tries")
 
     def __init__(
         self, code: Code, payload: bytes, future: Future[Any], mode: worker.Mode = worker.Mode.CALL, count: int = 1
@@ -200,12 +211,18 @@ class Task:
         self.count = count
         self.future = future
         self.tries = 0
+        self.is_started = False
         self.busy_s = 0.0
 
     @property
     def label(self) -> str:
         """How users know it."""
         return f"{self.code.label}[{self.number}]"
+
+    def begin(self) -> bool:
+        """Mark the task as started, unless its caller has cancelled it; say whether it is to run."""
+        self.is_started = self.is_started or self.future.set_running_or_notify_cancel()
+        return self.is_started
 
     def header(self) -> bytes:
         """Return the header of its frame."""

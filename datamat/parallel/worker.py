@@ -31,16 +31,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import ParallelError
-from datamat.parallel import affinity, byvalue, logs, pickling, standins
+from datamat.parallel import affinity, byvalue, logs, pickling, role, standins
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.contexts import forget_idle_tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CODE", "OUTCOME", "TASK", "TRACE_SIGNAL", "Mode", "Reply", "Request", "WorkerConfig", "bequeath",
-           "code_frame",
-           "is_worker", "main", "refuse_while_importing", "unpack_outcome"]  # fmt: skip
+__all__ = [
+    "CODE",
+    "OUTCOME",
+    "TASK",
+    "TRACE_SIGNAL",
+    "Mode",
+    "Reply",
+    "Request",
+    "WorkerConfig",
+    "bequeath",
+    "code_frame",
+    "main",
+    "unpack_outcome",
+]
 
 
 class Request(enum.IntEnum):
@@ -104,13 +115,6 @@ class WorkerConfig:
 
 
 _inherited: dict[int, tuple[Any, list[standins.Hazard]]] = {}
-_is_worker = False
-_is_importing = False
-
-
-def is_worker() -> bool:
-    """Is this process one of our workers?"""
-    return _is_worker
 
 
 def bequeath(code_id: int, obj: Any, hazards: list[standins.Hazard]) -> Callable[[], None]:
@@ -120,20 +124,11 @@ def bequeath(code_id: int, obj: Any, hazards: list[standins.Hazard]) -> Callable
         A function that ends it, to be called after the fork.
     """
     _inherited[code_id] = (obj, hazards)
-    return functools.partial(_inherited.pop, code_id, None)
 
+    def end() -> None:
+        _inherited.pop(code_id, None)
 
-class _NestedRunError(BaseException):
-    """A module that a worker imports starts a pool at its top level (so it was running when the parent did)."""
-
-
-def refuse_while_importing() -> None:
-    """Raise if this is a worker that is importing a module in order to rebuild a callable."""
-    if _is_importing:
-        frame: types.FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code.co_name != "<module>":
-            frame = frame.f_back
-        raise _NestedRunError(frame.f_globals.get("__name__") if frame is not None else None)
+    return end
 
 
 # ---------------------------------------------------------------- set-up
@@ -141,8 +136,7 @@ def refuse_while_importing() -> None:
 
 def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket) -> None:
     """Run a worker until the parent sends QUIT or goes away."""
-    global _is_worker  # noqa: PLW0603 -- true for the rest of this process
-    _is_worker = True
+    role.become_worker()
     _set_signals()
     _hold_lifeline(lifeline)
     faulthandler.enable(lifeline, all_threads=True)
@@ -205,7 +199,7 @@ def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
         else:
             return True
         initializer(*arguments)
-    except BaseException:  # noqa: BLE001 -- handed to the parent, which ends the pool with it
+    except BaseException:  # handed to the parent, which ends the pool with it
         logging.getLogger("datamat.parallel").critical("the initializer of a worker failed", exc_info=True)
         channel.send(Reply.BROKEN, traceback.format_exc().encode(errors="backslashreplace"))
         return False
@@ -244,7 +238,6 @@ class _Loop:
 
     def _load(self, data: bytes) -> None:
         """Rebuild a callable; its tasks are returned, or fail with the reason, if that is not possible."""
-        global _is_importing  # noqa: PLW0603 -- seen by pools that the imported modules make
         code_id, num_buffers = CODE.unpack_from(data)
         view = memoryview(data)[CODE.size :]
         lengths = struct.unpack_from(f"<{num_buffers + 1}Q", view)
@@ -254,10 +247,10 @@ class _Loop:
             parts.append(view[offset : offset + length])
             offset += length
         self._codes.pop(code_id, None)
-        _is_importing = True
         try:
-            # bytearray: arrays must arrive writable
-            function = pickling.load_code(bytes(parts[0]), [bytearray(part) for part in parts[1:]])
+            with role.importing():
+                # bytearray: arrays must arrive writable
+                function = pickling.load_code(bytes(parts[0]), [bytearray(part) for part in parts[1:]])
         except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need this code
             module = _module_to_blame(exc)
             if module is not None and not byvalue.is_forced(module):
@@ -266,8 +259,6 @@ class _Loop:
             else:
                 self._codes[code_id] = _failing(exc, "the callable could not be rebuilt in the worker")
             return
-        finally:
-            _is_importing = False
         self._codes[code_id] = _set_up(function)
 
     def _function(self, code_id: int) -> Callable[..., Any] | None:
@@ -379,8 +370,8 @@ def _failing(exc: BaseException, what: str) -> Callable[..., Any]:
 
 def _module_to_blame(exc: BaseException) -> str | None:
     """Return the module that must travel by value because this worker cannot import it, None if that is not it."""
-    if isinstance(exc, _NestedRunError):
-        name = exc.args[0]
+    if isinstance(exc, role.NestedRunError):
+        name = exc.module_name
     elif isinstance(exc, ModuleNotFoundError):
         name = exc.name
     elif isinstance(exc, ImportError):
@@ -403,5 +394,3 @@ def code_frame(code_id: int, capsule: pickling.Capsule) -> list[bytes | memoryvi
     views = [buffer.raw() for buffer in capsule.buffers]
     lengths = struct.pack(f"<{len(views) + 1}Q", len(capsule.stream), *(view.nbytes for view in views))
     return [CODE.pack(code_id, len(views)), lengths, capsule.stream, *views]
-
-

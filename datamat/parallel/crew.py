@@ -1,0 +1,214 @@
+"""The workers of one pool: started, waited for, buried, all by the dispatcher's thread except where it says so."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from datamat.parallel import logs, pickling, worker
+from datamat.parallel.channel import close_in_forks
+from datamat.parallel.contexts import Server, SpawnPopen, Zygote, shared_server
+from datamat.parallel.handle import Handle, WorkerStats
+from datamat.parallel.worker import Request
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Sequence
+
+    from datamat.parallel.failures import Autopsy
+    from datamat.parallel.tasks import Code
+
+__all__ = ["Crew", "PoolOptions"]
+
+_LAST_WORDS_S = 1.0  # between QUIT and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool runs; see `PathosExecutor` for the meaning of each.
+
+    Attributes:
+        max_workers: most workers at a time.
+        start_method: "fork", "forkserver" or "spawn".
+        masks: CPUs of each worker.
+        num_threads: threads of libraries in a worker.
+        initializer: (function, arguments) to run in each worker, or None.
+        preload: modules that a forkserver imports.
+        task_timeout_s: seconds that one call may take.
+        max_retries: deaths that a task survives.
+        max_tasks: tasks after which a worker is replaced.
+        logger: where the pool itself logs.
+    """
+
+    max_workers: int
+    start_method: str
+    masks: tuple[frozenset[int] | None, ...]
+    num_threads: int
+    initializer: tuple[Callable[..., Any], tuple[Any, ...]] | None
+    preload: tuple[str, ...]
+    task_timeout_s: float | None
+    max_retries: int
+    max_tasks: int | None
+    logger: logging.Logger
+
+
+class Crew:
+    """Starts workers, waits for any of them, and knows what each has done."""
+
+    def __init__(self, options: PoolOptions) -> None:
+        self.handles: list[Handle] = []
+        self._options = options
+        self._past: list[WorkerStats] = []
+        self._slots = list(range(options.max_workers))[::-1]
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, None)
+        self._server: Server | None = None
+        self._initializer: bytes | None = None
+        self._is_starting = False
+        self._is_closed = False
+        close_in_forks(self)
+
+    # ------------------------------------------------------------ for any thread
+
+    def prepare(self, first: Code) -> None:
+        """Make the source of the workers; where that is a fork, it is of the calling thread, and inherits `first`."""
+        options = self._options
+        if options.start_method == "fork":
+            self._server = self._fork_zygote(first)
+            return
+        if options.initializer is not None:
+            self._initializer = pickling.dumps_code(options.initializer).stream
+        if options.start_method == "forkserver":
+            self._server = shared_server((*options.preload, *first.modules()), options.num_threads)
+
+    def _fork_zygote(self, first: Code) -> Zygote:
+        endings = [first.inherit()]
+        if self._options.initializer is not None:
+            endings.append(worker.bequeath(0, self._options.initializer, []))
+        zygote = Zygote()
+        try:
+            zygote.ensure_running()
+        finally:
+            for end in endings:
+                end()
+        return zygote
+
+    def wake(self) -> None:
+        """End `wait` at once."""
+        with suppress(OSError):  # full: it ends anyway; closed: nobody waits
+            os.write(self._wake_w, b"x")
+
+    def interrupt_start(self) -> None:
+        """Do not wait for a server that is still importing."""
+        if self._is_starting and self._server is not None:
+            self._server.kill()
+
+    def stats(self) -> tuple[WorkerStats, ...]:
+        """Return what every worker so far has done."""
+        return (*self._past, *(handle.stats() for handle in list(self.handles)))
+
+    # ------------------------------------------------------------ life
+
+    @property
+    def num_free_slots(self) -> int:
+        """How many more workers there may be."""
+        return len(self._slots)
+
+    def start_worker(self) -> None:
+        """Start one worker.
+
+        Raises:
+            OSError, EOFError: the system, or the server, did not give one.
+        """
+        slot = self._slots.pop()
+        self._is_starting = True
+        try:
+            handle = Handle(self._worker_config(slot), slot, self._launcher())
+        except BaseException:
+            self._slots.append(slot)
+            raise
+        finally:
+            self._is_starting = False
+        self.handles.append(handle)
+        self._selector.register(handle.channel, selectors.EVENT_READ, handle)
+        self._selector.register(handle.sentinel, selectors.EVENT_READ, handle)
+
+    def _launcher(self) -> Callable[[Any], Any]:
+        return SpawnPopen if self._server is None else self._server.launch
+
+    def _worker_config(self, slot: int) -> worker.WorkerConfig:
+        options = self._options
+        return worker.WorkerConfig(
+            name=f"datamat-worker-{slot}",
+            mask=options.masks[slot],
+            num_threads=options.num_threads,
+            logging=logs.capture_state(),
+            initializer=self._initializer,
+            environment=dict(os.environ) if options.start_method == "forkserver" else None,
+            max_tasks=options.max_tasks,
+        )
+
+    def wait(self, timeout: float | None) -> Sequence[Handle]:
+        """Wait until a worker has something to say, takes data again or ends, or until `wake`; return those workers."""
+        # All descriptors are resolved to workers before any of them is closed: a number may be used again.
+        touched: dict[int, Handle] = {}
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            else:
+                touched[id(key.data)] = key.data
+        return list(touched.values())
+
+    def flush(self, handle: Handle) -> None:
+        """Send what waits for a worker; come back when its socket takes the rest."""
+        handle.channel.flush()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if handle.channel.is_backed_up else 0)
+        if self._selector.get_key(handle.channel).events != events:
+            self._selector.modify(handle.channel, events, handle)
+
+    def bury(self, handle: Handle) -> Autopsy:
+        """Remove a worker that has ended."""
+        self._selector.unregister(handle.channel)
+        self._selector.unregister(handle.sentinel)
+        autopsy = handle.bury()
+        self.handles.remove(handle)
+        self._slots.append(handle.slot)
+        self._past.append(handle.stats())
+        return autopsy
+
+    def end(self, attend: Callable[[Handle], None], *, abruptly: bool) -> None:
+        """End all workers: on request, or by SIGKILL where that is asked for or the request is not heard."""
+        for handle in self.handles:
+            if abruptly:
+                handle.kill()
+            else:
+                handle.channel.send(Request.QUIT)
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while self.handles:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                for handle in self.handles:
+                    handle.kill()
+                remaining = deadline = _LAST_WORDS_S
+                deadline += time.monotonic()
+            for handle in self.wait(remaining):
+                attend(handle)
+        if isinstance(self._server, Zygote):
+            self._server.stop()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors; also called in a fork of the caller, where they belong to nobody."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._selector.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)

@@ -1,0 +1,213 @@
+"""`PathosPool`: the same core with pathos' own face, for code that is written for pathos pools."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pathos.abstract_launcher import AbstractWorkerPool
+from pathos.helpers import mp
+
+from datamat.errors import OptionError
+from datamat.parallel.executor import PathosExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+__all__ = ["AsyncResult", "PathosPool"]
+
+
+class AsyncResult:
+    """What `amap` and `apipe` return: a result to ask for later, as in `multiprocessing.pool`.
+
+    Args:
+        futures: all must be done for the result to be ready.
+        collect: returns the result, once they are.
+    """
+
+    def __init__(self, futures: list[Future[Any]], collect: Callable[[], Any]) -> None:
+        self._futures = futures
+        self._collect = collect
+        self._outcome: tuple[bool, Any] | None = None
+
+    def ready(self) -> bool:
+        """Is the result there?"""
+        return all(future.done() for future in self._futures)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the result, `timeout` seconds at most."""
+        wait_for(self._futures, timeout)
+
+    def successful(self) -> bool:
+        """Is it a result, and not an error?
+
+        Raises:
+            ValueError: it is not there yet.
+        """
+        if not self.ready():
+            raise ValueError("the result is not ready; call wait() or get() first")
+        self._settle()
+        assert self._outcome is not None
+        return self._outcome[0]
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the result, or raise the error that came instead.
+
+        Raises:
+            multiprocess.TimeoutError: it is not there after `timeout` seconds.
+        """
+        self.wait(timeout)
+        if not self.ready():
+            raise mp.TimeoutError
+        self._settle()
+        assert self._outcome is not None
+        succeeded, value = self._outcome
+        if not succeeded:
+            raise value
+        return value
+
+    def _settle(self) -> None:
+        if self._outcome is None:
+            try:
+                self._outcome = True, self._collect()
+            except Exception as exc:  # noqa: BLE001 -- the user's error, raised by each `get`
+                self._outcome = False, exc
+
+
+class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no types
+    """A pathos pool on `PathosExecutor`: bound methods without a guard, and no hang when a worker dies.
+
+    As in `pathos.multiprocessing.ProcessPool`, pools with the same `id` (by default their number of nodes) share one
+    set of workers, which stays until `clear`, or `close` and `join`.
+
+    Args:
+        nodes: worker processes; also as `ncpus` or `processes`. None takes one per physical core.
+        id: name of the set of workers.
+        options: as for `PathosExecutor`.
+
+    Example:
+        >>> pool = PathosPool(2)
+        >>> pool.map(pow, [2, 3], [5, 2])
+        [32, 9]
+        >>> pool.clear()
+    """
+
+    __state__: ClassVar[dict[Hashable, PathosExecutor]] = {}
+    _configurations: ClassVar[dict[Hashable, tuple[int | None, dict[str, Any]]]] = {}
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        counts = [*args, *(options.pop(name) for name in ("nodes", "ncpus", "processes") if name in options)]
+        if len(counts) > 1:
+            raise TypeError("got multiple values for the number of nodes; pass one of nodes, ncpus, processes")
+        self._nodes: int | None = counts[0] if counts else None
+        name = options.pop("id", None)
+        self._id: Hashable = self._nodes if name is None else name
+        self._options = options
+        self._serve()
+
+    def _serve(self) -> PathosExecutor:
+        """Return the executor of this id, made anew if there is none or it is configured differently."""
+        configuration = (self._nodes, self._options)
+        if self._id in self.__state__ and self._configurations[self._id] != configuration:
+            self.clear()
+        if self._id not in self.__state__:
+            self.__state__[self._id] = PathosExecutor(self._nodes, **self._options)
+            self._configurations[self._id] = configuration
+        executor = self.__state__[self._id]
+        if executor.is_shut_down:
+            raise ValueError("Pool not running; call restart() to use it again, or clear() to forget it")
+        return executor
+
+    def map(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> list[Any]:
+        """Return the list of results of `f` over the items of the sequences."""
+        return list(self.imap(f, *args, chunksize=chunksize))
+
+    def imap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> Iterator[Any]:
+        """Return an iterator over the results, in order."""
+        _require_items("imap", args)
+        return self._serve().map(f, *args, chunksize=chunksize)
+
+    def uimap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> Iterator[Any]:
+        """Return an iterator over the results, each as soon as it is there."""
+        _require_items("uimap", args)
+        return self._serve().map_unordered(f, *args, chunksize=chunksize)
+
+    def amap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> AsyncResult:
+        """Start a map and return an `AsyncResult` of its list of results."""
+        _require_items("amap", args)
+        futures, results = self._serve().map_all(f, list(zip(*args, strict=False)), chunksize)
+        return AsyncResult(futures, lambda: list(results))
+
+    def pipe(self, f: Callable[..., Any], *args: Any, **kwds: Any) -> Any:
+        """Return `f(*args, **kwds)`, called in a worker."""
+        return self._serve().submit(f, *args, **kwds).result()
+
+    def apipe(self, f: Callable[..., Any], *args: Any, **kwds: Any) -> AsyncResult:
+        """Start a call and return its `AsyncResult`."""
+        future = self._serve().submit(f, *args, **kwds)
+        return AsyncResult([future], future.result)
+
+    # ------------------------------------------------------------ life
+
+    def close(self) -> None:
+        """Accept no more work; what is under way is finished."""
+        if self._id in self.__state__:
+            self.__state__[self._id].shutdown(wait=False)
+
+    def terminate(self) -> None:
+        """End the workers at once."""
+        if self._id in self.__state__:
+            self.__state__[self._id].terminate()
+
+    def join(self) -> None:
+        """Wait for the workers of a pool that was closed or terminated.
+
+        Raises:
+            ValueError: it was neither.
+        """
+        executor = self.__state__.get(self._id)
+        if executor is not None:
+            if not executor.is_shut_down:
+                raise ValueError("Pool is still running; call close() or terminate() before join()")
+            executor.shutdown(wait=True)
+
+    def clear(self) -> None:
+        """End the workers of this id and forget them; the next call makes new ones."""
+        executor = self.__state__.pop(self._id, None)
+        self._configurations.pop(self._id, None)
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+    def restart(self, force: bool = False) -> None:
+        """Make a closed pool usable again; with `force`, also one that runs.
+
+        Raises:
+            OptionError: it runs, and `force` is not given.
+        """
+        executor = self.__state__.get(self._id)
+        if executor is not None and not executor.is_shut_down and not force:
+            raise OptionError("the pool is running; close() it first, or pass force=True")
+        self.clear()
+        self._serve()
+
+    def __repr__(self) -> str:
+        return f"<pool {type(self).__name__}(ncpus={self.ncpus})>"
+
+    @property
+    def nodes(self) -> int:
+        """Number of worker processes; setting it replaces the workers."""
+        executor = self.__state__.get(self._id)
+        return executor.max_workers if executor is not None else self._nodes or 1
+
+    @nodes.setter
+    def nodes(self, number: int) -> None:
+        self._nodes = number
+        self._serve()
+
+    ncpus = nodes
+
+
+def _require_items(name: str, args: tuple[Any, ...]) -> None:
+    if not args:
+        raise TypeError(f"{name}() requires at least two arguments: a function and a sequence of items")

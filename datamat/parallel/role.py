@@ -1,0 +1,69 @@
+"""What this process is: the caller's own, or one of our workers; and whether a worker is importing the caller's code.
+
+A pool asks both when it is made. Inside a worker it runs its calls one after the other, since the cores are taken.
+Inside an *import* that a worker does to rebuild a callable, it must not run at all: that module was being imported in
+the parent when the parent's pool was made, and its top level is not to run twice. `NestedRunError` names the module,
+and the parent sends its code by value instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Iterator
+
+__all__ = ["NestedRunError", "become_worker", "importing", "is_worker", "modules_being_run", "refuse_while_importing"]
+
+_is_worker = False
+_is_importing = False
+
+
+class NestedRunError(BaseException):
+    """A module that is imported for a worker starts a pool at its top level; not for users' `except Exception`."""
+
+    def __init__(self, module_name: str | None) -> None:
+        super().__init__(module_name)
+        self.module_name = module_name
+
+
+def become_worker() -> None:
+    """Declare this process a worker, for the rest of its life."""
+    global _is_worker  # noqa: PLW0603 -- a process is one thing or the other
+    _is_worker = True
+
+
+def is_worker() -> bool:
+    """Is this process one of our workers?"""
+    return _is_worker
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Mark that what runs now imports the caller's modules."""
+    global _is_importing  # noqa: PLW0603 -- seen by pools that the imported modules make
+    before, _is_importing = _is_importing, True
+    try:
+        yield
+    finally:
+        _is_importing = before
+
+
+def refuse_while_importing() -> None:
+    """Raise `NestedRunError` inside `importing`."""
+    if _is_importing:
+        raise NestedRunError(next(iter(modules_being_run()), None))
+
+
+def modules_being_run() -> list[str]:
+    """Return the modules whose top level is running, innermost first."""
+    names = []
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            names.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    return names

@@ -1,0 +1,220 @@
+"""Pools run wherever they are called, without a guard, and the caller's top level runs exactly once.
+
+Each place is a real interpreter in its own process, started as users start it. The program prints "top" when its top
+level runs, "user" when the module of its class is imported, and "RESULT ..." with what came back.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ("fork", "forkserver", "spawn")
+
+ANALYZER = """
+import dataclasses, enum, logging, threading
+from datamat.parallel import PathosExecutor
+
+FACTOR = 10
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+@dataclasses.dataclass
+class Answer:
+    target: str
+    value: int
+    colour: Colour
+
+def helper(x):
+    return x * FACTOR
+
+class Analyzer:
+    def __init__(self, logger):
+        self.logger, self.lock = logger, threading.RLock()
+        self.handler = logging.StreamHandler()
+        logger.addHandler(self.handler)
+        self.scale = lambda x: helper(x) + 1
+
+    def fit(self, target, frame):
+        with self.lock:
+            self.logger.info("fitting %s", target)
+        assert isinstance(self, Analyzer) and Colour.RED is Colour(1)
+        return Answer(target, self.scale(frame), Colour.BLUE)
+
+    def train(self, frames, method):
+        with PathosExecutor(2, start_method=method) as pool:
+            return dict(zip(frames, pool.starmap(self.fit, frames.items())))
+
+def go(method):
+    answers = Analyzer(logging.getLogger("analyzer")).train({"a": 1, "b": 2, "c": 3}, method)
+    assert all(type(answer) is Answer and answer.colour is Colour.BLUE for answer in answers.values())
+    print("RESULT", [answer.value for answer in answers.values()], flush=True)
+"""
+PROGRAM = 'print("top", flush=True)\n' + ANALYZER + '\ngo("{method}")\n'
+EXPECTED = "RESULT [11, 21, 31]"
+
+
+def run(arguments: list[str], folder: Path, stdin: str | None = None) -> str:
+    """Run Python as a user would; return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder, env=environment, input=stdin, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(output: str, word: str = "top") -> None:
+    """One run of the top level, one result."""
+    assert output.count(word) == 1, output
+    assert output.count(EXPECTED) == 1, output
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_script_runs_once(method: str, tmp_path: Path) -> None:
+    """A script without a guard."""
+    (tmp_path / "script.py").write_text(PROGRAM.replace("{method}", method))
+
+    check(run(["script.py"], tmp_path))
+
+
+def test_module_run_by_name_runs_once(method: str, tmp_path: Path) -> None:
+    """`python -m package.module`."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "module.py").write_text(PROGRAM.replace("{method}", method))
+
+    check(run(["-m", "package.module"], tmp_path))
+
+
+def test_command_runs_once(method: str, tmp_path: Path) -> None:
+    """`python -c`."""
+    check(run(["-c", PROGRAM.replace("{method}", method)], tmp_path))
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_standard_input_runs_once(method: str, arguments: list[str], tmp_path: Path) -> None:
+    """A program piped into the interpreter."""
+    check(run(arguments, tmp_path, stdin=PROGRAM.replace("{method}", method)))
+
+
+def test_interactive_session_runs_once(method: str, tmp_path: Path) -> None:
+    """The REPL, statement by statement."""
+    # The REPL ends a block at an empty line, so there is one after each statement and none inside.
+    statements = [ast.unparse(node) for node in ast.parse(PROGRAM.replace("{method}", method)).body]
+    source = "".join("\n".join(filter(None, text.splitlines())) + "\n\n" for text in statements)
+
+    check(run(["-i", "-q"], tmp_path, stdin=source))
+
+
+def test_imported_class_runs_once(method: str, tmp_path: Path) -> None:
+    """A class of an imported module, called from an unguarded script; workers may import the module, not the script."""
+    (tmp_path / "library.py").write_text(ANALYZER)
+    (tmp_path / "script.py").write_text(f'print("top", flush=True)\nimport library\nlibrary.go("{method}")\n')
+
+    check(run(["script.py"], tmp_path))
+
+
+def test_import_that_runs_a_pool_runs_once(method: str, tmp_path: Path) -> None:
+    """A pool at the top level of a module, while that module is being imported."""
+    (tmp_path / "library.py").write_text(PROGRAM.replace("{method}", method))
+
+    check(run(["-c", "import library"], tmp_path))
+
+
+def test_module_that_runs_a_pool_when_imported_is_not_imported_again(method: str, tmp_path: Path) -> None:
+    """A second pool over a module whose import runs a pool: its workers must not import it."""
+    (tmp_path / "library.py").write_text(PROGRAM.replace("{method}", method))
+
+    output = run(["-c", f'import library\nlibrary.go("{method}")\n'], tmp_path)
+
+    assert output.count("top") == 1, output
+    assert output.count(EXPECTED) == 2, output
+
+
+def test_module_that_a_worker_cannot_import_is_sent_by_value(method: str, tmp_path: Path) -> None:
+    """The caller's search path may lead where a worker's does not, as when a file is deleted meanwhile."""
+    (tmp_path / "library.py").write_text(ANALYZER)
+    script = (
+        "import library, os, shutil\nfrom datamat.parallel import byvalue\n"
+        "byvalue.is_by_value('library')\nos.unlink('library.py')\n"
+        "shutil.rmtree('__pycache__', ignore_errors=True)\n"
+        f"library.go('{method}')\n"
+    )
+
+    assert run(["-c", script], tmp_path).count(EXPECTED) == 1
+
+
+def test_thread_runs_once(method: str, tmp_path: Path) -> None:
+    """A pool that is made and used in a thread."""
+    script = PROGRAM.replace(
+        'go("{method}")', f'thread = threading.Thread(target=go, args=("{method}",))\nthread.start()\nthread.join()'
+    )
+    (tmp_path / "script.py").write_text(script)
+
+    check(run(["script.py"], tmp_path))
+
+
+def test_exec_namespace_runs_once(method: str, tmp_path: Path) -> None:
+    """Code in a dictionary that is no module."""
+    (tmp_path / "code.txt").write_text(PROGRAM.replace("{method}", method))
+    script = 'exec(compile(open("code.txt").read(), "code.txt", "exec"), {"__name__": "elsewhere"})'
+
+    check(run(["-c", script], tmp_path))
+
+
+@pytest.mark.parametrize("name", ["__main__", "other"])
+def test_runpy_runs_once(method: str, name: str, tmp_path: Path) -> None:
+    """`runpy.run_path`, as notebooks' `%run` and test tools use it."""
+    (tmp_path / "script.py").write_text(PROGRAM.replace("{method}", method))
+
+    check(run(["-c", f'import runpy; runpy.run_path("script.py", run_name="{name}")'], tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_pytest_runs_once(method: str, mode: str, tmp_path: Path) -> None:
+    """Inside a test function, with pytest's captured streams and rewritten modules."""
+    body = ANALYZER + f'\ndef test_it(capfd):\n    go("{method}")\n    assert "{EXPECTED}" in capfd.readouterr().out\n'
+    (tmp_path / "test_user.py").write_text(body)
+
+    output = run(["-m", "pytest", "-p", "no:cacheprovider", f"--import-mode={mode}", "test_user.py"], tmp_path)
+
+    assert "1 passed" in output
+
+
+@pytest.mark.slow
+def test_notebook_runs_once(method: str, tmp_path: Path) -> None:
+    """Cells of a real kernel; a class that is defined anew is the one that the next call uses."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    cells = [
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})",
+        'print("top")\n' + ANALYZER,
+        f'go("{method}")',
+        "FACTOR = 100\ndef helper(x):\n    return x * FACTOR + 5",
+        "class Analyzer(Analyzer):\n    def fit(self, target, frame):\n        return Answer(target, helper(frame), Colour.BLUE)",
+        f'go("{method}")',
+    ]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+    nbclient.NotebookClient(
+        book, timeout=40, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+
+    text = "".join(out.get("text", "") for cell in book.cells for out in cell.outputs if out.get("name") == "stdout")
+    assert text.count("top") == 1, text
+    assert text.count(EXPECTED) == 1, text
+    assert "RESULT [105, 205, 305]" in text, text
