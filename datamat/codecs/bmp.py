@@ -9,7 +9,8 @@ from datamat.codecs.info import ImageInfo, refuse
 __all__ = ["check_bmp", "probe_bmp"]
 
 _REMEDY = "save it as PNG"
-_UNCOMPRESSED = {0, 3}  # BI_RGB, BI_BITFIELDS
+_BITFIELDS = 3  # compression: masks say where in a pixel each colour lies; 0 is plain
+_USUAL_MASKS = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)  # red, green, blue: as plain; cv2 4 knows no others
 _CHANNELS = {1: 1, 4: 1, 8: 1, 24: 3, 32: 4}  # bits per pixel to samples; up to 8 bits they are palette indices
 _INFO = struct.Struct("<IiiHHI")  # size, width, height, planes, bits per pixel, compression
 
@@ -17,9 +18,10 @@ _INFO = struct.Struct("<IiiHHI")  # size, width, height, planes, bits per pixel,
 def probe_bmp(data: bytes, name: str) -> ImageInfo:
     """Return what the headers say."""
     width, height, bits, compression, header_bytes = _header(data, name)
-    if compression not in _UNCOMPRESSED or bits not in _CHANNELS:
-        found = f"BMP of {bits} bits per pixel with compression {compression}"
-        raise refuse(name, found, "uncompressed 1, 4, 8, 24 or 32 bits", _REMEDY)
+    is_usual = compression == 0 or (compression == _BITFIELDS and bits == 32 and data[54:66] == _USUAL_MASKS)
+    if not is_usual or bits not in _CHANNELS:
+        found = f"BMP of {bits} bits per pixel with compression {compression}, or unusual colour masks"
+        raise refuse(name, found, "plain 1, 4, 8, 24 or 32 bits", _REMEDY)
     # The mask of the alpha bits is at byte 52 of BITMAPV3INFOHEADER and later; before that the 4th byte is padding.
     alpha = bits == 32 and header_bytes >= 56 and data[66:70] not in {b"", bytes(4)}
     return ImageInfo(

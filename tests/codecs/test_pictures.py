@@ -22,6 +22,7 @@ from datamat.codecs import (
     decode_mask,
     encode_jpeg,
     encode_png,
+    pictures,
     probe,
 )
 from datamat.errors import InputError, OptionError
@@ -101,11 +102,26 @@ def bmp(width=2, height=1, bits=32, compression=0, pixels=bytes(8), offset=54):
 
 def test_padding_byte_of_bmp_is_no_alpha():
     """The fourth byte of 32-bit pixels means nothing without an alpha mask."""
-    data = bmp(pixels=bytes([1, 2, 3, 0, 4, 5, 6, 0]))
+    data = bmp(width=5, pixels=bytes([1, 2, 3, 9] * 5))
 
     assert not probe(data).alpha
-    assert decode_image(data).tolist() == [[[3, 2, 1], [6, 5, 4]]]
-    assert decode_image(data, channels=4)[..., 3].tolist() == [[255, 255]]
+    assert decode_image(data).tolist() == [[[3, 2, 1]] * 5]
+    assert decode_image(data, channels=4).tolist() == [[[3, 2, 1, 255]] * 5]
+
+
+def test_padding_byte_that_cv2_takes_for_alpha_is_set_right(monkeypatch):
+    """OpenCV 4 hands on the fourth byte, OpenCV 5 does not."""
+    monkeypatch.setattr(pictures, "decode_with_cv2", lambda data, channels: np.full((1, 2, channels), 9, np.uint8))
+
+    assert decode_image(bmp(), channels=4).tolist() == [[[9, 9, 9, 255]] * 2]
+
+
+def test_decoder_that_disagrees_with_the_header_is_not_believed(monkeypatch):
+    """Limits and shapes were judged by the header: other sizes are an error."""
+    monkeypatch.setattr(pictures, "decode_with_cv2", lambda data, channels: np.zeros((2, 1, channels), np.uint8))
+
+    with pytest.raises(InputError, match="bmp that decodes to 1 x 2 pixels; want 2 x 1, as its header says"):
+        decode_image(bmp())
 
 
 def test_bmp_with_an_alpha_mask_has_alpha():
@@ -131,6 +147,8 @@ def test_bmp_from_the_top_down_decodes():
         (bmp()[:40], "without a complete header"),
         (bmp(bits=16), "16 bits per pixel"),
         (bmp(bits=8, compression=1), "compression 1"),
+        (bmp(compression=3, pixels=bytes(16)), "unusual colour masks; want plain"),
+        (bmp(compression=3, bits=24, pixels=bytes(16)), "24 bits per pixel with compression 3"),
         (bmp(width=-2), "-2 x 1 pixels; want at least one"),
         (bmp(width=1 << 20, height=1 << 20), "want at most 178956970 pixels"),
         (bmp()[:-1], r"BMP of 61 bytes .* want 62"),
