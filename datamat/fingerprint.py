@@ -305,26 +305,42 @@ def _array(value: np.ndarray) -> _Parts:
 def _instance(value: Any) -> _Parts:
     """Take an object apart as pickle does, without what it computes anew."""
     kind = type(value)
-    if _is_albumentations(kind):
-        return _named(b"transform", [("", kind)], _without_last_image(vars(value)))
     reduce = copyreg.dispatch_table.get(kind)
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):  # a global, as pickle finds it
-        return _Parts(f"global {kind.__module__} {reduced}".encode(), [kind], [""])
+        module = getattr(value, "__module__", None) or kind.__module__
+        return _Parts(f"global {reduced}".encode(), [kind, _Import(module)], ["", ""])
     build, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-    held: list[tuple[str, Any]] = [("", kind), ("", arguments)]
-    held += [("", build)] if getattr(build, "__module__", "") != "copyreg" else []
-    held += [("", list(items))] if items is not None else []
-    held += [("", dict(pairs) if not isinstance(value, collections.OrderedDict) else list(pairs))] if pairs else []
-    slots: Any = None
-    if isinstance(state, tuple) and len(state) == 2 and all(isinstance(part, (dict, type(None))) for part in state):
-        state, slots = state
+    pairs = None if pairs is None else list(pairs)
+    held = [
+        ("", kind),
+        ("", arguments),
+        ("", build),
+        ("", None if items is None else list(items)),
+        ("", dict(pairs) if pairs and not isinstance(value, collections.OrderedDict) else pairs),
+    ]
+    usual = build in {copyreg.__newobj__, copyreg.__newobj_ex__} and kind.__getstate__ is _USUAL_STATE  # type: ignore[attr-defined]
+    if usual and isinstance(state, tuple):
+        state = {**(state[0] or {}), **state[1]}  # `__dict__` and slots
     if not isinstance(state, dict):
-        return _named(b"instance", [*held, (" state", state), (" slots", slots)], {})
+        return _named(b"instance", [*held, (" state", state)], {})
+    return _named(b"instance", held, _lasting(kind, state))
+
+
+def _lasting(kind: type, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an instance without those that using it sets."""
     computed = {name for base in kind.__mro__ for name, part in vars(base).items() if isinstance(part, _CACHED)}
-    attributes = {name: part for name, part in {**state, **(slots or {})}.items() if name not in computed}
-    attributes.pop("__doc__", None)
-    return _named(b"instance", held, attributes)
+    if not _is_albumentations(kind):
+        return {name: value for name, value in state.items() if name not in computed and name != "__doc__"}
+    lasting = {name: value for name, value in state.items() if name not in computed | _LAST_IMAGE}
+    # Processors remember the labels that they saw; their parameters decide.
+    lasting["processors"] = {name: vars(processor.params) for name, processor in state.get("processors", {}).items()}
+    return lasting
+
+
+def _is_albumentations(kind: type) -> bool:
+    modules = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
+    return "albumentations" in modules and hasattr(kind, "set_random_state")
 
 
 def _named(tag: bytes, held: list[tuple[str, Any]], attributes: dict[Any, Any], *, step: str = ".") -> _Parts:
@@ -332,23 +348,9 @@ def _named(tag: bytes, held: list[tuple[str, Any]], attributes: dict[Any, Any], 
     names = sorted(attributes, key=str)
     return _Parts(
         tag + repr([str(name) for name in names]).encode(),
-        [*(value for _, value in held), *(attributes[name] for name in names)],
-        [*(step for step, _ in held), *(f"{step}{name}" for name in names)],
+        [*(part for _, part in held), *(attributes[name] for name in names)],
+        [*(place for place, _ in held), *(f"{step}{name}" for name in names)],
     )
-
-
-def _is_albumentations(kind: type) -> bool:
-    return any(base.__module__.partition(".")[0] == "albumentations" for base in kind.__mro__) and hasattr(
-        kind, "set_random_state"
-    )
-
-
-def _without_last_image(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of an albumentations transform without what changes with every image."""
-    kept = {name: value for name, value in state.items() if name not in _LAST_IMAGE}
-    # Processors remember the labels that they saw; their parameters decide.
-    kept["processors"] = {name: vars(processor.params) for name, processor in state.get("processors", {}).items()}
-    return kept
 
 
 def _method(value: types.MethodType) -> _Parts:
@@ -619,7 +621,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 # ---- tables
 
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-_STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _CALL_FLAGS = (
     inspect.CO_VARARGS
     | inspect.CO_VARKEYWORDS
@@ -646,6 +648,7 @@ _LAST_IMAGE = frozenset(
 )  # fmt: skip
 """Attributes of albumentations transforms that they set anew for each image, or derive from the others."""
 
+_USUAL_STATE: Any = object.__getstate__
 _CACHED = functools.cached_property
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _LRU = type(functools.lru_cache(lambda: None))

@@ -87,7 +87,7 @@ class Augmenter:
         Sets the global random states of `random` and `numpy.random`.
 
         Args:
-            sample: a value for each field. It is not written to; what comes back shares no array with it.
+            sample: a value for each field; it is not written to, whatever hook and transform do.
             key: of the input row.
             copy: number of the copy, from 0.
             seed: of the run, not negative.

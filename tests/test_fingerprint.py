@@ -467,7 +467,7 @@ def test_installed_code_counts_by_version(monkeypatch):
 
         return google_crc32c
 
-    subjects = [google_crc32c.value, google_crc32c.Checksum, google_crc32c, local]
+    subjects = [np.random.default_rng, google_crc32c.value, google_crc32c.Checksum, google_crc32c, local]
     before = [digest(subject) for subject in subjects]
     monkeypatch.setattr(module, "_version", lambda top: f"{top} 99")
     module._origin.cache_clear()
@@ -625,6 +625,18 @@ def test_getstate_decides_what_counts(load):
     assert digest(module.Writer(1)) != digest(module.Writer(2))
 
 
+def test_every_part_of_a_custom_state_counts(load):
+    """A state that looks like (`__dict__`, slots) and is none is not merged."""
+    module = load("class Writer:\n    def __getstate__(self):\n        return self.state\n")
+    digests = set()
+    for state in (({"a": 1}, {"a": 2}), ({"a": 3}, {"a": 2}), ({"a": 2}, {}), {"a": 2}, [{"a": 2}]):
+        writer = module.Writer()
+        writer.state = state
+        digests.add(digest(writer))
+
+    assert len(digests) == 5
+
+
 def test_bound_method_counts_with_its_object(load):
     """The same method of an object in another state is another callable."""
     module = load(CLASS)
@@ -681,7 +693,7 @@ def test_things_without_meaning_count_by_type(make):
         (socket.socket, "socket.socket"),
         (lambda: (i for i in range(3)), "builtins.generator"),
         (lambda: iter([1, 2]), "builtins.list_iterator"),
-        (lambda: pathlib.Path(__file__).open(), "_io.TextIOWrapper"),
+        (lambda: open(os.devnull), "_io.TextIOWrapper"),  # noqa: SIM115 -- closed below
         (lambda: itertools.count(), "itertools.count"),
         (lambda: map(str, []), "builtins.map"),
     ],
