@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from datamat.codecs.info import ImageInfo, refuse
+from datamat.codecs.info import RESTORE, ImageInfo, refuse
 
 __all__ = ["check_bmp", "probe_bmp"]
 
-_REMEDY = "save it as PNG"
 _BITFIELDS = 3  # compression: masks say where in a pixel each colour lies; 0 is plain
 _USUAL_MASKS = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)  # red, green, blue: as plain; cv2 4 knows no others
 _CHANNELS = {1: 1, 4: 1, 8: 1, 24: 3, 32: 4}  # bits per pixel to samples; up to 8 bits they are palette indices
@@ -21,7 +20,7 @@ def probe_bmp(data: bytes, name: str) -> ImageInfo:
     is_usual = compression == 0 or (compression == _BITFIELDS and bits == 32 and data[54:66] == _USUAL_MASKS)
     if not is_usual or bits not in _CHANNELS:
         found = f"BMP of {bits} bits per pixel with compression {compression}, or unusual colour masks"
-        raise refuse(name, found, "plain 1, 4, 8, 24 or 32 bits", _REMEDY)
+        raise refuse(name, found, "plain 1, 4, 8, 24 or 32 bits", "save it as PNG")
     # The mask of the alpha bits is at byte 52 of BITMAPV3INFOHEADER and later; before that the 4th byte is padding.
     alpha = bits == 32 and header_bytes >= 56 and data[66:70] not in {b"", bytes(4)}
     return ImageInfo(
@@ -42,12 +41,12 @@ def check_bmp(data: bytes, name: str) -> None:
     wanted = offset + (width * bits + 31) // 32 * 4 * abs(height)
     if len(data) < wanted or offset < 14 + header_bytes:
         found = f"BMP of {len(data)} bytes with pixels from byte {offset} on"
-        raise refuse(name, found, f"{wanted} bytes", "restore the file from its source")
+        raise refuse(name, found, f"{wanted} bytes", RESTORE)
 
 
 def _header(data: bytes, name: str) -> tuple[int, int, int, int, int]:
     """Return (width, height, bits per pixel, compression, bytes of the information header)."""
     if len(data) < 14 + 40 or int.from_bytes(data[14:18], "little") < 40:
-        raise refuse(name, "BMP without a complete header of Windows 3 or later", "a whole BMP file", _REMEDY)
+        raise refuse(name, "BMP without a complete header of Windows 3 or later", "a whole BMP file", RESTORE)
     header_bytes, width, height, _, bits, compression = _INFO.unpack_from(data, 14)
     return width, height, bits, compression, header_bytes

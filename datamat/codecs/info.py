@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-__all__ = ["MAX_PIXELS", "ImageInfo", "exif_orientation", "refuse", "turn_upright"]
+__all__ = ["MAX_PIXELS", "RESTORE", "ImageInfo", "exif_orientation", "refuse", "turn_upright"]
 
 MAX_PIXELS = 178_956_970
 """Most pixels (width * height) accepted by default: Pillow's limit against decompression bombs, 512 MiB as RGB."""
+
+RESTORE = "restore the file from its source, or take it out of the index"
+"""What to do about a damaged file."""
 
 _ORIENTATION_TAG = 0x0112
 _SHORT = 3  # TIFF field type, 16 bits unsigned

@@ -12,14 +12,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from datamat.codecs.info import ImageInfo, exif_orientation, refuse
+from datamat.codecs.info import RESTORE, ImageInfo, exif_orientation, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["check_jpeg", "probe_jpeg"]
 
-_REMEDY = "restore the file from its source, or take it out of the index"
 _EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 stand without a length
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # SOF0-15; DHT, JPG and DAC lie between them
@@ -38,12 +37,12 @@ def probe_jpeg(data: bytes, name: str) -> ImageInfo:
             break
         if marker in _FRAMES:
             if info is not None:
-                raise refuse(name, "JPEG with two frame headers", "one picture", _REMEDY)
+                raise refuse(name, "JPEG with two frame headers", "one picture", RESTORE)
             info = _frame(marker, data[start:stop], name)
         elif marker == _APP1 and orientation is None and data[start : start + 6] == b"Exif\0\0":
             orientation = exif_orientation(memoryview(data)[start + 6 : stop])
     if info is None:
-        raise refuse(name, "JPEG without a frame header before its pixels", "a whole JPEG file", _REMEDY)
+        raise refuse(name, "JPEG without a frame header before its pixels", "a whole JPEG file", RESTORE)
     height, width, channels, depth = info.height, info.width, info.channels, info.bit_depth
     return ImageInfo("jpeg", height, width, channels, depth, orientation=orientation or 1, cmyk=channels == 4)
 
@@ -57,10 +56,10 @@ def check_jpeg(data: bytes, name: str) -> None:
     for marker, _, _ in _segments(data, name):
         scans += marker == _SOS
         if scans > _MAX_SCANS:
-            raise refuse(name, f"JPEG with over {_MAX_SCANS} scans", "a picture, not a decoding bomb", _REMEDY)
+            raise refuse(name, f"JPEG with over {_MAX_SCANS} scans", "a picture, not a decoding bomb", RESTORE)
         if marker == _EOI:
             if not scans:
-                raise refuse(name, "JPEG without pixels", "at least one scan", _REMEDY)
+                raise refuse(name, "JPEG without pixels", "at least one scan", RESTORE)
             return
 
 
@@ -73,7 +72,7 @@ def _segments(data: bytes, name: str) -> Iterator[tuple[int, int, int]]:
         if at + 2 > size:
             break
         if data[at] != 0xFF:
-            raise refuse(name, f"JPEG with byte {data[at]:#04x} for a marker at byte {at}", "0xff", _REMEDY)
+            raise refuse(name, f"JPEG with byte {data[at]:#04x} for a marker at byte {at}", "0xff", RESTORE)
         marker = data[at + 1]
         at += 2
         if marker == _EOI:
@@ -91,7 +90,7 @@ def _segments(data: bytes, name: str) -> Iterator[tuple[int, int, int]]:
             if found is None:
                 break
             at = found.start()
-    raise refuse(name, f"JPEG of {size} bytes ends before its end-of-image marker", "a whole file", _REMEDY)
+    raise refuse(name, f"JPEG of {size} bytes ends before its end-of-image marker", "a whole file", RESTORE)
 
 
 def _frame(marker: int, frame: bytes, name: str) -> ImageInfo:
@@ -100,6 +99,6 @@ def _frame(marker: int, frame: bytes, name: str) -> ImageInfo:
         raise refuse(name, found, "baseline or progressive", "convert it to PNG")
     channels = frame[5] if len(frame) > 5 else 0
     if channels not in {1, 3, 4} or len(frame) != 6 + 3 * channels:
-        raise refuse(name, f"JPEG frame of {channels} components in {len(frame)} bytes", "1, 3 or 4", _REMEDY)
+        raise refuse(name, f"JPEG frame of {channels} components in {len(frame)} bytes", "1, 3 or 4", RESTORE)
     height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
     return ImageInfo("jpeg", height, width, channels, bit_depth=frame[0])

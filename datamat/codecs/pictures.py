@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from datamat.codecs.bmp import check_bmp, probe_bmp
-from datamat.codecs.info import MAX_PIXELS, refuse, turn_upright
+from datamat.codecs.info import MAX_PIXELS, RESTORE, refuse, turn_upright
 from datamat.codecs.jpeg import check_jpeg, probe_jpeg
 from datamat.codecs.opencv import decode_with_cv2
 from datamat.codecs.png import decode_png_image, decode_png_samples
@@ -44,7 +44,6 @@ _FOREIGN = {
     b"version https://git-lfs": "Git LFS pointer (the picture itself was never fetched)",
 }
 _KEPT_ENCODINGS = {"png", "jpeg"}
-_REMEDY = "restore the file from its source, or take it out of the index"
 
 
 def probe(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -254,10 +253,10 @@ def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str) -> Pix
     try:
         pixels = decode_with_cv2(data, channels)
     except ValueError as exc:
-        raise refuse(name, f"{info.encoding} that does not decode ({exc})", "intact data", _REMEDY) from exc
+        raise refuse(name, f"{info.encoding} that does not decode ({exc})", "intact data", RESTORE) from exc
     if pixels.shape[:2] != (info.height, info.width):
         found = f"{info.encoding} that decodes to {pixels.shape[1]} x {pixels.shape[0]} pixels"
-        raise refuse(name, found, f"{info.width} x {info.height}, as its header says", _REMEDY)
+        raise refuse(name, found, f"{info.width} x {info.height}, as its header says", RESTORE)
     if channels == 4 and not info.alpha:
         pixels[..., 3] = 255  # the fourth byte of a 32-bit BMP without an alpha mask is padding
     return pixels

@@ -9,7 +9,7 @@ import dataclasses
 import struct
 from typing import NamedTuple
 
-from datamat.codecs.info import ImageInfo, exif_orientation, refuse
+from datamat.codecs.info import RESTORE, ImageInfo, exif_orientation, refuse
 from datamat.codecs.libraries import load_zlib
 
 __all__ = ["COLOUR_TYPES", "SIGNATURE", "Chunk", "PngFile", "check_png", "make_chunk", "probe_png", "walk_chunks"]
@@ -18,7 +18,6 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _FRAME = struct.Struct(">I4s")  # length of the data, type; the data and their CRC-32 follow (5.3)
 _HEADER = struct.Struct(">IIBBBBB")  # width, height, depth, colour type, compression, filter, interlace (11.2.1)
 _MAX_CHUNKS = 1 << 18  # a file of empty chunks would fill the memory; encoders write 8 KiB or more into each
-_REMEDY = "restore the file from its source, or take it out of the index"
 
 COLOUR_TYPES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Colour type (grey, RGB, palette, grey and alpha, RGBA) to samples per pixel (11.2.1, table 12)."""
@@ -78,7 +77,7 @@ def walk_chunks(data: bytes, name: str) -> PngFile:
         if kind == b"IEND":
             break
         if len(chunks) > _MAX_CHUNKS:
-            raise refuse(name, f"PNG of over {_MAX_CHUNKS} chunks", "fewer", _REMEDY)
+            raise refuse(name, f"PNG of over {_MAX_CHUNKS} chunks", "fewer", RESTORE)
         at = stop + 4
     return PngFile(data, tuple(chunks))
 
@@ -86,11 +85,11 @@ def walk_chunks(data: bytes, name: str) -> PngFile:
 def probe_png(data: bytes, name: str) -> ImageInfo:
     """Return what the header and the chunk types say; the pixels may still be cut off or damaged."""
     if len(data) < len(SIGNATURE) + 8 + _HEADER.size or data[8:16] != b"\0\0\0\rIHDR":
-        raise refuse(name, "PNG signature without a complete IHDR chunk", "a whole PNG file", _REMEDY)
+        raise refuse(name, "PNG signature without a complete IHDR chunk", "a whole PNG file", RESTORE)
     width, height, depth, colour, compression, filtering, interlace = _HEADER.unpack_from(data, 16)
     if depth not in _DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
         found = f"PNG header with colour type {colour}, depth {depth}, methods {compression}, {filtering}, {interlace}"
-        raise refuse(name, found, "a combination that PNG defines", _REMEDY)
+        raise refuse(name, found, "a combination that PNG defines", RESTORE)
     file = walk_chunks(data, name)
     kinds = {chunk.kind for chunk in file.chunks}
     return ImageInfo(
@@ -116,12 +115,12 @@ def check_png(data: bytes, name: str) -> PngFile:
     """
     file = walk_chunks(data, name)
     if not file.chunks or file.chunks[-1].kind != b"IEND":
-        raise refuse(name, f"PNG of {len(data)} bytes ends before its IEND chunk", "a whole file", _REMEDY)
+        raise refuse(name, f"PNG of {len(data)} bytes ends before its IEND chunk", "a whole file", RESTORE)
     crc32 = load_zlib().crc32
     view = memoryview(data)
     for kind, start, stop in file.chunks:
         if crc32(view[start - 4 : stop]) != int.from_bytes(view[stop : stop + 4], "big"):
-            raise refuse(name, f"PNG chunk {kind!r} at byte {start - 8} has a wrong CRC", "intact data", _REMEDY)
+            raise refuse(name, f"PNG chunk {kind!r} at byte {start - 8} has a wrong CRC", "intact data", RESTORE)
     _check_order([chunk.kind for chunk in file.chunks], name)
     return file
 
@@ -130,11 +129,11 @@ def _check_order(kinds: list[bytes], name: str) -> None:
     """Refuse what makes decoders disagree: a second header or palette, split image data, critical chunks unknown."""
     images = [i for i, kind in enumerate(kinds) if kind == b"IDAT"]
     if not images or images[-1] - images[0] + 1 != len(images):
-        raise refuse(name, "PNG without IDAT chunks in one run", "one picture's data", _REMEDY)
+        raise refuse(name, "PNG without IDAT chunks in one run", "one picture's data", RESTORE)
     palettes = [i for i, kind in enumerate(kinds) if kind == b"PLTE"]
     if kinds.count(b"IHDR") != 1 or len(palettes) > 1 or any(i > images[0] for i in palettes):
-        raise refuse(name, "PNG with misplaced IHDR or PLTE chunks", "each once, before the pixels", _REMEDY)
+        raise refuse(name, "PNG with misplaced IHDR or PLTE chunks", "each once, before the pixels", RESTORE)
     # Bit 5 of the first letter is clear in chunks that a decoder must understand (5.4).
     unknown = {kind for kind in kinds if not kind[0] & 0x20} - {b"IHDR", b"PLTE", b"IDAT", b"IEND"}
     if unknown:
-        raise refuse(name, f"PNG with unknown critical chunks {sorted(unknown)}", "a standard PNG", _REMEDY)
+        raise refuse(name, f"PNG with unknown critical chunks {sorted(unknown)}", "a standard PNG", RESTORE)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from datamat.codecs.info import ImageInfo, exif_orientation, refuse
+from datamat.codecs.info import RESTORE, ImageInfo, exif_orientation, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["check_webp", "probe_webp"]
 
-_REMEDY = "restore the file from its source, or take it out of the index"
 _HEADERS = {b"VP8X", b"VP8 ", b"VP8L", b"ANIM", b"EXIF"}
 _ALPHA_FLAG, _ANIMATION_FLAG = 0x10, 0x02
 
@@ -33,7 +32,7 @@ def probe_webp(data: bytes, name: str) -> ImageInfo:
     elif lossy is not None and len(lossy) >= 10 and lossy[3:6] == b"\x9d\x01\x2a":
         width, height = _uint(lossy[6:8]) & 0x3FFF, _uint(lossy[8:10]) & 0x3FFF
     else:
-        raise refuse(name, "WebP without a complete picture header", "a whole WebP file", _REMEDY)
+        raise refuse(name, "WebP without a complete picture header", "a whole WebP file", RESTORE)
     exif = chunks.get(b"EXIF", b"").removeprefix(b"Exif\0\0")  # some writers keep the prefix of JPEG's APP1
     return ImageInfo(
         encoding="webp",
@@ -52,7 +51,7 @@ def check_webp(data: bytes, name: str) -> None:
     end = max((stop for _, _, stop in _chunks(data)), default=0)
     if len(data) < wanted or end > wanted:
         found = f"WebP of {len(data)} bytes whose container declares {wanted}"
-        raise refuse(name, found, "a whole file", _REMEDY)
+        raise refuse(name, found, "a whole file", RESTORE)
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
