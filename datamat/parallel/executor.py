@@ -97,9 +97,9 @@ class PathosExecutor(Executor):
         self._on_progress: Callable[[Progress], object] | None = None
         if role.is_worker():
             self._start_method, self._reason = "serial", "this is a worker: its cores are taken"
-            self._logger.info("nested pool: calls run one after the other in this worker, whose pool has the cores")
         else:
             self._start_method, self._reason = choose_start_method(start_method)
+        self._has_told = False
         self._reference = weakref.ref(self)
 
     # ------------------------------------------------------------ calls
@@ -206,7 +206,14 @@ class PathosExecutor(Executor):
 
     def _runs_here(self) -> bool:
         """Are calls made in this process: a worker, or a fork of the pool's owner?"""
-        return role.is_worker() or os.getpid() != self._pid
+        if not role.is_worker() and os.getpid() == self._pid:
+            return False
+        if not self._has_told:
+            self._has_told = True
+            self._logger.info(
+                "nested pool: its calls run one after the other, because this worker's pool has the cores"
+            )
+        return True
 
     def _ready_dispatcher(self) -> Dispatcher:
         if self._dispatcher is not None and self._dispatcher.broken is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["NestedRunError", "become_worker", "importing", "is_worker", "modules_being_run", "refuse_while_importing"]
 
 _is_worker = False
-_is_importing = False
+_importer: types.FrameType | None = None  # the frame that imports the caller's modules, while it does
 
 
 class NestedRunError(BaseException):
@@ -44,25 +44,25 @@ def is_worker() -> bool:
 @contextmanager
 def importing() -> Iterator[None]:
     """Mark that what runs now imports the caller's modules."""
-    global _is_importing  # noqa: PLW0603 -- seen by pools that the imported modules make
-    before, _is_importing = _is_importing, True
+    global _importer  # noqa: PLW0603 -- seen by pools that the imported modules make
+    before, _importer = _importer, sys._getframe(2)  # past this generator and contextlib's __enter__
     try:
         yield
     finally:
-        _is_importing = before
+        _importer = before
 
 
 def refuse_while_importing() -> None:
-    """Raise `NestedRunError` inside `importing`."""
-    if _is_importing:
-        raise NestedRunError(next(iter(modules_being_run()), None))
+    """Raise `NestedRunError` at the top level of a module that is imported inside `importing`."""
+    if _importer is not None and (names := modules_being_run(until=_importer)):
+        raise NestedRunError(names[0])
 
 
-def modules_being_run() -> list[str]:
-    """Return the modules whose top level is running, innermost first."""
+def modules_being_run(until: types.FrameType | None = None) -> list[str]:
+    """Return the modules whose top level is running, innermost first, as far as the frame `until`."""
     names = []
     frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
+    while frame is not None and frame is not until:
         if frame.f_code.co_name == "<module>":
             names.append(str(frame.f_globals.get("__name__")))
         frame = frame.f_back

@@ -200,8 +200,8 @@ def replacement(obj: Any, place: str) -> Reduction | None:
         return _logging_reduction(obj)
     if issubclass(kind, _FILES):
         return _file(obj, place)
-    if kind.__module__.startswith("datamat.parallel"):  # our own pools: they say how they travel
-        return None
+    if any(base.__module__ == "datamat.parallel.executor" for base in kind.__mro__):
+        return cast("Reduction", obj.__reduce__())  # our own pool: a serial one in a worker
     if _is_standin_type(cast("Hashable", kind)):
         return standin_reduction(obj, place)
     return None

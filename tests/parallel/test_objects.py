@@ -1,0 +1,444 @@
+"""`self` as users have it: what it holds arrives usable, or as a stand-in that names itself."""
+
+from __future__ import annotations
+
+import abc
+import contextvars
+import enum
+import functools
+import io
+import logging
+import queue
+import socket
+import sqlite3
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamat.errors import ParallelError, UnpicklableError
+from datamat.parallel import PathosExecutor
+
+
+class Holder:
+    """Holds anything, and says in a worker what became of it."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+    def use_lock(self, name):
+        lock = getattr(self, name)
+        taken = lock.acquire(timeout=2)
+        if taken:
+            lock.release()
+        return taken
+
+    def wait_and_notify(self):
+        with self.condition:
+            self.condition.notify_all()
+        return self.condition._lock is self.lock
+
+    def look(self, name):
+        return getattr(self, name)
+
+    def use(self, name, method, *args):
+        return getattr(getattr(self, name), method)(*args)
+
+    def log(self, name, text):
+        getattr(self, name).warning(text)
+
+    def run_in_pool(self, x):
+        return self.pool.submit(abs, x).result(timeout=5)
+
+    def next_of(self, name):
+        return next(getattr(self, name))
+
+    def fill(self, name):
+        getattr(self, name)[:] = 7
+        return float(getattr(self, name).sum())
+
+
+def call(method, holder, name, *args):
+    """Call a method of `holder` in a worker."""
+    with PathosExecutor(1, start_method=method) as pool:
+        return pool.submit(getattr(holder, name), *args).result(timeout=20)
+
+
+@pytest.mark.parametrize("kind", [threading.Lock, threading.RLock, threading.Condition, threading.BoundedSemaphore])
+def test_lock_that_is_held_arrives_free(method, kind):
+    """The caller holds it while it calls; a worker can take its own."""
+    holder = Holder(lock=kind())
+
+    with holder.lock:
+        assert call(method, holder, "use_lock", "lock")
+
+
+def test_condition_keeps_its_lock(method):
+    """Two attributes that were one lock are one lock in the worker."""
+    lock = threading.RLock()
+    holder = Holder(lock=lock, condition=threading.Condition(lock))
+
+    assert call(method, holder, "wait_and_notify")
+
+
+def test_event_keeps_its_state(method):
+    """A set event arrives set."""
+    event = threading.Event()
+    event.set()
+
+    assert call(method, Holder(event=event), "use", "event", "is_set")
+
+
+def test_queue_arrives_with_its_content(method):
+    """A `queue.Queue` is locks and conditions around a deque."""
+    held = queue.Queue()
+    held.put(5)
+
+    assert call(method, Holder(queue=held), "use", "queue", "get") == 5
+
+
+def test_thread_pool_arrives_usable(method):
+    """A thread pool's threads stay behind; the worker gets a pool of the same kind."""
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(abs, -1).result()
+        assert call(method, Holder(pool=threads), "run_in_pool", -3) == 3
+
+
+def test_thread_local_arrives_empty(method):
+    """A worker's thread is another thread."""
+    local = threading.local()
+
+    assert isinstance(call(method, Holder(local=local), "use", "local", "__class__"), threading.local)
+
+
+def test_logger_reaches_the_handlers_of_the_parent(method, caplog):
+    """A logger with its handlers, as an attribute."""
+    logger = logging.getLogger("user.model")
+    holder = Holder(logger=logger, handler=logging.StreamHandler())
+
+    call(method, holder, "log", "logger", "hello from a worker")
+
+    assert "hello from a worker" in caplog.messages
+
+
+def test_detached_logger_reaches_its_own_handler(method):
+    """A `logging.Logger` that is not registered under its name."""
+    stream = io.StringIO()
+    logger = logging.Logger("detached")
+    logger.addHandler(logging.StreamHandler(stream))
+
+    call(method, Holder(logger=logger), "log", "logger", "from afar")
+
+    assert stream.getvalue() == "from afar\n"
+
+
+def test_file_for_reading_is_reopened_where_it_was(method, tmp_path: Path):
+    """Each worker has its own position."""
+    path = tmp_path / "data.txt"
+    path.write_text("first\nsecond\nthird\n")
+    with path.open() as file:
+        file.readline()
+        holder = Holder(file=file)
+
+        assert call(method, holder, "use", "file", "readline") == "second\n"
+        assert file.readline() == "second\n"
+
+
+def test_file_for_writing_is_not_touched(method, tmp_path: Path):
+    """dill would truncate it."""
+    path = tmp_path / "log.txt"
+    with path.open("w") as file:
+        file.write("precious\n")
+        file.flush()
+        holder = Holder(file=file)
+
+        with pytest.warns(UserWarning, match=r"self\.file: _io\.TextIOWrapper"):
+            future_error = pytest.raises(UnpicklableError, call, method, holder, "use", "file", "write", "x")
+
+    assert "open for writing" in str(future_error.value)
+    assert path.read_text() == "precious\n"
+
+
+class Reader:
+    """Holds what cannot travel, and can make it anew."""
+
+    def __init__(self, connection):
+        self._conn = connection
+
+    def read(self):
+        return self._conn.execute("select 1").fetchone()[0]
+
+
+class Model:
+    def __init__(self, reader):
+        self.reader = reader
+
+    def fit(self):
+        return self.reader.read()
+
+
+class SettingModel(Model):
+    def setup_worker(self):
+        self.reader = Reader(sqlite3.connect(":memory:"))
+
+
+def test_standin_names_the_attribute_and_the_remedy(method):
+    """One warning at dispatch, and the same words when it is used."""
+    connection = sqlite3.connect(":memory:")
+    model = Model(Reader(connection))
+    words = r"self\.reader\._conn: sqlite3\.Connection.*setup_worker"
+
+    with pytest.warns(UserWarning, match=words) as caught, PathosExecutor(1, start_method=method) as pool:
+        futures = [pool.submit(model.fit) for _ in range(3)]
+        for future in futures:
+            with pytest.raises(UnpicklableError, match=words):
+                future.result(timeout=20)
+
+    connection.close()
+    assert len(caught) == 1
+
+
+def test_setup_worker_replaces_what_stayed_behind(method):
+    """The remedy that the warning names."""
+    connection = sqlite3.connect(":memory:")
+    model = SettingModel(Reader(connection))
+
+    with pytest.warns(UserWarning, match="sqlite3"):
+        assert call(method, model, "fit") == 1
+
+    connection.close()
+
+
+def counting():
+    yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (socket.socket, "socket.socket"),
+        (counting, "generator"),
+        (lambda: contextvars.ContextVar("v"), "ContextVar"),
+        (lambda: threading.Thread(target=print), "threading.Thread"),
+    ],
+)
+def test_standin_is_never_a_silent_none(method, make, name):
+    """Whatever stays behind raises when it is used."""
+    thing = make()
+    holder = Holder(thing=thing)
+
+    with pytest.warns(UserWarning, match=rf"self\.thing: .*{name}"), pytest.raises(UnpicklableError, match=name):
+        call(method, holder, "use", "thing", "run")
+
+    if isinstance(thing, socket.socket):
+        thing.close()
+
+
+class Hostile:
+    """Cannot be pickled, for a reason of its own."""
+
+    def __reduce__(self):
+        raise RuntimeError("I stay here")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_unknown_object_that_cannot_be_pickled_becomes_a_standin(start_method):
+    """No list of types is complete."""
+    holder = Holder(parts=[1, Hostile()], n=3)
+
+    with pytest.warns(UserWarning, match=r"self\.parts\[1\]: .*Hostile"):
+        assert call(start_method, holder, "look", "n") == 3
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_callable_that_cannot_travel_at_all_is_an_error(start_method):
+    """Not even a stand-in helps where the object itself refuses."""
+    with PathosExecutor(1, start_method=start_method) as pool:
+        future = pool.submit(Hostile().__reduce_ex__, 2)
+        with pytest.raises(UnpicklableError, match="Hostile cannot be sent to a worker"):
+            future.result(timeout=20)
+
+
+def test_array_arrives_writable_and_apart(method):
+    """A worker may write to its copy; the caller's stays."""
+    holder = Holder(array=np.zeros(1_000_000))
+
+    assert call(method, holder, "fill", "array") == 7_000_000
+    assert holder.array.sum() == 0
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def area(self):
+        """Return the area."""
+
+
+def test_classes_keep_their_identity(method):
+    """`isinstance`, `is` and `super()` hold for classes that only exist here."""
+
+    class Shape(Base):
+        def __init__(self, side):
+            self.side = side
+
+        def area(self):
+            return self.side**2
+
+        def itself(self, other, colour):
+            assert isinstance(self, Shape)
+            assert isinstance(other, Shape)
+            assert colour is Colour.RED
+            return Shape(self.area() + other.area()), type(self) is type(other)
+
+    with PathosExecutor(1, start_method=method) as pool:
+        result, same = pool.submit(Shape(2).itself, Shape(3), Colour.RED).result(timeout=20)
+
+    assert type(result) is Shape
+    assert result.side == 13
+    assert same
+
+
+def test_closures_partials_and_caches_travel(method):
+    """Callables that are made here and have no name elsewhere."""
+    step = 3
+
+    @functools.lru_cache
+    def triple(x):
+        return x * step
+
+    with PathosExecutor(1, start_method=method) as pool:
+        assert list(pool.map(functools.partial(lambda a, b: triple(a) + b, b=1), [1, 2])) == [4, 7]
+
+
+class Counting:
+    """Counts how often it is unpickled, in the process where that happens."""
+
+    loads = 0
+
+    def __init__(self):
+        self.data = bytes(1000)
+
+    def __setstate__(self, state):
+        type(self).loads += 1
+        vars(self).update(state)
+
+    def count(self, _):
+        return type(self).loads
+
+
+@pytest.mark.parametrize("how", ["submit", "map", "submit and wait"])
+def test_self_travels_once_per_worker(method, how):
+    """However many calls there are; with fork, not at all."""
+    counting_object = Counting()
+
+    with PathosExecutor(1, start_method=method) as pool:
+        if how == "submit":
+            futures = [pool.submit(counting_object.count, i) for i in range(50)]
+            loads = [future.result(timeout=20) for future in futures]
+        elif how == "map":
+            loads = list(pool.map(counting_object.count, range(50)))
+        else:
+            loads = [pool.submit(counting_object.count, i).result(timeout=20) for i in range(5)]
+
+    expected = {0} if method == "fork" and how != "submit and wait" else {0, 1} if method == "fork" else {1}
+    assert set(loads) == expected
+
+
+class Growing:
+    def __init__(self):
+        self.weights = [0]
+
+    def total(self):
+        return sum(self.weights)
+
+
+def test_self_is_sent_again_once_it_has_changed(method):
+    """A training loop changes the model between maps; workers must not see the old one."""
+    model = Growing()
+    totals = []
+
+    with PathosExecutor(1, start_method=method) as pool:
+        for weight in (1, 2, 3):
+            model.weights.append(weight)
+            totals.append(pool.submit(model.total).result(timeout=20))
+
+    assert totals == [1, 3, 6]
+
+
+def test_executor_on_self_runs_serially_in_workers(method, caplog):
+    """The pool that a class holds goes with it, and does not start workers of workers."""
+    with PathosExecutor(1, start_method=method) as pool:
+        holder = Holder(pool=pool)
+        with caplog.at_level(logging.INFO):
+            assert pool.submit(holder.run_in_pool, -4).result(timeout=20) == 4
+
+
+def nested(x):
+    with PathosExecutor(4) as pool:
+        assert pool.stats().start_method == "serial"
+        return list(pool.map(abs, [x, -x]))
+
+
+def test_nested_pool_is_serial_and_says_so(method, caplog):
+    """A pool made inside a worker."""
+    with caplog.at_level(logging.INFO), PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(nested, 3).result(timeout=20) == [3, 3]
+
+    assert any("nested pool" in message for message in caplog.messages)
+
+
+def test_unpicklable_argument_names_itself(method):
+    """An argument is not to become a stand-in: the call is about it."""
+    with PathosExecutor(1, start_method=method) as pool:
+        future = pool.submit(len, {"rows": counting()})
+        with pytest.raises(UnpicklableError, match="generator cannot be sent"):
+            future.result(timeout=20)
+
+
+def test_unpicklable_result_names_itself(method):
+    """So is a result that cannot come back."""
+    with PathosExecutor(1, start_method=method) as pool:
+        future = pool.submit(counting)
+        with pytest.raises(UnpicklableError, match="generator cannot be sent"):
+            future.result(timeout=20)
+
+
+def test_large_plain_containers_arrive_equal(method):
+    """They take the fast path of the C pickle inside the other pickler."""
+    holder = Holder(numbers=list(range(1000)), names={str(i): i for i in range(1000)}, f=lambda: 0)
+
+    with PathosExecutor(1, start_method=method) as pool:
+        numbers = pool.submit(holder.look, "numbers").result(timeout=20)
+        names = pool.submit(holder.look, "names").result(timeout=20)
+
+    assert (numbers, names) == (holder.numbers, holder.names)
+
+
+def test_no_warning_where_nothing_stays_behind(method):
+    """An ordinary object gives none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call(method, Holder(n=1, lock=threading.Lock()), "look", "n") == 1
+
+
+def test_setup_worker_that_fails_is_the_error_of_its_tasks(method):
+    """Its traceback reaches the caller."""
+
+    class Broken:
+        def setup_worker(self):
+            raise OSError("no database")
+
+        def run(self):
+            return 1
+
+    with PathosExecutor(1, start_method=method) as pool:
+        future = pool.submit(Broken().run)
+        with pytest.raises(ParallelError, match="setup_worker failed: OSError: no database"):
+            future.result(timeout=20)
