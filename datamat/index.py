@@ -126,11 +126,12 @@ class Index:
         """
 
         def rows() -> Iterator[IndexRow]:
+            local = _PathMap(root, prefix)
             for split, name in lists.items():
                 for number, line in enumerate(_lines(root, name), start=1):
                     text = line.strip()
                     if text and not text.startswith("#"):
-                        yield _row_of_line(root, text, split, fields, prefix, f"{name}:{number}")
+                        yield _row_of_line(local, text, split, fields, f"{name}:{number}")
 
         return cls(rows)
 
@@ -222,39 +223,38 @@ def _lines(root: str | os.PathLike[str], name: str) -> list[str]:
         raise SourceError(f"list file {path} is not UTF-8 text (byte {error.start}); convert it") from error
 
 
-def _row_of_line(
-    root: str | os.PathLike[str],
-    text: str,
-    split: str,
-    fields: Sequence[str],
-    prefix: str | None,
-    origin: str,
-) -> IndexRow:
+def _row_of_line(local: _PathMap, text: str, split: str, fields: Sequence[str], origin: str) -> IndexRow:
     paths = text.split("\t") if "\t" in text else text.split()
     if len(paths) != len(fields):
-        wanted = " ".join(fields)
         raise SourceError(
-            f"{origin}: found {len(paths)} paths, want {len(fields)} ({wanted}) separated by a space, "
+            f"{origin}: found {len(paths)} paths, want {len(fields)} ({' '.join(fields)}) separated by a space, "
             f"or by a tab where names hold spaces: {text!r}"
         )
-    local = [_local_path(root, path, prefix) for path in paths]
-    return IndexRow(pathlib.PurePosixPath(local[0]).stem, split, dict(zip(fields, local, strict=True)), origin)
+    found = [local.path_of(path) for path in paths]
+    return IndexRow(pathlib.PurePosixPath(found[0]).stem, split, dict(zip(fields, found, strict=True)), origin)
 
 
-def _local_path(root: str | os.PathLike[str], path: str, prefix: str | None) -> str:
-    """Return where a path written on another machine is below `root`, relative to it.
+class _PathMap:
+    """Where paths that were written on another machine are below `root`, relative to it."""
 
-    A path that is nowhere below root comes back without its leading `/`: it is reported as missing under its name.
-    """
-    if prefix is not None:
-        return path.removeprefix(prefix).lstrip("/")
-    parts = pathlib.PurePosixPath(path).parts
-    relative = parts[1:] if path.startswith("/") else parts
-    for start in range(len(relative)):
-        tail = "/".join(relative[start:])
-        if os.path.exists(os.path.join(root, tail)):
-            return tail
-    return "/".join(relative)
+    def __init__(self, root: str | os.PathLike[str], prefix: str | None) -> None:
+        self._root = root
+        self._prefix = prefix
+
+    def path_of(self, path: str) -> str:
+        """Return the path below root: without the prefix, which is found with the first file that exists here.
+
+        A path that is nowhere below root comes back without its leading `/`, and is reported as missing then.
+        """
+        if self._prefix is not None and path.startswith(self._prefix):
+            return path[len(self._prefix) :].lstrip("/")
+        starts = [0] if not path.startswith("/") else []
+        starts += [place + 1 for place, letter in enumerate(path) if letter == "/"]
+        for start in starts:
+            if path[start:] and os.path.exists(os.path.join(self._root, path[start:])):
+                self._prefix = path[:start] if self._prefix is None else self._prefix
+                return path[start:]
+        return path.lstrip("/")
 
 
 def _table_rows(path: pathlib.Path, key: str | None, split: str | None) -> Iterator[IndexRow]:

@@ -176,14 +176,19 @@ class Materializer:
             SampleError: a sample failed.
         """
         started = time.process_time()
-        store, pipeline = _opened(self._rows(), self)
+        opened = _open(self._rows(), self)
+        store, pipeline = opened.store, opened.pipeline
         positions = np.asarray(store.order[spec.start : spec.stop])
         columns = self.writer.features.columns
         keys = KeyDigest()
         with PartFile(self._rows().parent, spec) as file:
             writer = self.format.writer(file, columns)  # type: ignore[arg-type]  # it needs `write` only
             if spec.augmented or spec.copies > 1 or not _write_block(writer, store, pipeline, positions, keys):
-                for row in store.read(positions):
+                rows = store.read(positions)
+                if spec.augmented and not opened.is_checked:
+                    pipeline.check_determined(rows[0])
+                    opened.is_checked = True
+                for row in rows:
                     for key, record in pipeline.records(row, copies=spec.copies, augmented=spec.augmented):
                         writer.append(record)
                         keys.add(key)
@@ -363,10 +368,18 @@ def _write_block(writer: Any, store: RowStore, pipeline: Pipeline, positions: np
     return True
 
 
+class _Opened:
+    """What a worker keeps from part to part."""
+
+    def __init__(self, store: RowStore, pipeline: Pipeline) -> None:
+        self.store = store
+        self.pipeline = pipeline
+        self.is_checked = False  # whether the transform was seen to draw from the seed alone
+
+
 @functools.lru_cache(maxsize=1)
-def _opened(folder: pathlib.Path, job: Materializer) -> tuple[RowStore, Pipeline]:
-    """Return what a worker keeps from part to part."""
-    return RowStore(folder), Pipeline(job.writer, job.augmenter, job.seed)
+def _open(folder: pathlib.Path, job: Materializer) -> _Opened:
+    return _Opened(RowStore(folder), Pipeline(job.writer, job.augmenter, job.seed))
 
 
 def _set_up(writer: DatasetWriter) -> None:

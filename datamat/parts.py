@@ -144,6 +144,7 @@ class ShardAssembly:
         self._growing = work / "shards" / f"{spec.name}.{shard_format.extension}"
         self._entry = work / "shards" / f"{spec.name}.json"
         self._final = output / self._growing.name
+        self._index = output / f"{spec.name}.idx"
         self._receipts: dict[int, Receipt] = {}
         self._joined = 0
         self._digest = xxhash.xxh3_128()
@@ -152,7 +153,7 @@ class ShardAssembly:
         """Return the entry of a shard that an earlier run finished from the same rows and options, if it is whole."""
         with contextlib.suppress(OSError, ValueError, CorruptDataError):
             info = ShardInfo.from_json(read_json(self._entry))
-            if info.fingerprint != self.spec.fingerprint or not self._final.with_suffix(".idx").exists():
+            if info.fingerprint != self.spec.fingerprint or not self._index.exists():
                 return None
             if _holds(self._final, info):
                 return info
@@ -223,7 +224,7 @@ class ShardAssembly:
                 f"{self._growing} holds {self._growing.stat().st_size} bytes and {len(offsets)} offsets, its receipts "
                 f"say {info.num_bytes} and {info.num_records}; remove {self._folder.parent.parent} and run again"
             )
-        with commit(self._final.with_suffix(".idx")) as file:
+        with commit(self._index) as file:
             file.write(offsets.to_text().encode())
         with open(self._growing, "rb+") as file:
             os.fsync(file.fileno())

@@ -75,7 +75,10 @@ class Pipeline:
 
     def check_determined(self, row: IndexRow) -> None:
         """Raise `OptionError` where the transform draws from something else than the seed of the record."""
-        sample = self.writer.features.prepare(self._read(row))
+        try:
+            sample = self.writer.features.prepare(self._read(row))
+        except Exception:  # the row itself reports it, with its key
+            return
         self.augmenter.check_determined(sample, key=row.key, seed=self.seed)
 
     def _read(self, row: IndexRow) -> Sample:

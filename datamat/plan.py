@@ -33,10 +33,11 @@ __all__ = ["PartSpec", "Plan", "ShardSpec", "make_plan"]
 
 _NAME = re.compile(r"\w+(?:-\w+)*\Z")
 
-# Work is cut by estimated cost, in bytes of input: large parts for little overhead, and small ones at the end of each
-# shard, run last, so that workers finish together. Only the plan decides: never the number of workers.
+# Work is cut by estimated cost, in bytes of input: large parts for little overhead (about a millisecond each), and small
+# ones at the end of each shard, run last, so that workers finish together. There are enough parts to keep many cores
+# busy even where rows name no files and what they cost cannot be seen. Only the plan decides: never the number of workers.
 _PARTS_PER_PLAN = 40
-_SMALLEST_PART, _LARGEST_PART = 1 << 20, 32 << 20
+_LARGEST_PART = 32 << 20
 _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
 _ROW_COST = 256  # bytes of input that one row costs by itself: a tiny row takes as long as this much of an image
 _MOST_PART_ROWS = 65_536
@@ -274,7 +275,7 @@ def _places(hashes: np.ndarray, seed: int) -> np.ndarray:
 
 def _part_cost(costs: np.ndarray, codes: np.ndarray, copies: Sequence[int]) -> int:
     total = sum(int(costs[codes == code].sum()) * number for code, number in enumerate(copies))
-    return min(max(total // _PARTS_PER_PLAN, _SMALLEST_PART), _LARGEST_PART)
+    return min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
 
 
 def _bounds(
@@ -318,7 +319,7 @@ def _cut(work: np.ndarray, start: int, stop: int, target: int) -> list[tuple[int
     cuts, here = [], start
     while here < stop:
         done = int(work[here - 1]) if here else 0
-        size = target if done < tail_from else max(target // _TAIL_DIVISOR, _SMALLEST_PART)
+        size = target if done < tail_from else target // _TAIL_DIVISOR
         end = int(np.searchsorted(work, done + size, side="right"))
         end = min(max(end, here + 1), here + _MOST_PART_ROWS, stop)
         cuts.append((here, end))

@@ -1,0 +1,592 @@
+"""The main job, end to end: nothing lost, same bytes, go on from anywhere."""
+
+import json
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import albumentations as A
+import numpy as np
+import pytest
+import sets
+
+from datamat import (
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Manifest,
+    Materializer,
+    OptionError,
+    OutputError,
+    OutputLockedError,
+    SampleError,
+    Scalar,
+    ShardOptions,
+    SourceError,
+    Text,
+    WorkerDied,
+    WorkerOptions,
+    load,
+    materialize,
+    verify,
+)
+from datamat.storage import locked
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    return sets.make_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+def _job(source, output, **options):
+    options.setdefault("workers", WorkerOptions(num_workers=2))
+    return Materializer(sets.Pairs(), source, output, **options)
+
+
+def _augmented(source, output, **options):
+    return _job(
+        source, output, copies={"train": 3}, transform=sets.jitter, shards=ShardOptions(num_shards=2), **options
+    )
+
+
+@pytest.fixture(scope="session")
+def reference(pairs, tmp_path_factory):
+    """The digests of an undisturbed run with one worker."""
+    output = tmp_path_factory.mktemp("reference") / "out"
+    _augmented(pairs, output, workers=WorkerOptions(num_workers=1)).run(progress=False)
+    return sets.digests(output)
+
+
+def test_every_pair_is_there_exactly_copies_times(pairs, tmp_path):
+    """In the right split, under the right keys."""
+    report = _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    train, val = load(tmp_path / "out", "train"), load(tmp_path / "out", "val")
+
+    assert sorted(train.keys()) == sorted(f"train{n:03d}#{copy}" for n in range(20) for copy in range(3))
+    assert sorted(val.keys()) == [f"val{n:03d}" for n in range(4)]
+    assert (report.num_rows, report.num_records, report.is_complete) == (24, 64, True)
+    assert verify(tmp_path / "out").ok
+
+
+def test_untransformed_samples_keep_their_original_bytes(pairs, tmp_path):
+    """No decode, no encode: the record holds the very bytes of the file."""
+    _job(pairs, tmp_path / "out").run(progress=False)
+
+    files = {path.stem: path.read_bytes() for path in (pairs / "train").iterdir()}
+    masks = {path.stem: path.read_bytes() for path in (pairs / "trainannot").iterdir()}
+    found = {record["key"][0].decode(): record for record in _plain_records(tmp_path / "out", "train")}
+
+    assert {key: record["image"][0] for key, record in found.items()} == files
+    assert {key: record["mask"][0] for key, record in found.items()} == masks
+
+
+def test_plain_tensorflow_reads_every_record(pairs, tmp_path):
+    """Code that imports nothing of datamat."""
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+    code = """
+import glob, sys, tensorflow as tf
+spec = {name: tf.io.FixedLenFeature([], tf.string) for name in ("image", "mask", "key")}
+keys = []
+for record in tf.data.TFRecordDataset(sorted(glob.glob(sys.argv[1] + "/*.tfrecord"))):
+    found = tf.io.parse_single_example(record, spec)
+    assert tf.io.decode_image(found["image"]).shape == (24, 32, 3)
+    assert tf.io.decode_png(found["mask"]).shape == (24, 32, 1)
+    keys.append(found["key"].numpy().decode())
+print(len(keys), len(set(keys)), "datamat" in sys.modules)
+"""
+
+    found = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True, text=True, check=True)
+
+    assert found.stdout.split() == ["64", "64", "False"]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 7])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_bytes_do_not_depend_on_the_workers(pairs, tmp_path, reference, num_workers, start_method):
+    """Shards, offsets, index and manifest, whatever the number of workers and how they start."""
+    options = WorkerOptions(num_workers=num_workers, start_method=start_method)
+
+    _augmented(pairs, tmp_path / "out", workers=options).run(progress=False)
+
+    assert sets.digests(tmp_path / "out") == reference
+
+
+def test_bytes_do_not_depend_on_where_or_when(pairs, tmp_path, reference):
+    """Another copy of the source, another folder, another hash seed of Python."""
+    script = (
+        "import sets, sys; from datamat import *; "
+        "Materializer(sets.Pairs(), sys.argv[1], sys.argv[2], copies={'train': 3}, transform=sets.jitter, "
+        "shards=ShardOptions(num_shards=2)).run(progress=False)"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "77",
+        "PYTHONPATH": str(pathlib.Path(__file__).parent),
+        "TZ": "Asia/Tokyo",
+    }
+
+    subprocess.run([sys.executable, "-c", script, pairs, "far/out"], check=True, cwd=tmp_path, env=environment)
+
+    assert sets.digests(tmp_path / "far" / "out") == reference
+
+
+def test_one_shard_is_written_by_all_workers(tmp_path):
+    """Its parts are spread over the processes."""
+
+    class Who(DatasetWriter):
+        name = "who"
+        features = Features({"pid": Scalar("int64"), "blob": Text()})
+
+        def index(self, source):
+            return [IndexRow(f"{n:03d}", fields={"blob": "x" * 200_000}) for n in range(60)]
+
+        def read(self, row):
+            return {"pid": os.getpid(), "blob": row.fields["blob"][:10]}
+
+    source = tmp_path / "x"
+    source.mkdir()
+    plan = Materializer(Who, source, tmp_path / "out").plan()
+    assert len(plan.shards) == 1
+
+
+def test_second_run_does_nothing_and_says_so(pairs, tmp_path):
+    """No worker is started, no file is touched."""
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir() if path.is_file()}
+
+    report = _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    assert report.did_nothing and report.num_workers == 0
+    assert "nothing to do, 64 records" in str(report)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir() if path.is_file()}
+
+
+def test_finished_directory_holds_nothing_else(pairs, tmp_path):
+    """Parts, rows and temporary files are gone."""
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    left = [path.name for path in (tmp_path / "out" / ".datamat").iterdir()]
+
+    assert left == ["lock"]
+    assert [name for name in names if not name.startswith("pairs-")] == [".datamat", "index", "manifest.json"]
+
+
+def test_shards_with_wildcards_run_apart_and_end_complete(pairs, tmp_path, reference):
+    """First one shard, then the rest, in two calls; the manifest comes with the last."""
+    first = _augmented(pairs, tmp_path / "out", include="train-0000[0]").run(progress=False)
+
+    assert not first.is_complete and not (tmp_path / "out" / "manifest.json").exists()
+    with pytest.raises(OutputError, match="run is not finished"):
+        load(tmp_path / "out")
+
+    second = _augmented(pairs, tmp_path / "out", exclude=["train-00000"]).run(progress=False)
+
+    assert second.is_complete and second.num_shards_reused == 1
+    assert sets.digests(tmp_path / "out") == reference
+
+
+KILLED = """
+import sets, sys
+from datamat import Materializer, ShardOptions, WorkerOptions
+job = Materializer(sets.Pairs(), sys.argv[1], sys.argv[2], copies={"train": 3}, transform=sets.jitter,
+                   shards=ShardOptions(num_shards=2), workers=WorkerOptions(num_workers=int(sys.argv[3])))
+job.run(progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path_factory, tmp_path, kill_rounds):
+    """SIGKILL to everything, again and again, with another number of workers each time."""
+    source = sets.make_pairs(tmp_path_factory.mktemp("more"), num_train=120, num_val=10)
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent)}
+    command = [sys.executable, "-c", KILLED, source]
+    subprocess.run([*command, tmp_path / "reference", "2"], check=True, env=environment)
+    rng = np.random.default_rng(5)
+
+    for round_number in range(kill_rounds):
+        output = tmp_path / f"out{round_number}"
+        kills = 0
+        while not (output / "manifest.json").exists():
+            process = subprocess.Popen(
+                [*command, output, str(rng.integers(1, 4))], env=environment, start_new_session=True
+            )
+            try:
+                process.wait(timeout=float(rng.uniform(0.2, 1.2)) if kills < 10 else 60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                kills += 1
+        assert sets.digests(output) == sets.digests(tmp_path / "reference")
+        assert kills
+
+
+def test_rerun_after_a_kill_redoes_only_what_was_not_finished(pairs, tmp_path, reference):
+    """Finished parts are taken over: their receipts are not written anew."""
+    job = _augmented(pairs, tmp_path / "out")
+    real = Materializer.write_part
+
+    with pytest.raises(SampleError, match="told to stop"):
+        _stopping(pairs, tmp_path / "out", after=15).run(progress=False)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    report = job.run(progress=False)
+
+    assert Materializer.write_part is real
+    assert report.num_parts_resumed + report.num_shards_reused > 0
+    assert sets.digests(tmp_path / "out") == reference
+
+
+class _Stopping(sets.Pairs):
+    """Reads as Pairs does, until so many samples were read."""
+
+    stop_at: pathlib.Path | None = None
+
+
+def _stopping(source, output, *, after):
+    """A job like the others that fails at a late sample, so that much is finished before."""
+    job = _augmented(source, output, workers=WorkerOptions(num_workers=1))
+    read, done = job.writer.read, []
+
+    def stop(row):
+        done.append(row)
+        if len(done) > after:
+            raise RuntimeError("told to stop")
+        return read(row)
+
+    job.writer.__dict__["read"] = stop
+    job._fingerprint = lambda copies, *, augmented: _augmented(source, output)._fingerprint(copies, augmented=augmented)
+    return job
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_torn_parts_are_made_again(pairs, tmp_path, reference, damage):
+    """What a power cut leaves of parts, receipts and growing shards does not get into the output."""
+    with pytest.raises(SampleError):
+        _stopping(pairs, tmp_path / "out", after=15).run(progress=False)
+    files = sorted(path for path in (tmp_path / "out" / ".datamat").rglob("*") if path.is_file())
+    for path in files:
+        data = path.read_bytes()
+        if damage == "truncate":
+            path.write_bytes(data[: len(data) // 2])
+        elif damage == "flip" and data:
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        elif damage == "remove" and path.suffix != ".json":
+            path.unlink()
+
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    assert sets.digests(tmp_path / "out") == reference
+
+
+def test_changed_file_rebuilds_its_shard_alone(tmp_path):
+    """The others keep their very files."""
+    source = sets.make_pairs(tmp_path / "source", num_train=100)
+    options = {"shards": ShardOptions(num_shards=4)}
+    _job(source, tmp_path / "out", **options).run(progress=False)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tfrecord")}
+    os.utime(source / "train" / "train007.png", (5, 5))
+
+    report = _job(source, tmp_path / "out", **options).run(progress=False)
+
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tfrecord")}
+    assert report.num_shards_written == 1
+    assert len([name for name in after if after[name] != before[name]]) == 1
+
+
+def test_another_number_of_shards_leaves_no_old_ones(pairs, tmp_path):
+    """Files of the former plan are removed before the manifest names the new ones."""
+    _job(pairs, tmp_path / "out", shards=ShardOptions(num_shards=4)).run(progress=False)
+
+    _job(pairs, tmp_path / "out", shards=ShardOptions(num_shards=2)).run(progress=False)
+
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.tfrecord")) == [
+        f"pairs-{split}-0000{n}-of-00002.tfrecord" for split in ("train", "val") for n in range(2)
+    ]
+    assert verify(tmp_path / "out").ok
+
+
+def test_failing_sample_is_named_with_its_file(pairs, tmp_path):
+    """Key, error, and the original exception as cause."""
+
+    class Failing(sets.Pairs):
+        def read(self, row):
+            if row.key == "train007":
+                raise ValueError("cannot make sense of it")
+            return super().read(row)
+
+    with pytest.raises(
+        SampleError, match=r"sample 'train007': ValueError: cannot make sense of it .*train007.png"
+    ) as caught:
+        Materializer(Failing(), pairs, tmp_path / "out").run(progress=False)
+
+    assert caught.value.key == "train007"
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_worker_that_dies_is_retried_then_reported(pairs, tmp_path):
+    """A row that kills its worker ends the run with an error; it never hangs."""
+
+    class Deadly(sets.Pairs):
+        def read(self, row):
+            if row.key == "train007":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().read(row)
+
+    with pytest.raises(WorkerDied):
+        Materializer(Deadly(), pairs, tmp_path / "out").run(progress=False)
+
+
+def test_worker_that_dies_once_costs_nothing(pairs, tmp_path, reference):
+    """The part is done again, on a fresh worker, with the same bytes."""
+    marker = tmp_path / "died"
+
+    job = _augmented(pairs, tmp_path / "out")
+    read = job.writer.read
+
+    def once(row):
+        if row.key == "train007" and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(row)
+
+    job.writer.__dict__["read"] = once
+    job._fingerprint = lambda copies, *, augmented: _augmented(pairs, tmp_path)._fingerprint(
+        copies, augmented=augmented
+    )
+    job.run(progress=False)
+
+    assert marker.exists()
+    assert sets.digests(tmp_path / "out") == reference
+
+
+def test_schema_mismatch_names_field_declared_and_found(pairs, tmp_path):
+    """The first five minutes of everybody's own writer."""
+
+    class Wrong(sets.Pairs):
+        def read(self, row):
+            return {"image": np.zeros((24, 32, 3), np.float32), "mask": np.zeros((24, 32), np.uint8)}
+
+    with pytest.raises(
+        SampleError, match=r"field 'image' is declared uint8 \(24, 32, 3\) but the sample holds float32 "
+    ):
+        Materializer(Wrong(), pairs, tmp_path / "out").run(progress=False)
+
+
+def test_copies_are_distinct_and_image_and_mask_stay_together(pairs, tmp_path):
+    """With albumentations' geometric and colour transforms."""
+    transform = A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5), A.RandomBrightnessContrast(p=1)])
+    _job(pairs, tmp_path / "out", copies={"train": 4}, transform=transform).run(progress=False)
+
+    train = load(tmp_path / "out", "train")
+    flips = {}
+    for n in range(20):
+        copies = [train[f"train{n:03d}#{copy}"] for copy in range(4)]
+        assert len({sample["image"].tobytes() for sample in copies}) == 4
+        for sample in copies:
+            # red was 60 x class id: whatever the brightness, equal ids have equal red
+            reds = [set(sample["image"][..., 0][sample["mask"] == number].tolist()) for number in range(4)]
+            assert all(len(found) <= 1 for found in reds)
+            flips.setdefault(n, set()).add(sample["mask"].tobytes())
+    assert max(map(len, flips.values())) > 1
+
+
+def test_albumentations_gives_the_same_bytes_for_any_workers(pairs, tmp_path):
+    """Its own generators, and numpy's and random's global ones, are set for each copy."""
+    for workers in (1, 3):
+        transform = A.Compose([A.Rotate(limit=20, p=0.7), A.GaussNoise(p=0.5), A.Lambda(image=_global_noise, p=1)])
+        _job(
+            pairs, tmp_path / f"out{workers}", copies=2, transform=transform, workers=WorkerOptions(num_workers=workers)
+        ).run(progress=False)
+
+    assert sets.digests(tmp_path / "out1") == sets.digests(tmp_path / "out3")
+
+
+def _global_noise(image, **_):
+    return np.clip(image.astype(int) + np.random.randint(-9, 9, image.shape), 0, 255).astype(np.uint8)
+
+
+def test_transform_that_gives_several_samples_is_read_back_by_key(pairs, tmp_path):
+    """KEY#COPY-NUMBER; the index knows where rows of different length begin."""
+
+    def crops(sample, rng):
+        for _ in range(1 + int(rng.integers(2))):
+            yield {**sample, "image": np.roll(sample["image"], int(rng.integers(9)), 1)}
+
+    report = _job(pairs, tmp_path / "out", copies=2, transform=crops).run(progress=False)
+    everything = load(tmp_path / "out")
+
+    keys = everything.keys()
+    assert len(keys) == len(set(keys)) == report.num_records > 48
+    assert any("-" in key for key in keys)
+    assert [everything[key]["key"] for key in keys[::7]] == keys[::7]
+
+
+def test_undetermined_transform_is_refused(pairs, tmp_path):
+    """One that draws from a source of its own would give other bytes in every run."""
+    private = np.random.default_rng()
+
+    def noisy(sample, rng):
+        return {**sample, "image": sample["image"] ^ private.integers(0, 2, sample["image"].shape, np.uint8)}
+
+    with pytest.raises(OptionError, match="noisy"):
+        _job(pairs, tmp_path / "out", copies=2, transform=noisy).run(progress=False)
+
+
+def test_parent_keeps_its_state(pairs, tmp_path):
+    """Random state, affinity, environment, signal handlers and threads are as before."""
+    import random
+
+    def state():
+        return (
+            random.getstate(),
+            np.random.get_state()[1].tobytes(),
+            os.sched_getaffinity(0),
+            dict(os.environ),
+            signal.getsignal(signal.SIGINT),
+            signal.getsignal(signal.SIGTERM),
+            threading.active_count(),
+            os.getcwd(),
+        )
+
+    before = state()
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    assert state() == before
+
+
+def test_nothing_is_printed_without_progress(pairs, tmp_path, capfd):
+    """Messages go through logging."""
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_progress_shows_speed_and_a_summary_on_stderr(pairs, tmp_path, capfd):
+    """samples/s, MB/s, and at the end records, bytes, time, workers and speed-up."""
+    _augmented(pairs, tmp_path / "out").run()
+
+    out, err = capfd.readouterr()
+
+    assert out == ""
+    assert "samples/s" in err and "MB/s" in err and "64" in err
+    assert "complete: 64 records" in err and "2 workers" in err and "x one core" in err
+
+
+def test_logger_on_the_writer_reaches_the_parent(pairs, tmp_path, caplog):
+    """Records of workers arrive at the handlers that the user configured."""
+
+    class Talking(sets.Pairs):
+        def __init__(self):
+            self.log = logging.getLogger("talking")
+            self.lock = threading.RLock()
+
+        def read(self, row):
+            with self.lock:
+                self.log.warning("read %s", row.key)
+            return super().read(row)
+
+    Materializer(Talking(), pairs, tmp_path / "out").run(progress=False)
+
+    assert {f"read train{n:03d}" for n in range(20)} <= set(caplog.messages)
+
+
+def test_two_runs_on_one_output_are_told_apart(pairs, tmp_path):
+    """The second is refused with the holder's process."""
+    (tmp_path / "out" / ".datamat").mkdir(parents=True)
+    with locked(tmp_path / "out" / ".datamat" / "lock"), pytest.raises(OutputLockedError, match=f"{os.getpid()}"):
+        _job(pairs, tmp_path / "out").run(progress=False)
+
+
+def test_gzip_shards_read_back(pairs, tmp_path):
+    """The other built-in format, through the same calls."""
+    _augmented(pairs, tmp_path / "gz", format="tfrecord.gz").run(progress=False)
+
+    found = load(tmp_path / "gz", "train")
+
+    assert verify(tmp_path / "gz").ok
+    assert len(found) == 60 and found["train003#1"]["key"] == "train003#1"
+
+
+def test_function_needs_no_class(tmp_path):
+    """Features are inferred from the first sample, and nothing is lost."""
+
+    def sample(number):
+        return {
+            "square": number * number,
+            "half": number / 2,
+            "name": f"n{number}",
+            "grid": np.full((2, 3), number, np.uint16),
+        }
+
+    report = materialize(sample, range(50), tmp_path / "out", progress=False)
+    found = load(tmp_path / "out")
+
+    assert report.num_records == len(found) == 50
+    assert sorted(int(item["square"]) for item in found) == sorted(n * n for n in range(50))
+    assert found["00000007"]["half"] == 3.5 and found["00000007"]["grid"].dtype == np.uint16
+    with pytest.raises(OptionError, match="inputs is empty"):
+        materialize(sample, [], tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"copies": 0}, "copies is 0"),
+        ({"copies": {"train": True}}, "copies is"),
+        ({"copies": {"nowhere": 2}}, "copies names the split 'nowhere'; the index has train, val"),
+        ({"splits": {"train": 0.5}}, "add up to 0.5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"format": "xml"}, "no format 'xml'"),
+        ({"include": "nothing*"}, "names no shard"),
+    ],
+)
+def test_options_are_checked(pairs, tmp_path, options, message):
+    """Each says what was found and what is wanted."""
+    with pytest.raises(OptionError, match=message):
+        _job(pairs, tmp_path / "out", **options).run(progress=False)
+
+
+def test_urls_and_odd_outputs_are_refused(pairs, tmp_path):
+    """A URL, a file in the way, a link planted at the work folder."""
+    with pytest.raises(OptionError, match="is a URL"):
+        _job(pairs, "s3://bucket/out")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot be made"):
+        _job(pairs, tmp_path / "file").run(progress=False)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".datamat").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="is a link"):
+        _job(pairs, tmp_path / "linked").run(progress=False)
+
+
+def test_bad_source_leaves_no_manifest(tmp_path):
+    """Missing files are found before any worker starts."""
+    source = sets.make_pairs(tmp_path / "source")
+    (source / "train" / "train003.png").unlink()
+
+    with pytest.raises(SourceError, match=r"train.txt:4: image 'train/train003.png': no such file"):
+        _job(source, tmp_path / "out").run(progress=False)
+
+
+def test_manifest_tells_what_made_it(pairs, tmp_path):
+    """Features, splits, copies, checksums, codecs; no time, host or worker."""
+    _augmented(pairs, tmp_path / "out").run(progress=False)
+
+    text = (tmp_path / "out" / "manifest.json").read_text()
+    manifest = Manifest.read(tmp_path / "out")
+
+    assert manifest.features == sets.Pairs.features and manifest.copies == {"train": 3, "val": 1}
+    assert json.loads(text)["splits"]["train"] == {"num_shards": 2, "num_rows": 20, "num_records": 60}
+    assert "hostname" not in text and str(os.getpid()) not in text
+
+
+def _plain_records(folder, split):
+    from datamat.formats import get_format
+
+    for path in sorted(folder.glob(f"*-{split}-*.tfrecord")):
+        yield from get_format("tfrecord").read(path)
