@@ -267,7 +267,7 @@ def _parts_of(value: Any) -> _Parts:
             return _KINDS[base](value)
     if kind.__module__ in _ALONE_MODULES:
         return _alone(value)
-    if isinstance(value, collections.abc.Iterator) and _installed_class(kind):
+    if isinstance(value, collections.abc.Iterator) and _installed(kind.__module__):
         raise TypeError("what it yields depends on what was read from it before")
     return _instance(value)
 
@@ -385,7 +385,7 @@ def _enum(value: enum.Enum) -> _Parts:
 
 
 def _class(value: type) -> _Parts:
-    if _installed_class(value):
+    if _installed(value.__module__):
         return _Parts(f"class {value.__qualname__}".encode(), [_Import(value.__module__)], [""])
     body = _body(dict(vars(value)))
     if isinstance(value, enum.EnumMeta):
@@ -407,15 +407,15 @@ def _body(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(value: types.FunctionType) -> _Parts:
-    module = value.__globals__.get("__name__") or ""
-    origin = _origin(module, value.__globals__.get("__file__"))
-    if origin and _found(module, value.__qualname__) is value:
-        return _Parts(f"function {value.__qualname__}".encode(), [_Import(module)], [""])
+    if _installed(value.__module__) and "<" not in value.__qualname__:  # no lambda, nor local to another function
+        return _Parts(f"function {value.__qualname__}".encode(), [_Import(value.__module__)], [""])
+    # A function that an installed decorator made has the name of what it wraps, but its own globals.
+    origin = _origin(value.__globals__.get("__name__") or "", value.__globals__.get("__file__"))
     held: list[tuple[str, Any]] = [
         ("", _Code(value.__code__, value.__globals__.get("__package__") or "")),
         (" defaults", value.__defaults__),
         (" defaults", value.__kwdefaults__),
-        ("", {name: part for name, part in vars(value).items() if name != "__doc__"}),
+        ("", None if origin else vars(value)),
     ]
     used = dict(_closure_of(value)) | ({} if origin else dict(_globals_of(value)))
     return _named(f"function {origin}".encode(), held, used, step=" -> ")
@@ -555,18 +555,10 @@ def _imported(value: _Import) -> _Parts:
         return _Parts(b"module " + xxhash.xxh3_128_digest(file.read()))
 
 
-def _installed_class(kind: type) -> bool:
-    module = kind.__module__
-    if not isinstance(module, str):  # the metatype of Cython has a descriptor there
-        return False
-    return bool(_origin(module, getattr(sys.modules.get(module), "__file__", None)))
-
-
-def _found(module: str, qualname: str) -> Any:
-    value: Any = sys.modules.get(module)
-    for name in qualname.split("."):
-        value = getattr(value, name, None)
-    return value
+def _installed(module: Any) -> bool:
+    """Return whether a module is no code of the user's, by its name: it has been imported."""
+    # The metatype of Cython has a descriptor for `__module__`; functions made by exec have None.
+    return isinstance(module, str) and bool(_origin(module, getattr(sys.modules.get(module), "__file__", None)))
 
 
 def _origin_of(module: str) -> str:

@@ -239,9 +239,9 @@ def test_cycles_are_told_apart_by_content_and_order():
 
 def test_place_of_a_cycle_among_siblings_counts():
     """In a cycle, too, it counts which child comes first."""
-    first, last = ["a", [0]], [[0], "a"]
-    first[1].append(first)
-    last[0].append(last)
+    first, last = [], []
+    first += ["a", first]
+    last += [last, "a"]
 
     assert digest(first) != digest(last)
 
