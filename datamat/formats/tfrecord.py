@@ -8,8 +8,9 @@ and one record is read by inflating one member. The members' header is constant 
 "unknown"). Their deflate stream comes from the zlib that Python is linked with, level 6: another zlib implementation,
 zlib-ng for instance, gives other bytes that inflate to the same records.
 
-Reading tests everything that the format protects. What it can't show is a file that lacks its last records, and in
-gzip the up to seven padding bits at the end of a member: for both the manifest has the count and the digest.
+Reading tests everything that the format protects: no record is ever read wrong. What it can't show is a file that
+lacks its last records, and in gzip a flipped bit that changes no record (the padding at the end of a member): the
+manifest's count and digest show both.
 """
 
 from __future__ import annotations

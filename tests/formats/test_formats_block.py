@@ -1,0 +1,151 @@
+"""Blocks of rows, held byte for byte to the same rows appended one by one."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from datamat.errors import SchemaError
+from datamat.formats import get_format
+from datamat.formats.example import encode_example
+from datamat.formats.framing import encode_block, frame
+
+FORMATS = ["tfrecord", "tfrecord.gz"]
+
+
+def column(num_rows):
+    """Draw one column of that many rows with its kind."""
+    shapes = st.sampled_from([(num_rows,), (num_rows, 0), (num_rows, 1), (num_rows, 3)])
+    ints = st.sampled_from([0, 1, 127, 128, 2**20, 2**63 - 1, -1, -(2**63)]) | st.integers(-(2**63), 2**63 - 1)
+    texts = st.binary(max_size=20) | st.sampled_from([b"", b"\0", b"a\0\0", bytes(200)])
+    return (
+        st.tuples(st.just("bytes"), st.lists(texts, min_size=num_rows, max_size=num_rows))
+        | st.tuples(st.just("int64"), st_numpy.arrays(np.int64, shapes, elements=ints))
+        | st.tuples(st.just("float32"), st_numpy.arrays(np.float32, shapes, elements=st.floats(width=32)))
+    )
+
+
+names = st.text(st.sampled_from("ab/é"), max_size=3)
+blocks = st.integers(1, 6).flatmap(lambda num_rows: st.dictionaries(names, column(num_rows), min_size=1, max_size=5))
+
+
+def row(columns, index):
+    return {
+        name: np.ravel(values[index]) if isinstance(values, np.ndarray) else values[index]
+        for name, values in columns.items()
+    }
+
+
+def by_rows(shard_format, columns, kinds, num_rows):
+    file = io.BytesIO()
+    writer = shard_format.writer(file, kinds)
+    for index in range(num_rows):
+        writer.append(row(columns, index))
+    return writer.finish(), file.getvalue()
+
+
+def by_block(shard_format, columns, kinds):
+    file = io.BytesIO()
+    writer = shard_format.writer(file, kinds)
+    writer.append_block(columns)
+    return writer.finish(), file.getvalue()
+
+
+@settings(max_examples=300, deadline=None)
+@given(blocks)
+def test_encode_block_equals_single_records(drawn):
+    """The matrix form gives the bytes of encode_example and frame for each row."""
+    kinds = {name: kind for name, (kind, _) in drawn.items()}
+    columns = {name: values for name, (_, values) in drawn.items()}
+
+    packed, sizes = encode_block(columns, kinds)
+
+    payloads = [encode_example(row(columns, index), kinds) for index in range(len(sizes))]
+    records = [b"".join(frame([payload], len(payload))) for payload in payloads]
+    assert packed.tobytes() == b"".join(records)
+    assert sizes.tolist() == [len(record) for record in records]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_append_block_equals_append_over_many_pieces(format_name):
+    """A block larger than the pieces it is packed in, and than gzip members, gives the same file and offsets."""
+    rng = np.random.default_rng(1)
+    num_rows = 5000
+    columns = {
+        "key": [b"row-%d" % index for index in range(num_rows)],
+        "xs": rng.random((num_rows, 2), np.float32),
+        "n": rng.integers(-(2**62), 2**62, num_rows) >> rng.integers(0, 62, num_rows),
+        "reversed": np.arange(num_rows)[::-1],
+    }
+    kinds = {"key": "bytes", "xs": "float32", "n": "int64", "reversed": "int64"}
+    shard_format = get_format(format_name)
+
+    assert by_block(shard_format, columns, kinds) == by_rows(shard_format, columns, kinds, num_rows)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("sizes", [[3000, 2999], [2**17, 0], [0, 1, 2, 2**20, 3], [2**21]])
+def test_append_block_of_large_or_uneven_rows_equals_append(format_name, sizes):
+    """Rows that would waste memory in a matrix take the other path, to the same bytes."""
+    columns = {"key": [bytes(size) for size in sizes], "n": np.arange(len(sizes))}
+    kinds = {"key": "bytes", "n": "int64"}
+    shard_format = get_format(format_name)
+
+    assert by_block(shard_format, columns, kinds) == by_rows(shard_format, columns, kinds, len(sizes))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_blocks_and_records_mix(format_name):
+    """How records are handed over never shows in the file."""
+    columns = {"key": [b"row-%d" % index for index in range(4000)], "n": np.arange(4000)}
+    kinds = {"key": "bytes", "n": "int64"}
+    shard_format = get_format(format_name)
+    file = io.BytesIO()
+
+    writer = shard_format.writer(file, kinds)
+    for start in range(0, 4000, 1000):
+        writer.append_block({name: values[start : start + 700] for name, values in columns.items()})
+        for index in range(start + 700, start + 1000):
+            writer.append(row(columns, index))
+    offsets = writer.finish()
+
+    assert (offsets, file.getvalue()) == by_rows(shard_format, columns, kinds, 4000)
+    assert writer.num_records == 4000
+    assert writer.num_bytes == len(file.getvalue())
+
+
+def test_empty_block_appends_nothing():
+    """No rows are fine, with columns of any kind."""
+    offsets, data = by_block(
+        get_format("tfrecord"), {"a": [], "b": np.empty((0, 3), np.int64)}, {"a": "bytes", "b": "int64"}
+    )
+
+    assert (len(offsets), data) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": [b"x"]}, r"missing \['n'\]"),
+        ({"a": [b"x"], "n": np.array([1, 2])}, r"need one length, got \{'a': 1, 'n': 2\}"),
+        ({"a": ["x"], "n": np.array([1])}, "column 'a' holds list of str, wanted is one bytes value per row"),
+        ({"a": [[b"x"]], "n": np.array([1])}, "column 'a' holds list of list"),
+        ({"a": np.array([b"x\0"]), "n": np.array([1])}, r"column 'a' holds \|S2 \(1,\)"),
+        ({"a": [b"x"], "n": [1]}, r"column 'n' holds list, wanted is a numpy array of int64, \(n,\) or \(n, k\)"),
+        ({"a": [b"x"], "n": np.zeros((1, 2, 3), np.int64)}, r"column 'n' holds int64 \(1, 2, 3\)"),
+        ({"a": [b"x"], "n": np.array([1.0])}, r"column 'n' holds float64 \(1,\)"),
+    ],
+)
+def test_block_of_another_form_is_refused_whole(columns, message):
+    """The message names the column, and nothing of the block is written."""
+    writer = get_format("tfrecord").writer(io.BytesIO(), {"a": "bytes", "n": "int64"})
+
+    with pytest.raises(SchemaError, match=message):
+        writer.append_block(columns)
+
+    assert (writer.num_records, writer.num_bytes) == (0, 0)
