@@ -8,7 +8,7 @@ Each contestant is a cold interpreter that ends with finished files; the wall ti
 are interleaved, so that a machine whose speed drifts is fair to all. What they do per pair is the same: decode the
 PNG image and mask, and COPIES times flip, rotate, change brightness and contrast, encode as JPEG (quality 95) and PNG.
 
-    floor          two forked processes, half of the pairs each: only that work, and one raw write per process.
+    floor          two forked processes, half of the pairs each: only that work, written raw to one file per process.
                    No framing, no checksum, no flush, no receipts. With cv2 as codec.
     datamat        everything on: checksums, flush, manifest, index, progress; its built-in codecs
     datamat-cv2    the same with cv2 as codec (isal and pyspng hidden), as the floor has it
@@ -95,16 +95,18 @@ def peak_memory(name: str, source: pathlib.Path, output: pathlib.Path) -> float:
 
     output.mkdir()
     process = subprocess.Popen(command(name, source, output), stderr=subprocess.DEVNULL)
+    tree = psutil.Process(process.pid)
     peak = 0
     while process.poll() is None:
         total = 0
-        for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-            try:
+        try:
+            for member in [tree, *tree.children(recursive=True)]:
                 total += member.memory_full_info().pss
-            except (psutil.Error, OSError):
-                continue
+        except psutil.Error:
+            continue  # one of them has just ended
         peak = max(peak, total)
         time.sleep(0.02)
+    assert process.returncode == 0
     shutil.rmtree(output)
     return peak / 1e6
 
@@ -176,14 +178,10 @@ def floor(source: str, output: str) -> None:
         child = os.fork()
         if not child:
             cv2.setNumThreads(1)
-            with open(os.path.join(output, f"{half}.raw"), "wb") as file:
-                chunks = [
-                    data
-                    for number in range(half, len(pairs), 2)
-                    for record in augmented(transform, number, *pairs[number])
-                    for data in record
-                ]
-                file.write(b"".join(chunks))
+            with open(os.path.join(output, f"{half}.raw"), "wb", buffering=1 << 20) as file:
+                for number in range(half, len(pairs), 2):
+                    for record in augmented(transform, number, *pairs[number]):
+                        file.writelines(record)
             os._exit(0)
         children.append(child)
     for child in children:

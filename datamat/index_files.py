@@ -8,18 +8,17 @@ record  int64    number of the row's first record in the shard; null where a tra
 
 from __future__ import annotations
 
-import contextlib
-import os
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.storage import fsync_folder, publish
+from datamat.storage import commit, fsync_folder
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator, Sequence
+    from typing import BinaryIO
 
     from datamat.manifest import ShardInfo
     from datamat.plan import Plan, ShardSpec
@@ -31,7 +30,9 @@ _GROUP_ROWS = 65_536
 _OWN = ("key", "shard", "record")
 
 
-def write_index_files(folder: pathlib.Path, store: RowStore, plan: Plan, infos: Sequence[ShardInfo]) -> None:
+def write_index_files(
+    folder: pathlib.Path, store: RowStore, plan: Plan, infos: Sequence[ShardInfo], *, through: pathlib.Path
+) -> None:
     """Write the index of every split, and remove those of splits that are no more.
 
     Args:
@@ -39,38 +40,31 @@ def write_index_files(folder: pathlib.Path, store: RowStore, plan: Plan, infos: 
         store: the rows, in the order of the plan.
         plan: which row is where.
         infos: the finished shards, as in the plan.
+        through: folder for the temporary files.
     """
     folder.mkdir(exist_ok=True)
     told = {info.name: info for info in infos}
     for split, shards in groupby(plan.shards, key=lambda shard: shard.split):
-        _write_split(folder / f"{split}.parquet", store, [(shard, told[shard.name]) for shard in shards])
+        with commit(folder / f"{split}.parquet", through=through) as file:
+            _write_split(file, store, [(shard, told[shard.name]) for shard in shards])
     for path in folder.glob("*.parquet"):
         if path.stem not in plan.splits:
             path.unlink()
     fsync_folder(folder)
 
 
-def _write_split(path: pathlib.Path, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
+def _write_split(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    temporary = path.with_name(f".{path.name}.tmp")
     writer = None
-    try:
-        for columns in _groups(store, shards):
-            table = pa.table(columns)
-            if writer is None:
-                writer = parquet.ParquetWriter(temporary, table.schema, compression="zstd")
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        publish(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    for columns in _groups(store, shards):
+        table = pa.table(columns)
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
 
 
 def _groups(store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> Iterator[dict[str, Any]]:

@@ -143,9 +143,9 @@ class Manifest:
             "shards": [shard.to_json() for shard in self.shards],
         }
 
-    def write(self, folder: pathlib.Path) -> None:
-        """Write the manifest of `folder`, in one step."""
-        commit_json(folder / MANIFEST_FILE, self.to_json())
+    def write(self, folder: pathlib.Path, *, through: pathlib.Path | None = None) -> None:
+        """Write the manifest of `folder`, in one step; `through` is as for `commit`."""
+        commit_json(folder / MANIFEST_FILE, self.to_json(), through=through)
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Manifest:

@@ -224,7 +224,7 @@ class ShardAssembly:
                 f"{self._growing} holds {self._growing.stat().st_size} bytes and {len(offsets)} offsets, its receipts "
                 f"say {info.num_bytes} and {info.num_records}; remove {self._folder.parent.parent} and run again"
             )
-        with commit(self._index) as file:
+        with commit(self._index, through=self._growing.parent) as file:
             file.write(offsets.to_text().encode())
         with open(self._growing, "rb+") as file:
             os.fsync(file.fileno())

@@ -77,7 +77,7 @@ class Pipeline:
         """Raise `OptionError` where the transform draws from something else than the seed of the record."""
         try:
             sample = self.writer.features.prepare(self._read(row))
-        except Exception:  # the row itself reports it, with its key
+        except Exception:  # noqa: BLE001 -- the row itself reports it, with its key
             return
         self.augmenter.check_determined(sample, key=row.key, seed=self.seed)
 

@@ -33,9 +33,10 @@ __all__ = ["PartSpec", "Plan", "ShardSpec", "make_plan"]
 
 _NAME = re.compile(r"\w+(?:-\w+)*\Z")
 
-# Work is cut by estimated cost, in bytes of input: large parts for little overhead (about a millisecond each), and small
-# ones at the end of each shard, run last, so that workers finish together. There are enough parts to keep many cores
-# busy even where rows name no files and what they cost cannot be seen. Only the plan decides: never the number of workers.
+# Work is cut by estimated cost, in bytes of input: large parts for little overhead (about a millisecond each), and
+# small ones at the end of each shard, run last, so that workers finish together. There are enough parts to keep many
+# cores busy even where rows name no files and what they cost cannot be seen. Only the plan decides: never the number
+# of workers.
 _PARTS_PER_PLAN = 40
 _LARGEST_PART = 32 << 20
 _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4

@@ -177,8 +177,8 @@ class _RowWriter:
         if not same:
             row, number = next((r, n) for n, r in enumerate(batch) if set(r.fields) != set(self._names))
             raise SourceError(
-                f"{_place(row, self.num_rows + number)}: the fields are {sorted(row.fields)}, but {sorted(self._names)} "
-                "in the first row; give every row the same fields ('' or nan where one has none)"
+                f"{_place(row, self.num_rows + number)}: the fields are {sorted(row.fields)}, but "
+                f"{sorted(self._names)} in the first row; give every row the same fields ('' or nan where one has none)"
             )
         return columns
 

@@ -211,8 +211,9 @@ class Run:
         is_complete = len(infos) == len(self._plan.shards)
         if is_complete and not (self._output / MANIFEST_FILE).exists():
             self._remove_stale({info.name for info in infos})
-            write_index_files(self._output / "index", self._store, self._plan, infos)
-            self._describe(infos).write(self._output)
+            through = self._work / "shards"
+            write_index_files(self._output / "index", self._store, self._plan, infos, through=through)
+            self._describe(infos).write(self._output, through=through)
         if is_complete:
             for folder in ("parts", "shards"):
                 shutil.rmtree(self._work / folder, ignore_errors=True)

@@ -45,17 +45,19 @@ def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str]) ->
 
 
 @contextlib.contextmanager
-def commit(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def commit(path: str | os.PathLike[str], *, through: pathlib.Path | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing that takes the name `path` only when the block ends without an error.
 
     Args:
         path: final name; its folder must exist. A file already there is replaced in one step.
+        through: folder, on the same disk, for the temporary file: what a kill leaves there is not seen beside
+            finished files. None: the folder of `path`.
 
     Yields:
-        A binary file, writable. It is a temporary neighbour of `path` and is removed if the block fails.
+        A binary file, writable. It is removed if the block fails.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     # O_EXCL and O_NOFOLLOW: a link planted at the temporary name is refused, not written through.
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(FileNotFoundError):
@@ -73,10 +75,10 @@ def commit(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
-def commit_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as readable JSON with sorted keys, so that equal values give equal bytes."""
+def commit_json(path: str | os.PathLike[str], value: Any, *, through: pathlib.Path | None = None) -> None:
+    """Write `value` as readable JSON with sorted keys, so that equal values give equal bytes; see `commit`."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    with commit(path) as file:
+    with commit(path, through=through) as file:
         file.write(text.encode() + b"\n")
 
 

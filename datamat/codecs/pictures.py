@@ -161,8 +161,9 @@ def check_complete(data: bytes, info: ImageInfo, *, name: str = "") -> None:
 
 
 def can_keep_image(info: ImageInfo, *, channels: int = 3) -> bool:
-    """Return whether the encoded bytes may be stored as they are: every decoder gives the same `channels`.
+    """Return whether the encoded bytes may be stored as they are: every decoder that is asked for `channels` agrees.
 
+    Grey counts as RGB: decoders repeat the one channel when three are asked for, and it need not be encoded anew.
     TensorFlow and Pillow don't apply an orientation and cv2 does; they differ on palettes, small depths, transparent
     colours, 16 bits, inks and frames; not all read WebP and BMP.
 
@@ -174,7 +175,7 @@ def can_keep_image(info: ImageInfo, *, channels: int = 3) -> bool:
     """
     return (
         info.encoding in _KEPT_ENCODINGS
-        and info.channels == channels
+        and (info.channels == channels or (info.channels, channels) == (1, 3))
         and info.alpha == (channels == 4)
         and info.bit_depth == 8
         and info.orientation == 1

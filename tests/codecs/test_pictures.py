@@ -305,9 +305,9 @@ KEPT = {
     "rgba png": (png(6, 8), 4),
     "rgb jpeg": (encode_jpeg(RGB), 3),
     "grey jpeg": (encode_jpeg(RGB[..., 0]), 1),
+    "grey for rgb": (png(0, 8), 3),
 }
 NOT_KEPT = {
-    "grey for rgb": (png(0, 8), 3),
     "rgb for rgba": (png(2, 8), 4),
     "grey with alpha": (png(4, 8), 1),
     "4 bits": (png(0, 4), 1),
