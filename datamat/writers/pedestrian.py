@@ -1,0 +1,259 @@
+"""Walkways seen by a pedestrian, with colour-coded masks of what the ground is made of: the surface-masking layout.
+
+    ROOT/
+        Surface_001/
+            a.jpg  b.jpg ...
+            MASK/a.png              colours of the palette
+        Surface_001.xml             optional, or in Surface_001/: CVAT for images 1.1, for those without MASK/*.png
+
+    Materializer("pedestrian", source="ROOT", output="out/surface", splits={"train": 0.9, "val": 0.1}).run()
+
+The key is FOLDER-NAME: `Surface_001-a`. A polygon of the XML counts as the class `LABEL_ATTRIBUTE` where there is such
+a class (`sidewalk_blocks`), else as `LABEL`; a higher `z_order` lies on top, and what no polygon covers is class 0.
+
+Source of the default classes and colours: the surface masks of AI Hub's "sidewalk walking video" set.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from datamat.codecs import decode_image, probe, read_file
+from datamat.errors import OptionError, SchemaError, SourceError
+from datamat.features import Features, Image, Mask
+from datamat.index import IndexRow, files_below, pair_files
+from datamat.writer import DatasetWriter, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from xml.etree.ElementTree import Element
+
+__all__ = ["PedestrianWriter"]
+
+_PICTURES = (".jpg", ".jpeg", ".png")
+_UNDECLARED = 255
+_FARTHEST = 1 << 20  # pixels: far outside of any image, and still exact in cv2's fixed point
+
+_SURFACES = {
+    "background": (0, 0, 0),
+    "sidewalk_blocks": (0, 0, 255),
+    "sidewalk_cement": (217, 217, 217),
+    "sidewalk_urethane": (198, 89, 17),
+    "sidewalk_asphalt": (128, 128, 128),
+    "sidewalk_soil_stone": (255, 230, 153),
+    "sidewalk_damaged": (55, 86, 35),
+    "sidewalk_other": (110, 168, 70),
+    "braille_guide_blocks_normal": (255, 255, 0),
+    "braille_guide_blocks_damaged": (128, 96, 0),
+    "roadway_normal": (255, 128, 255),
+    "roadway_crosswalk": (255, 0, 255),
+    "alley_normal": (230, 170, 255),
+    "alley_crosswalk": (208, 88, 255),
+    "alley_speed_bump": (138, 60, 200),
+    "alley_damaged": (88, 38, 128),
+    "bike_lane_normal": (255, 155, 155),
+    "caution_zone_stairs": (255, 192, 0),
+    "caution_zone_manhole": (255, 0, 0),
+    "caution_zone_tree_zone": (0, 255, 0),
+    "caution_zone_grating": (255, 128, 0),
+    "caution_zone_repair_zone": (105, 105, 255),
+}
+
+
+class PedestrianWriter(DatasetWriter):
+    """Image and mask of each picture; images keep the bytes of their files where nothing changes them.
+
+    Args:
+        names: class names in the order of the ids, at most 255; the first is what no polygon covers.
+        palette: the (red, green, blue) that means each class in the masks.
+
+    Raises:
+        OptionError: there is not one colour for each name, or two classes share one.
+
+    Example:
+        >>> writer = PedestrianWriter(names=("ground", "road"), palette=((0, 0, 0), (255, 0, 0)))
+        >>> writer.features["mask"].declared()
+        'uint8 (height, width) of 2 classes'
+    """
+
+    name = "pedestrian"
+    file_fields = ("image", "annotation")
+
+    def __init__(
+        self,
+        names: Sequence[str] = tuple(_SURFACES),
+        palette: Sequence[tuple[int, int, int]] = tuple(_SURFACES.values()),
+    ) -> None:
+        if len(set(palette)) != len(names) or not 1 <= len(names) <= _UNDECLARED:
+            raise OptionError(
+                f"pedestrian: {len(names)} names and {len(set(palette))} different colours in palette; want one colour "
+                f"for each of 1 to {_UNDECLARED} names"
+            )
+        self._names = tuple(names)
+        self._palette = tuple((int(r), int(g), int(b)) for r, g, b in palette)
+        self.features = Features(
+            {"image": Image(encoding="jpeg"), "mask": Mask(names=self._names, palette=self._palette)}
+        )
+
+    def index(self, source: Any) -> Iterable[IndexRow]:
+        """Return a row per picture, sorted by folder and name.
+
+        Raises:
+            SourceError: there are no folders `Surface_*`; a picture has neither mask nor polygons, or one of these no
+                picture; an XML file cannot be read, or has a label that is no class.
+        """
+        root = pathlib.Path(source)
+        folders = sorted(path for path in root.glob("Surface_*") if path.is_dir())
+        if not folders:
+            raise SourceError(f"{root} holds no folders Surface_*; give the folder that holds them as source")
+        for folder in folders:
+            yield from _rows(root, folder.name, self._names)
+
+    def read(self, row: IndexRow) -> Sample:
+        image, annotation = str(row.fields["image"]), str(row.fields["annotation"])
+        data = read_file(image)
+        info = probe(data, name=image)
+        size = (info.height, info.width) if info.orientation < 5 else (info.width, info.height)
+        if row.fields["polygons"]:
+            drawing = json.loads(str(row.fields["polygons"]))
+            _check_size(tuple(drawing["size"]), size, annotation)
+            mask = _draw(drawing["polygons"], size)
+        else:
+            mask = _ids_of(decode_image(read_file(annotation), name=annotation), self._palette, annotation)
+            _check_size(mask.shape, size, annotation)
+        return {"image": data, "mask": mask}
+
+
+def _rows(root: pathlib.Path, surface: str, names: Sequence[str]) -> Iterator[IndexRow]:
+    images = files_below(root / surface, "*", _PICTURES)
+    masks = files_below(root / surface, "MASK/*", (".png",))
+    xml = next((name for name in (f"{surface}/{surface}.xml", f"{surface}.xml") if (root / name).is_file()), "")
+    drawings = _drawings(root / xml, names) if xml else {}
+    coded = {mask.stem for mask in masks}
+    drawn = {image for image in images if image.name in drawings and image.stem not in coded}
+    lost = sorted(drawings.keys() - {image.name for image in images})
+    if lost:
+        raise SourceError(f"{root / xml}: image {lost[0]!r} is not in {surface}/; add the file, or drop the entry")
+    try:
+        mask_of = dict(pair_files([image for image in images if image not in drawn], masks))
+    except SourceError as error:
+        raise SourceError(f"{surface}: {error}") from error
+    for image in images:
+        path = f"{surface}/{image}"
+        annotation, polygons = (xml, drawings[image.name]) if image in drawn else (f"{surface}/{mask_of[image]}", "")
+        fields = {"image": path, "annotation": annotation, "polygons": polygons}
+        yield IndexRow(f"{surface}-{image.stem}", None, fields, path)
+
+
+def _check_size(found: tuple[int, ...], size: tuple[int, int], path: str) -> None:
+    if found != size:
+        raise SchemaError(
+            f"{path!r}: annotates {found} pixels (height, width), but the image has {size}; make them agree"
+        )
+
+
+# ---- colour-coded masks
+
+
+def _ids_of(pixels: np.ndarray, palette: tuple[tuple[int, int, int], ...], path: str) -> np.ndarray:
+    """Return the class ids of a mask of colours, uint8 (height, width, 3), as uint8 (height, width)."""
+    packed = pixels[..., 0].astype(np.uint32)
+    for channel in (1, 2):
+        packed <<= 8
+        packed |= pixels[..., channel]
+    ids: np.ndarray = _table(palette).take(packed)
+    if ids.max() == _UNDECLARED:
+        row, column = (int(place) for place in np.argwhere(ids == _UNDECLARED)[0])
+        raise SchemaError(
+            f"{path!r}: pixel (row {row}, column {column}) has the colour {tuple(pixels[row, column].tolist())}, "
+            "which the palette does not declare; add it with names= and palette=, or save the mask without smoothing"
+        )
+    return ids
+
+
+@functools.lru_cache(maxsize=1)
+def _table(palette: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    """Return the class id of each colour packed in 24 bits: uint8 (2**24,), made once per worker."""
+    table = np.full(1 << 24, _UNDECLARED, np.uint8)
+    for number, (red, green, blue) in enumerate(palette):
+        table[red << 16 | green << 8 | blue] = number
+    return table
+
+
+# ---- polygons of CVAT for images 1.1
+
+
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Refuses document types, so that there are no entities."""
+
+    def doctype(self, name: str, *_: object) -> None:
+        raise ElementTree.ParseError(f"it declares a document type ({name}), which CVAT never does")
+
+
+def _drawings(xml: pathlib.Path, names: Sequence[str]) -> dict[str, str]:
+    """Return what to draw for each image as JSON: {"size": [height, width], "polygons": [[class id, [[x, y], ...]]]}."""
+    try:
+        root = ElementTree.fromstring(read_file(xml), ElementTree.XMLParser(target=_NoDoctype()))  # noqa: S314 -- no entities
+    except ElementTree.ParseError as error:
+        raise SourceError(f"{xml}: {error}; export it again as CVAT for images 1.1") from error
+    found: dict[str, str] = {}
+    for image in root.iter("image"):
+        name = pathlib.PurePosixPath(image.get("name", "")).name
+        place = f"{xml}: image {name!r}"
+        if name in found:
+            raise SourceError(f"{place} is there twice; keep one of them")
+        shapes = sorted(
+            (shape for shape in image if shape.tag != "tag"), key=lambda shape: _number(shape, "z_order", place)
+        )
+        found[name] = json.dumps(
+            {
+                "size": [_number(image, "height", place), _number(image, "width", place)],
+                "polygons": [[_class_id(shape, names, place), _points(shape, place)] for shape in shapes],
+            }
+        )
+    return found
+
+
+def _number(element: Element, attribute: str, place: str) -> int:
+    text = element.get(attribute, "0" if attribute == "z_order" else "")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SourceError(f"{place}: {element.tag} has {attribute}={text!r}; want a whole number") from error
+
+
+def _class_id(shape: Element, names: Sequence[str], place: str) -> int:
+    label = shape.get("label", "")
+    for name in (*(f"{label}_{attribute.text}" for attribute in shape.iter("attribute")), label):
+        if name in names:
+            return names.index(name)
+    raise SourceError(f"{place}: label {label!r} is no class; declare it with names= and palette=")
+
+
+def _points(shape: Element, place: str) -> list[list[int]]:
+    """Return the corners of a polygon, rounded to whole pixels, as `cv2.fillPoly` takes them."""
+    text = shape.get("points", "")
+    try:
+        points = [[round(float(number)) for number in point.split(",")] for point in text.split(";")]
+    except (ValueError, OverflowError):
+        points = []
+    if shape.tag != "polygon" or len(points) < 3 or any(len(p) != 2 or max(map(abs, p)) > _FARTHEST for p in points):
+        raise SourceError(
+            f"{place}: found a {shape.tag} with points {text[:60]!r}; want polygons of three or more points 'x,y;x,y'"
+        )
+    return points
+
+
+def _draw(polygons: Sequence[tuple[int, list[list[int]]]], size: tuple[int, int]) -> np.ndarray:
+    import cv2
+
+    mask = np.zeros(size, np.uint8)
+    for number, points in polygons:
+        cv2.fillPoly(mask, [np.array(points, np.int32)], number)
+    return mask
