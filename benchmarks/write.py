@@ -147,6 +147,15 @@ def augmentation():
     )
 
 
+def reseed(transform, seed: int) -> None:
+    """The quickest way: one stream for all transforms of the pipeline."""
+    import random
+
+    import numpy as np
+
+    transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
+
+
 def pairs_of(source: str) -> list[tuple[str, str]]:
     found = []
     for path in sorted(pathlib.Path(source).glob("*.txt")):
@@ -162,7 +171,7 @@ def augmented(transform, number: int, image_path: str, mask_path: str):
     image = cv2.imread(image_path, cv2.IMREAD_COLOR_RGB)
     mask = cv2.imread(mask_path, cv2.IMREAD_UNCHANGED)
     for copy in range(COPIES):
-        transform.set_random_seed(number * COPIES + copy)
+        reseed(transform, number * COPIES + copy)
         drawn = transform(image=image, mask=mask)
         picture = cv2.cvtColor(drawn["image"], cv2.COLOR_RGB2BGR)
         jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
@@ -244,7 +253,7 @@ def tensorflow(source: str, output: str) -> None:
             image = tf.io.decode_png(tf.io.read_file(image_path), channels=3).numpy()
             mask = tf.io.decode_png(tf.io.read_file(mask_path), channels=1).numpy()
             for copy in range(COPIES):
-                transform.set_random_seed(number * COPIES + copy)
+                reseed(transform, number * COPIES + copy)
                 drawn = transform(image=image, mask=mask)
                 jpeg = tf.io.encode_jpeg(drawn["image"], quality=95).numpy()
                 writer.write(_example(tf, f"{number}#{copy}", jpeg, tf.io.encode_png(drawn["mask"]).numpy()))
