@@ -187,6 +187,12 @@ def one_column(feature_bytes, name=b"a"):
     return field(1, field(1, field(1, name) + field(2, feature_bytes)))
 
 
+def two_columns(feature_bytes):
+    """Return an Example in which an entry follows the one of this feature."""
+    first = field(1, field(1, b"a") + field(2, feature_bytes))
+    return field(1, first + field(1, field(1, b"b") + field(2, field(1, b""))))
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -236,6 +242,10 @@ def test_decode_reads_what_other_writers_may_write(data, expected):
         (one_column(field(1, b""), name=b"\xff"), "column name .* is not UTF-8"),
         (one_column(field(2, field(1, b"\x00\x00\x00"))), "float list .* no multiple of 4"),
         (one_column(field(3, field(1, b"\x80"))), "does not end"),
+        # A value that is longer than its list, but not than the file; a list that is longer than its feature.
+        (two_columns(field(1, b"\x0a\x05x")), "needs 5 bytes but its message has 1 left"),
+        (two_columns(field(2, b"\x0a\x08abcd")), "needs 8 bytes but its message has 4 left"),
+        (field(1, field(1, field(1, b"a") + b"\x12\x02\x0a\x03\x0a\x01x")), "needs 3 bytes but its message has 0 left"),
         (one_column(field(3, field(1, b"\x01" * 40 + b"\x80"))), "holds a number that does not end"),
         (one_column(field(3, field(1, b"\x01" * 40 + b"\x80" * 12 + b"\x01"))), "holds a number that does not end"),
     ],
