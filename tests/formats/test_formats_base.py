@@ -33,6 +33,17 @@ def test_offsets_survive_their_text(rows):
     assert Offsets.from_text(text) == offsets
 
 
+def test_offsets_of_many_records_survive_their_text():
+    """An index longer than the pieces it is written in is whole."""
+    sizes = np.arange(1, 40_001, dtype=np.uint64)
+    offsets = Offsets(np.cumsum(sizes) - sizes, sizes)
+
+    text = offsets.to_text()
+
+    assert text.splitlines() == [f"{index * (index - 1) // 2} {index}" for index in range(1, 40_001)]
+    assert Offsets.from_text(text) == offsets
+
+
 def test_no_offsets_are_an_empty_text():
     """A shard without records has an empty index."""
     nothing = Offsets.from_text("")
