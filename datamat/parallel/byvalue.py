@@ -15,6 +15,7 @@ import abc
 import dis
 import enum
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -25,7 +26,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "adopt_classes",
@@ -36,6 +37,7 @@ __all__ = [
     "fill_function",
     "force_by_value",
     "global_names",
+    "install_globals",
     "is_by_value",
     "is_forced",
     "is_installed",
@@ -49,9 +51,11 @@ __all__ = [
     "make_function_in",
     "namespace",
     "namespace_key",
+    "remember_globals",
     "set_cell",
     "single_dispatch_of",
     "type_variable",
+    "version_of",
 ]
 
 _guard = threading.RLock()
@@ -181,6 +185,62 @@ def _register(cls: type, identity: str) -> None:
     _ids[cls] = identity
     _known[identity] = cls
     _filled.add(identity)
+
+
+# ---------------------------------------------------------------- globals
+#
+# A worker keeps what its own code has put into a global (an initializer that loads a model, a cache that fills), until
+# the parent binds the name to another object (a notebook cell that defines a function anew).
+
+_versions: dict[
+    tuple[str, str], tuple[Callable[[], Any], int]
+] = {}  # in the parent: what was sent last, and its number
+_installed: dict[tuple[str, str], tuple[int, Any]] = {}  # in a worker: number and object that came last
+_first_values: dict[str, dict[str, Any]] = {}  # in a worker: what it inherited
+_counter = itertools.count(1)
+
+
+def version_of(key: str, name: str, value: Any) -> int:
+    """Return a number that changes when the name is bound to another object."""
+    held = _versions.get((key, name))
+    if held is not None and held[0]() is value:
+        return held[1]
+    try:
+        reference: Callable[[], Any] = weakref.ref(value)
+    except TypeError:  # numbers, strings, lists, ...: kept alive, since an id alone may come back as another object
+        reference = functools.partial(_identity, value)
+    version = next(_counter)
+    _versions[key, name] = reference, version
+    return version
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def remember_globals(key: str) -> None:
+    """In a worker: note what the globals are before its own code can change them."""
+    _first_values[key] = dict(namespace(key))
+
+
+def install_globals(shipped: dict[tuple[str, str], tuple[int, Any]], *, override: bool) -> None:
+    """In a worker: bind the globals that came with some code, by namespace and name, with their version.
+
+    Args:
+        shipped: version and value of each.
+        override: replace what is there, where that is older; else only add what is missing.
+    """
+    for (key, name), (version, value) in shipped.items():
+        held = namespace(key)
+        known = _installed.get((key, name))
+        if known is None:
+            first = _first_values.get(key, {})
+            is_own = name in held and held[name] is not first.get(name, held[name])
+        else:
+            is_own = known[0] == version
+        if name not in held or (override and not is_own):
+            held[name] = value
+        _installed[key, name] = version, value
 
 
 # ---------------------------------------------------------------- functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import selectors
 import time
@@ -153,6 +154,7 @@ class Crew:
             initializer=self._initializer,
             environment=dict(os.environ) if options.start_method == "forkserver" else None,
             max_tasks=options.max_tasks,
+            authkey=bytes(multiprocessing.current_process().authkey),
         )
 
     def wait(self, timeout: float | None) -> Sequence[Handle]:

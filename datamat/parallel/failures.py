@@ -19,10 +19,10 @@ class RemoteTraceback(Exception):  # noqa: N818 -- shown as the cause of an erro
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text
+        self.tb = text  # the name that concurrent.futures gives it
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
+        return f'\n"""\n{self.tb}"""'
 
 
 def with_remote_traceback(error: BaseException, text: str) -> BaseException:

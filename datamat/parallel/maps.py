@@ -141,11 +141,7 @@ class ResultStream:
                 self._top_up()
                 values.reverse()
                 while values:
-                    ok, value = values.pop()
-                    if not ok:
-                        raise with_remote_traceback(*pickling.loads_data(value))
-                    yield value
-                    del value
+                    yield _value_of(values.pop())  # not held here while the caller has it
         finally:
             self.close()
 
@@ -165,3 +161,10 @@ class ResultStream:
         if self._open_tasks >= 0:
             self._open_tasks = -1
             self._dispatcher.codes.give_back(self._code)
+
+
+def _value_of(outcome: tuple[bool, Any]) -> Any:
+    succeeded, value = outcome
+    if not succeeded:
+        raise with_remote_traceback(*pickling.loads_data(value))
+    return value

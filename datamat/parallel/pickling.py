@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Capsule", "dumps_code", "dumps_data", "load_code", "loads_data"]
 
 Globals = dict[str, tuple[dict[str, Any], set[str]]]  # by namespace: the dictionary, and the names used of it
+Shipped = dict[tuple[str, str], tuple[int, Any]]  # by namespace and name: version and value
 
 _MAX_STANDINS = 100
 _BUILTIN_TYPES = set(_dill._typemap.values()) | {type(None), type(...), type(NotImplemented)}
@@ -274,12 +275,12 @@ def dumps_code(obj: Any, *, homewards: bool = False) -> Capsule:
     kept: list[Any] = []  # ids stay valid as long as the objects live
     first = _explore(obj, banned, kept, homewards)
     needed = {} if homewards else first.pickler.globals
-    shipped, missing = _gather_globals(needed, banned, kept)
-    if not shipped and not missing:
+    shipped = _gather_globals(needed, banned, kept)
+    if not shipped:
         return first.capsule()
     # Once more, now behind its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
     second = _Pass(homewards, banned)
-    second.pickler.dump(({**shipped, **missing}, obj))
+    second.pickler.dump((shipped, obj))
     return second.capsule()
 
 
@@ -326,33 +327,32 @@ def _explore(obj: Any, banned: dict[int, str], kept: list[Any], homewards: bool)
             return attempt
 
 
-def _gather_globals(
-    needed: Globals, banned: dict[int, str], kept: list[Any]
-) -> tuple[dict[tuple[str, str], Any], dict[tuple[str, str], Any]]:
-    """Return the globals that code uses, directly or through other globals, and stand-ins for those that cannot go."""
-    shipped: dict[tuple[str, str], Any] = {}
-    missing: dict[tuple[str, str], Any] = {}
-    waiting = _unseen(needed, shipped, missing)
+def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) -> Shipped:
+    """Return the globals that code uses, directly or through other globals; stand-ins for those that cannot go."""
+    shipped: Shipped = {}
+    waiting = _unseen(needed, shipped)
     while waiting:
         for key, name, value in waiting:
+            version = byvalue.version_of(key, name, value)
             try:
                 more = _explore(value, banned, kept, homewards=False).pickler.globals
             except UnpicklableError as exc:
-                missing[key, name] = standins.Standin(f"global {name}", standins.type_name(value), str(exc))
+                stand_in = standins.Standin(f"global {name}", standins.type_name(value), str(exc))
+                shipped[key, name] = version, stand_in
                 continue
-            shipped[key, name] = value
+            shipped[key, name] = version, value
             for other, (held, names) in more.items():
                 needed.setdefault(other, (held, set()))[1].update(names)
-        waiting = _unseen(needed, shipped, missing)
-    return shipped, missing
+        waiting = _unseen(needed, shipped)
+    return shipped
 
 
-def _unseen(needed: Globals, *seen: dict[tuple[str, str], Any]) -> list[tuple[str, str, Any]]:
+def _unseen(needed: Globals, seen: Shipped) -> list[tuple[str, str, Any]]:
     return [
         (key, name, held[name])
         for key, (held, names) in needed.items()
         for name in sorted(names)
-        if name in held and not any((key, name) in known for known in seen)
+        if name in held and (key, name) not in seen
     ]
 
 
@@ -367,11 +367,7 @@ def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bo
     # Not from a file or a network: from a process of our own, over its own socket.
     unpickler = dill.Unpickler(io.BytesIO(stream), buffers=buffers, ignore=True)  # noqa: S301
     shipped, obj = unpickler.load()
-    for (key, name), value in shipped.items():
-        if override:
-            byvalue.namespace(key)[name] = value
-        else:
-            byvalue.namespace(key).setdefault(name, value)
+    byvalue.install_globals(shipped, override=override)
     return obj
 
 

@@ -203,6 +203,8 @@ class Dispatcher:
         if not handle.in_flight:
             handle.head_since = time.monotonic()
         handle.in_flight.append(task)
+        handle.num_sent += 1
+        handle.is_leaving = handle.num_sent == self._options.max_tasks
         handle.channel.post(Request.TASK, task.header(), task.payload)
 
     def _start_workers(self) -> None:
@@ -329,8 +331,6 @@ class Dispatcher:
         elif kind == Reply.BROKEN:
             handle.is_leaving = True
             self._break("the initializer of a worker failed", data.decode())
-        elif kind == Reply.LEAVING:
-            handle.is_leaving = True
 
     def _finish(self, handle: Handle, kind: int, data: bytes) -> None:
         _, busy_s, peak, packed = worker.unpack_outcome(data)

@@ -15,6 +15,7 @@ import faulthandler
 import fcntl
 import functools
 import logging
+import multiprocessing
 import os
 import reprlib
 import resource
@@ -73,7 +74,6 @@ class Reply(enum.IntEnum):
     LOG = 14
     BY_VALUE = 15  # CODE header, name of a module to send by value
     BROKEN = 16  # the initializer failed: traceback
-    LEAVING = 17  # the last task allowed to this worker is done
 
 
 class Mode(enum.IntEnum):
@@ -103,6 +103,7 @@ class WorkerConfig:
         initializer: stream of the capsule of (initializer, initargs); None if there is none or it is inherited.
         environment: the parent's environment, where the worker does not inherit it.
         max_tasks: tasks after which the worker leaves; None for no limit.
+        authkey: what processes of this program prove themselves with to `multiprocessing` managers.
     """
 
     name: str
@@ -112,6 +113,7 @@ class WorkerConfig:
     initializer: bytes | None
     environment: dict[str, str] | None
     max_tasks: int | None
+    authkey: bytes
 
 
 _inherited: dict[int, tuple[Any, list[standins.Hazard]]] = {}
@@ -142,6 +144,7 @@ def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.sock
     faulthandler.enable(lifeline, all_threads=True)
     faulthandler.register(TRACE_SIGNAL, lifeline, all_threads=True, chain=True)  # chain: and then end
     forget_idle_tracker()
+    multiprocessing.current_process().authkey = config.authkey  # the standard library's, beside that of multiprocess
     if config.environment is not None:
         os.environ.clear()
         os.environ.update(config.environment)
@@ -149,6 +152,7 @@ def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.sock
     affinity.limit_loaded_libraries(config.num_threads)
     affinity.bind(config.mask)
     channel = WorkerChannel(task_socket)
+    byvalue.remember_globals("__main__")
     logs.forward_in_worker(functools.partial(channel.send, Reply.LOG), config.logging, config.name)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         if _initialize(config, channel):
@@ -225,7 +229,6 @@ class _Loop:
             if kind == Request.TASK:
                 self._serve(data)
                 if self._remaining == 0:
-                    self._channel.send(Reply.LEAVING)
                     return
             elif kind == Request.CODE:
                 self._load(data)
