@@ -460,7 +460,7 @@ def test_installed_code_counts_by_version(monkeypatch):
     """Another version of a distribution is another digest, for functions, classes and local imports alike."""
     import google_crc32c
 
-    from datamat import fingerprint as module
+    from datamat.fingerprint import origins
 
     def local():
         import google_crc32c
@@ -469,14 +469,63 @@ def test_installed_code_counts_by_version(monkeypatch):
 
     subjects = [np.random.default_rng, google_crc32c.value, google_crc32c.Checksum, google_crc32c, local]
     before = [digest(subject) for subject in subjects]
-    monkeypatch.setattr(module, "_version", lambda top: f"{top} 99")
-    module._origin.cache_clear()
+    monkeypatch.setattr(origins, "_version", lambda top: f"{top} 99")
+    origins.origin_of_file.cache_clear()
     try:
         after = [digest(subject) for subject in subjects]
     finally:
-        module._origin.cache_clear()
+        origins.origin_of_file.cache_clear()
 
     assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"top_level.txt": "other\nunlike_its_name\n"},
+        {"RECORD": "other/__init__.py,,\nunlike_its_name/__init__.py,sha256=ab,0\n"},
+        {"RECORD": "unlike_its_name.cpython-311-x86_64-linux-gnu.so,,\n"},
+        {"top_level.txt": "\n", "RECORD": "unlike_its_name.py,,\n"},
+    ],
+)
+def test_distribution_named_unlike_its_module_counts(tmp_path, monkeypatch, metadata):
+    """What a distribution declares, or else the list of its files, tells which modules are its own."""
+    assert _digest_where_installed(tmp_path / "1", monkeypatch, metadata, version="1") != _digest_where_installed(
+        tmp_path / "2", monkeypatch, metadata, version="2"
+    )
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"top_level.txt": "other", "RECORD": "unlike_its_name/__init__.py,,\n"},
+        {"RECORD": "unlike_its_name.libs/libz.so,,\nunlike_its_name_too.py,,\nother/unlike_its_name.py,,\n"},
+        {},
+    ],
+)
+def test_distribution_of_other_modules_does_not_count(tmp_path, monkeypatch, metadata):
+    """Modules of similar names, folders of shared libraries and modules further inside are not the one looked for."""
+    assert _digest_where_installed(tmp_path / "1", monkeypatch, metadata, version="1") == _digest_where_installed(
+        tmp_path / "2", monkeypatch, metadata, version="2"
+    )
+
+
+def _digest_where_installed(root, monkeypatch, metadata, *, version):
+    """Return the digest of a module, `unlike_its_name`, beside the one distribution `some-name` with such metadata."""
+    from datamat.fingerprint import origins
+
+    described = root / "site-packages" / f"some_name-{version}.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: some-name\nVersion: {version}\n")
+    for name, text in metadata.items():
+        (described / name).write_text(text)
+    module = types.ModuleType("unlike_its_name")
+    module.__file__ = str(described.parent / "unlike_its_name.py")
+    (described.parent / "unlike_its_name.py").write_text("")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(described.parent))
+        origins._version.cache_clear()
+        return digest(module)
 
 
 def test_installed_code_is_not_read(monkeypatch):

@@ -21,7 +21,8 @@ errors
 
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
 parallel: affinity byvalue channel chunks logs role serial startmethod < standins
-fingerprint options seeding storage
+fingerprint: origins parts < bytecode < code < objects < graph < __init__
+options seeding storage
 
 features: base < pictures values < schema < __init__
 formats: __init__ < gzip_members wire
