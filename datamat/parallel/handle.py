@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pathos.helpers import mp
+
 from datamat.parallel import worker
 from datamat.parallel.channel import ParentChannel, close_in_forks
 from datamat.parallel.contexts import start_process
@@ -57,17 +59,19 @@ class Handle:
         lifeline, their_lifeline = socket.socketpair()
         self.channel = ParentChannel(ours)
         self._lifeline = lifeline
-        lifeline.setblocking(False)
+        self._stack, their_stack = mp.Pipe(duplex=False)
         close_in_forks(self)
+        self.pidfd: int | None = None
         try:
-            self.process = start_process(launcher, worker.main, (config, theirs, their_lifeline), config.name)
+            arguments = (config, theirs, their_lifeline, their_stack)
+            self.process = start_process(launcher, worker.main, arguments, config.name)
         except BaseException:
             self.channel.close()
-            lifeline.close()
+            self.abandon()
             raise
         finally:
-            theirs.close()
-            their_lifeline.close()
+            for end in (theirs, their_lifeline, their_stack):
+                end.close()
         self.pid = int(self.process.pid)
         self.pidfd = _open_pidfd(self.pid)
         self.in_flight: deque[Task] = deque()
@@ -88,6 +92,7 @@ class Handle:
     def abandon(self) -> None:
         """In a fork of the parent: let go of the descriptors."""
         self._lifeline.close()
+        self._stack.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
@@ -155,9 +160,11 @@ class Handle:
         return Autopsy(self.pid, exitcode, self.peak_rss_bytes, stack, tuple(self.last_lines))
 
     def _read_stack(self) -> str:
+        descriptor = self._stack.fileno()
+        os.set_blocking(descriptor, False)
         data = b""
-        with suppress(OSError):
-            while chunk := self._lifeline.recv(1 << 16):
+        with suppress(BlockingIOError):
+            while chunk := os.read(descriptor, 1 << 16):
                 data += chunk
         return data.decode(errors="replace")
 

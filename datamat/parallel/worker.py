@@ -2,10 +2,11 @@
 
     parent ── CODE, TASK, FORGET, QUIT ──────────────────────────> worker
     parent <── READY, DONE, FAILED, RETURNED, LOG, BY_VALUE, ... ── worker      (one socket pair each)
-    parent <── stack of Python frames, when it hangs or crashes ─── worker      (a second pair, the lifeline)
+    parent <── stack of Python frames, when it hangs or crashes ─── worker      (a pipe)
+    parent <── nothing, ever ────────────────────────────────────── worker      (a second socket pair, the lifeline)
 
-The worker also ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is
-closed, which needs neither the GIL nor the end of the current task.
+The worker ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is closed,
+which needs neither the GIL nor the end of the current task.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from datamat.parallel.contexts import forget_idle_tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
 __all__ = [
     "CODE",
@@ -136,13 +138,14 @@ def bequeath(code_id: int, obj: Any, hazards: list[standins.Hazard]) -> Callable
 # ---------------------------------------------------------------- set-up
 
 
-def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket) -> None:
+def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket, stack_pipe: Connection) -> None:
     """Run a worker until the parent sends QUIT or goes away."""
     role.become_worker()
     _set_signals()
     _hold_lifeline(lifeline)
-    faulthandler.enable(lifeline, all_threads=True)
-    faulthandler.register(TRACE_SIGNAL, lifeline, all_threads=True, chain=True)  # chain: and then end
+    os.set_blocking(stack_pipe.fileno(), False)  # a deep stack is cut; it must not keep the worker from ending
+    faulthandler.enable(stack_pipe, all_threads=True)
+    faulthandler.register(TRACE_SIGNAL, stack_pipe, all_threads=True, chain=True)  # chain: and then end
     forget_idle_tracker()
     multiprocessing.current_process().authkey = config.authkey  # the standard library's, beside that of multiprocess
     if config.environment is not None:

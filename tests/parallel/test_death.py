@@ -1,0 +1,329 @@
+"""A worker's death is an error of one call, at most; it is never a hang, wherever it strikes."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from datamat.errors import BrokenPoolError, TaskTimeout, WorkerDied
+from datamat.parallel import PathosExecutor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def die(how):
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif how == "exit":
+        os._exit(7)
+    elif how == "segfault":
+        ctypes.string_at(0)
+
+
+class Killer:
+    """Dies where it is told to."""
+
+    def __init__(self, place, flag=None):
+        self.place = place
+        self.flag = flag
+        self.lock = threading.RLock()
+
+    def _die_once(self):
+        if self.flag is None or not os.path.exists(self.flag):
+            if self.flag is not None:
+                Path(self.flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run(self, x):
+        if self.place == "running":
+            self._die_once()
+        if self.place == "holding a lock":
+            with self.lock:
+                self._die_once()
+        if self.place == "logging":
+            logging.getLogger("killer").info("last words")
+            self._die_once()
+        if self.place == "sending":
+            return Bomb(self, x)
+        return x * 2
+
+
+class Bomb:
+    """Kills its process in the middle of being pickled, behind much data."""
+
+    def __init__(self, killer, x):
+        self.data = bytes(10_000_000)
+        self.killer, self.x = killer, x
+
+    def __reduce__(self):
+        if os.path.exists(self.killer.flag):
+            return int, (self.x * 2,)
+        self.killer._die_once()
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "exitcode"),
+    [("kill", signal.SIGKILL, -9), ("term", signal.SIGTERM, -15), ("segfault", signal.SIGSEGV, -11), ("exit", None, 7)],
+)
+def test_death_is_the_error_of_its_call_alone(method, how, number, exitcode):
+    """The error says how the worker ended; the other calls go on."""
+    with PathosExecutor(2, start_method=method) as pool:
+        doomed = pool.submit(die, how)
+        others = [pool.submit(abs, -i) for i in range(20)]
+        with pytest.raises(WorkerDied, match=r"die\[\d+\]: worker \d+ ended while it ran this task") as caught:
+            doomed.result(timeout=20)
+        assert [future.result(timeout=20) for future in others] == list(range(20))
+
+    error = caught.value
+    assert (error.signal, error.exitcode) == (number, exitcode)
+    assert error.peak_rss_bytes >= 0
+    assert error.task.startswith("die[")
+
+
+def test_segfault_shows_the_python_stack(method):
+    """The frames that the worker left behind."""
+    with PathosExecutor(1, start_method=method) as pool:
+        with pytest.raises(WorkerDied, match="Segmentation fault") as caught:
+            pool.submit(die, "segfault").result(timeout=20)
+
+    assert "in die" in caught.value.stack
+
+
+def test_death_report_shows_the_last_log_lines(method):
+    """None is lost, although the worker dies right after logging."""
+    with PathosExecutor(1, start_method=method) as pool, pytest.raises(WorkerDied, match="last words") as caught:
+        logging.getLogger("killer").setLevel(logging.INFO)
+        pool.submit(Killer("logging").run, 1).result(timeout=20)
+
+    assert caught.value.log_lines == ("last words",)
+
+
+def test_death_error_survives_pickling(method):
+    """It may itself come from a worker's worker, or go into a ledger."""
+    with PathosExecutor(1, start_method=method) as pool, pytest.raises(WorkerDied) as caught:
+        pool.submit(die, "exit").result(timeout=20)
+
+    copied = pickle.loads(pickle.dumps(caught.value))
+
+    assert (copied.exitcode, copied.task) == (7, caught.value.task)
+
+
+@pytest.mark.parametrize("place", ["running", "holding a lock", "logging", "sending"])
+def test_lost_call_is_repeated_on_a_fresh_worker(method, place, tmp_path):
+    """Wherever the worker died, every result is there once."""
+    killer = Killer(place, str(tmp_path / "flag"))
+
+    with PathosExecutor(2, start_method=method, max_retries=1) as pool:
+        futures = [pool.submit(killer.run, x) for x in range(12)]
+        results = [future.result(timeout=30) for future in futures]
+
+    assert results == [2 * x for x in range(12)]
+
+
+def test_call_is_repeated_as_often_as_allowed(method):
+    """And not more."""
+    with PathosExecutor(1, start_method=method, max_retries=2) as pool:
+        with pytest.raises(WorkerDied, match=r"\(3 attempts\)"):
+            pool.submit(die, "kill").result(timeout=20)
+        assert pool.submit(abs, -1).result(timeout=20) == 1
+
+
+def test_idle_worker_that_dies_is_replaced(method):
+    """Nothing was lost, so nobody is told."""
+    with PathosExecutor(1, start_method=method) as pool:
+        first = pool.submit(os.getpid).result(timeout=20)
+        os.kill(first, signal.SIGKILL)
+        wait_until_gone(first)
+        second = pool.submit(os.getpid).result(timeout=20)
+
+    assert second != first
+
+
+def wait_until_gone(pid):
+    """Wait for a process to end; whether its new parent has reaped it is not our concern."""
+    for _ in range(2000):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state == "Z":
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def test_stopped_worker_does_not_stall_the_others(method):
+    """A process that takes no data must not block the dispatcher, however much is meant for it."""
+    with PathosExecutor(2, start_method=method) as pool:
+        pids = {pool.submit(os.getpid).result(timeout=20)}
+        futures = [pool.submit(slow_pid) for _ in range(2)]
+        pids = {future.result(timeout=20) for future in futures}
+        stopped = next(iter(pids))
+        os.kill(stopped, signal.SIGSTOP)
+        futures = [pool.submit(len, bytes(3_000_000)) for _ in range(6)]
+        done = sum(wait_one(future) for future in futures)
+        os.kill(stopped, signal.SIGCONT)
+        assert [future.result(timeout=20) for future in futures] == [3_000_000] * 6
+
+    assert done >= 5
+
+
+def wait_one(future):
+    try:
+        future.result(timeout=1)
+    except TimeoutError:
+        return False
+    return True
+
+
+def slow_pid():
+    time.sleep(0.2)
+    return os.getpid()
+
+
+def fail_at_start():
+    raise RuntimeError("no GPU")
+
+
+def test_initializer_that_fails_ends_the_pool_with_its_traceback(method):
+    """Every call, waiting or new, gets the cause."""
+    with PathosExecutor(2, start_method=method, initializer=fail_at_start) as pool:
+        futures = [pool.submit(abs, i) for i in range(5)]
+        for future in futures:
+            with pytest.raises(BrokenPoolError, match="RuntimeError: no GPU"):
+                future.result(timeout=20)
+        with pytest.raises(BrokenPoolError, match="no GPU"):
+            pool.submit(abs, 1)
+
+
+def test_workers_that_keep_dying_at_start_end_the_pool(method):
+    """Not a storm of replacements."""
+    with PathosExecutor(2, start_method=method, initializer=die, initargs=("exit",)) as pool:
+        with pytest.raises(BrokenPoolError, match=r"3 workers in a row ended while they started: exit code 7"):
+            pool.submit(abs, 1).result(timeout=30)
+
+
+def sleep_long():
+    time.sleep(600)
+
+
+def spin():
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("function", [sleep_long, spin])
+def test_timeout_kills_and_shows_the_python_stack(method, function):
+    """The worker is replaced; the others were never in danger."""
+    with PathosExecutor(1, start_method=method, task_timeout_s=0.3) as pool:
+        slow = pool.submit(function)
+        with pytest.raises(
+            TaskTimeout, match=rf"{function.__name__}\[\d+\]: it ran longer than task_timeout_s=0.3"
+        ) as caught:
+            slow.result(timeout=20)
+        assert pool.submit(abs, -5).result(timeout=20) == 5
+
+    assert f"in {function.__name__}" in caught.value.stack
+
+
+def stop_oneself():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_timeout_of_a_stopped_worker_kills_it(method):
+    """It cannot write down its stack; it goes all the same."""
+    with PathosExecutor(1, start_method=method, task_timeout_s=0.3) as pool:
+        with pytest.raises(TaskTimeout):
+            pool.submit(stop_oneself).result(timeout=20)
+        assert pool.submit(abs, -5).result(timeout=20) == 5
+
+
+PARENT = """
+import os, sys, time
+from datamat.parallel import PathosExecutor
+def spin(_):
+    while True: pass
+pool = PathosExecutor(2, start_method=sys.argv[1])
+pids = [pool.submit(os.getpid).result()]
+stream = [pool.submit(spin, i) for i in range(2)]
+while len(pool.stats().workers) < 2: time.sleep(0.01)
+print(*[w.pid for w in pool.stats().workers], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_their_parent(method, number):
+    """Even in the middle of a call that never returns to Python's loop."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, method],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    parent.send_signal(number)
+    parent.wait()
+    killed = time.monotonic()
+
+    for pid in pids:
+        wait_until_gone(pid)
+
+    parent.stdout.close()
+    assert len(pids) == 2
+    assert time.monotonic() - killed < 2
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from datamat.parallel import PathosExecutor
+def sleep(_): time.sleep(600)
+try:
+    with PathosExecutor(2, start_method=sys.argv[1]) as pool:
+        pool.submit(abs, 1).result()
+        futures = [pool.submit(sleep, i) for i in range(10)]
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        futures[0].result()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+with PathosExecutor(2, start_method=sys.argv[1]) as pool:
+    print(list(pool.map(abs, [-1, -2])), flush=True)
+"""
+
+
+def test_interrupt_ends_the_calls_and_leaves_the_interpreter_usable(method):
+    """As the stop button of a notebook does: the signal reaches the parent alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, method], capture_output=True, text=True, timeout=20, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+    assert done.stdout == "interrupted\n[1, 2]\n"
+    assert done.stderr == ""
+
+
+def test_terminate_ends_running_calls_at_once(method):
+    """Running calls fail, waiting ones are cancelled."""
+    pool = PathosExecutor(1, start_method=method)
+    running = pool.submit(sleep_long)
+    waiting = pool.submit(abs, 1)
+    while not running.running():
+        time.sleep(0.005)
+
+    pool.terminate()
+
+    with pytest.raises(BrokenPoolError, match="shut down"):
+        running.result(timeout=5)
+    assert waiting.cancelled()
