@@ -1,0 +1,158 @@
+"""Tables: columns become features, in blocks as by rows."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from datamat.errors import SchemaError, SourceError
+from datamat.features import ClassLabel, Features, Scalar, Text
+from datamat.writers.table import TableWriter
+
+CSV = "key,speed,lane,kind,split\n007,13.5,2,car,train\nb.ü,-0.25,3,van,val\n"
+
+
+@pytest.fixture
+def csv(tmp_path):
+    """Write a CSV file."""
+
+    def write(text=CSV, name="rows.csv"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def bound(source, **options):
+    writer = TableWriter(**options)
+    writer.bind(source)
+    return writer
+
+
+def test_columns_become_features(csv):
+    """Whole numbers, fractions and text; key and split are no features."""
+    assert bound(csv()).features == Features({"speed": Scalar("float64"), "lane": Scalar("int64"), "kind": Text()})
+
+
+def test_parquet_columns_become_features(tmp_path):
+    """Narrow types are widened, exactly."""
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"a": pa.array([1], pa.int8()), "b": pa.array([0.5], pa.float32())}), path)
+
+    assert bound(path).features == Features({"a": Scalar("int64"), "b": Scalar("float64")})
+
+
+def test_rows_carry_keys_and_splits(csv):
+    """Keys are text: leading zeros stay."""
+    source = csv()
+
+    rows = list(bound(source).index(source))
+
+    assert [(row.key, row.split, row.fields["kind"]) for row in rows] == [
+        ("007", "train", "car"),
+        ("b.ü", "val", "van"),
+    ]
+    assert rows[1].origin == "rows.csv row 2"
+
+
+def test_columns_of_other_names_hold_key_and_split(csv):
+    """They are named in the constructor."""
+    source = csv("id,fold,x\na,train,1\n")
+
+    writer = bound(source, key="id", split="fold")
+
+    assert sorted(writer.features) == ["key", "x"]
+    assert [(row.key, row.split) for row in writer.index(source)] == [("a", "train")]
+
+
+def test_row_numbers_are_keys_where_there_are_none(csv):
+    """In the order of the table."""
+    source = csv("x\n5\n6\n")
+
+    assert [row.key for row in bound(source).index(source)] == ["00000000", "00000001"]
+
+
+def test_read_gives_what_features_take(csv):
+    """One row at a time."""
+    source = csv()
+    writer = bound(source)
+    (row, _) = writer.index(source)
+
+    sample = writer.read(row)
+
+    assert sample == {"speed": 13.5, "lane": 2, "kind": "car"}
+    assert writer.features.encode({**sample, "key": row.key})["lane"].tolist() == [2]
+
+
+def test_block_equals_rows(csv):
+    """The fast path gives the columns that row by row gives."""
+    source = csv()
+    writer = bound(source)
+    rows = list(writer.index(source))
+    fields = {name: [row.fields[name] for row in rows] for name in rows[0].fields}
+
+    keys = [row.key for row in rows]
+    block = writer.features.encode_block({**writer.read_block(keys, fields), "key": keys})
+
+    for number, row in enumerate(rows):
+        for name, column in writer.features.encode({**writer.read(row), "key": row.key}).items():
+            assert column == block[name][number]
+
+
+def test_declared_features_choose_columns(csv):
+    """Labels by name, a narrower number; other columns are left out."""
+    source = csv()
+    writer = bound(source, features={"kind": ClassLabel(names=("van", "car")), "lane": Scalar("uint8")})
+    (row, _) = writer.index(source)
+
+    assert writer.features.encode({**writer.read(row), "key": row.key})["kind"].tolist() == [1]
+    assert writer.read_block(["007"], {"kind": ["car"], "lane": [2]}) is None
+
+
+def test_declared_features_are_held(csv):
+    """A value that does not fit is refused, not wrapped around."""
+    source = csv("x\n300\n")
+    writer = bound(source, features={"x": Scalar("uint8")})
+    (row,) = writer.index(source)
+
+    with pytest.raises(SchemaError, match=r"field 'x' .* 300"):
+        writer.features.encode({**writer.read(row), "key": row.key})
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("x\n", {}, r"rows\.csv holds no rows"),
+        ("x\n1\n", {"key": "id"}, r"rows\.csv has no column 'id'; it has x"),
+        ("x\n1\n", {"split": "fold"}, r"rows\.csv has no column 'fold'"),
+        ("x\n1\n", {"features": {"y": Scalar("int64")}}, r"rows\.csv has no column 'y'; it has x"),
+        ("id,key\na,1\n", {"key": "id"}, "column 'key' does not hold the keys"),
+        ("x\ntrue\n", {}, r"column 'x' holds True \(bool\), want text or numbers"),
+        ("x,y\n1,2\n,3\n", {}, r"row 2, column 'x': found None"),
+    ],
+)
+def test_bad_table_is_refused(csv, text, options, message):
+    """The message names file, row or column."""
+    source = csv(text)
+
+    with pytest.raises(SourceError, match=message):
+        list(bound(source, **options).index(source))
+
+
+def test_other_files_are_refused(csv):
+    """The suffix says what a table is."""
+    with pytest.raises(SourceError, match=r"unknown kind of table; want \.csv, \.tsv or \.parquet"):
+        bound(csv(name="rows.xls"))
+
+
+@pytest.mark.parametrize("options", [{}, {"features": {"a": Scalar("int64"), "b": Scalar("float64"), "t": Text()}}])
+def test_round_trip_is_exact(tmp_path, materialized, options):
+    """Extreme values and odd text come back, in blocks and row by row."""
+    values = {"a": [2**63 - 1, -(2**63)], "b": [np.pi, 5e-324], "t": ["", "naïve 🙂"]}
+    parquet.write_table(pa.table({"key": ["x", "y"], **values}), tmp_path / "rows.parquet")
+
+    found = materialized(TableWriter(**options), tmp_path / "rows.parquet")["train"]
+
+    for number, key in enumerate(["x", "y"]):
+        assert {name: found[key][name] for name in values} == {name: column[number] for name, column in values.items()}
