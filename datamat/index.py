@@ -259,7 +259,7 @@ class _PathMap:
 
 def _table_rows(path: pathlib.Path, key: str | None, split: str | None) -> Iterator[IndexRow]:
     number = 0
-    for batch in _table_batches(path):
+    for batch in _table_batches(path, text=(key or "key", split or "split")):
         names = batch.schema.names
         for column in (key, split):
             if column is not None and column not in names:
@@ -277,8 +277,11 @@ def _table_rows(path: pathlib.Path, key: str | None, split: str | None) -> Itera
         number += count
 
 
-def _table_batches(path: pathlib.Path) -> Iterator[Any]:
-    """Yield the record batches of a table file: memory stays at one batch."""
+def _table_batches(path: pathlib.Path, text: Sequence[str]) -> Iterator[Any]:
+    """Yield the record batches of a table file: memory stays at one batch.
+
+    Columns of CSV that `text` names are not taken for numbers: the key 007 is not 7.
+    """
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -288,7 +291,8 @@ def _table_batches(path: pathlib.Path) -> Iterator[Any]:
                 yield from file.iter_batches(batch_size=_BATCH_ROWS)
         elif path.suffix in {".csv", ".tsv"}:
             options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
-            with csv.open_csv(path, parse_options=options) as file:
+            convert = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
+            with csv.open_csv(path, parse_options=options, convert_options=convert) as file:
                 yield from file
         else:
             raise SourceError(f"{path}: unknown kind of table; want .csv, .tsv or .parquet")

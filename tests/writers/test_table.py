@@ -66,6 +66,13 @@ def test_columns_of_other_names_hold_key_and_split(csv):
     assert [(row.key, row.split) for row in writer.index(source)] == [("a", "train")]
 
 
+def test_keys_and_splits_of_digits_stay_text(csv):
+    """007 is not 7; nor is the fold 0 a number."""
+    source = csv("key,split,x\n007,0,1\n7,1,2\n")
+
+    assert [(row.key, row.split) for row in bound(source).index(source)] == [("007", "0"), ("7", "1")]
+
+
 def test_row_numbers_are_keys_where_there_are_none(csv):
     """In the order of the table."""
     source = csv("x\n5\n6\n")
