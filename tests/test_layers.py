@@ -31,7 +31,8 @@ index
 
 formats: example < block < framing < tfrecord
 parallel: worker < tasks < failures < handle
-manifest rows transforms writer
+manifest rows writer
+transforms: stages < pipeline < augmenter < __init__
 
 parallel: crew < pool < maps
 readers: keys preview tf
