@@ -161,7 +161,8 @@ def files_below(
     for path in folder.glob(pattern):
         below = pathlib.PurePosixPath(path.relative_to(folder).as_posix())
         visible = not any(part.startswith(".") for part in below.parts)
-        if visible and (not suffixes or below.suffix.lower() in suffixes) and path.is_file():
+        # Not `is_file`: a link to nowhere is a sample that is missing, and is said to be when the file is looked at.
+        if visible and (not suffixes or below.suffix.lower() in suffixes) and not path.is_dir():
             found.append(below)
     return sorted(found)
 

@@ -85,3 +85,12 @@ def test_round_trip_keeps_labels_and_bytes(folder, materialized):
     row = rows[0]._replace(fields={**rows[0].fields, "image": str(source / "train/cat/1.jpg")})
     columns = writer.features.encode({**writer.read(row), "key": row.key})
     assert columns["image"] == (source / "train/cat/1.jpg").read_bytes()
+
+
+def test_link_to_nowhere_is_refused(folder, materialized):
+    """A picture that is listed but cannot be opened is no picture less."""
+    source = folder("cat/1.jpg")
+    (source / "cat" / "2.jpg").symlink_to(source / "gone.jpg")
+
+    with pytest.raises(SourceError, match=r"cat/2\.jpg.*no such file"):
+        materialized("image_folder", source)
