@@ -51,6 +51,7 @@ SKIPPED = {
     "test_error_at_task_unpickle": _LIVES,
     "test_exit_at_task_unpickle": _LIVES,
     "test_shutdown_deadlock_pickle": _PRIVATE,
+    "test_python_finalization_error": "makes the start of a thread fail that only ProcessPoolExecutor starts",
     "FailingInitializerTest.test_initializer": "expects a message in the logger of concurrent.futures",
 }
 

@@ -1,0 +1,144 @@
+"""Cores are counted right on machines that this one is not: the trees below are fabricated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datamat.errors import OptionError
+from datamat.parallel import affinity, physical_cores
+
+
+def make_cpus(root: Path, siblings: dict[int, str], name: str = "core_cpus_list", **files: dict[int, str]) -> None:
+    """Write sibling lists, and any other file by CPU, below `root`."""
+    for cpu, text in siblings.items():
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}"
+        (folder / "topology").mkdir(parents=True)
+        (folder / "topology" / name).write_text(text + "\n")
+        for path, values in files.items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(values[cpu] + "\n")
+
+
+def make_file(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+ADJACENT = {cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(8)}
+HALVES = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+@pytest.mark.parametrize(("siblings", "cores"), [(ADJACENT, (0, 2, 4, 6)), (HALVES, (0, 1, 2, 3))])
+def test_one_cpu_per_core_whatever_the_numbering(tmp_path, siblings, cores, name):
+    """Siblings are 0,1 on most virtual machines, and 0,n/2 on most servers."""
+    make_cpus(tmp_path, siblings, name)
+
+    assert physical_cores(allowed=range(8), root=str(tmp_path)) == cores
+
+
+def test_only_allowed_cpus_are_chosen(tmp_path):
+    """A cpuset or taskset may allow the second sibling only, or cores far up."""
+    make_cpus(tmp_path, ADJACENT)
+
+    assert physical_cores(allowed={1, 4, 5, 7}, root=str(tmp_path)) == (1, 4, 7)
+
+
+def test_offline_siblings_do_not_count(tmp_path):
+    """The kernel takes an offline CPU out of the lists of its siblings, and its own topology away."""
+    make_cpus(tmp_path, {0: "0", 2: "2-3", 3: "2-3"})
+
+    assert physical_cores(allowed={0, 2, 3}, root=str(tmp_path)) == (0, 2)
+
+
+def test_without_topology_each_cpu_is_a_core(tmp_path):
+    """Some containers hide sysfs."""
+    assert physical_cores(allowed={0, 1, 5}, root=str(tmp_path)) == (0, 1, 5)
+
+
+def test_fast_cores_come_first(tmp_path):
+    """Two fast cores with siblings and four slow ones without."""
+    siblings = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5", 6: "6", 7: "7"}
+    make_cpus(tmp_path, siblings, cpu_capacity={cpu: "400" if cpu > 3 else "1024" for cpu in siblings})
+
+    assert physical_cores(allowed=range(8), root=str(tmp_path)) == (0, 2, 4, 5, 6, 7)
+    assert physical_cores(allowed=range(2, 8), root=str(tmp_path))[0] == 2
+
+
+@pytest.mark.parametrize(("quota", "count"), [("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1),
+                                              ("max 100000", 4)])  # fmt: skip
+def test_quota_of_cgroup_v2(tmp_path, quota, count):
+    """Rounded up; "max" sets none."""
+    make_cpus(tmp_path, ADJACENT)
+    make_file(tmp_path / "proc/self/cgroup", "0::/user/job\n")
+    make_file(tmp_path / "sys/fs/cgroup/user/job/cpu.max", quota)
+
+    assert len(physical_cores(allowed=range(8), root=str(tmp_path))) == count
+
+
+def test_smallest_quota_of_the_ancestors_counts(tmp_path):
+    """A generous group inside a narrow one."""
+    make_cpus(tmp_path, ADJACENT)
+    make_file(tmp_path / "proc/self/cgroup", "0::/pod/container/job\n")
+    make_file(tmp_path / "sys/fs/cgroup/pod/container/job/cpu.max", "800000 100000")
+    make_file(tmp_path / "sys/fs/cgroup/pod/cpu.max", "100000 100000")
+
+    assert len(physical_cores(allowed=range(8), root=str(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
+def test_quota_of_cgroup_v1(tmp_path, mount):
+    """The controller's own tree."""
+    make_cpus(tmp_path, ADJACENT)
+    make_file(tmp_path / "proc/self/cgroup", "5:memory:/x\n4:cpu,cpuacct:/docker/abc\n")
+    folder = tmp_path / "sys/fs/cgroup" / mount / "docker/abc"
+    make_file(folder / "cpu.cfs_quota_us", "300000")
+    make_file(folder / "cpu.cfs_period_us", "100000")
+
+    assert len(physical_cores(allowed=range(8), root=str(tmp_path))) == 3
+
+
+def test_unlimited_cgroup_v1_sets_no_quota(tmp_path):
+    """-1 means no limit."""
+    make_file(tmp_path / "proc/self/cgroup", "4:cpu:/a\n")
+    make_file(tmp_path / "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "-1")
+
+    assert affinity.cpu_quota(root=str(tmp_path)) is None
+
+
+def test_mask_is_not_cut_to_the_quota(tmp_path):
+    """All containers of a host would crowd on its first cores."""
+    make_cpus(tmp_path, ADJACENT)
+    make_file(tmp_path / "proc/self/cgroup", "0::/\n")
+    make_file(tmp_path / "sys/fs/cgroup/cpu.max", "100000 100000")
+
+    assert affinity.core_mask(allowed=range(8), root=str(tmp_path)) == (0, 2, 4, 6)
+
+
+def test_systems_without_scheduler_masks_count_cores(monkeypatch):
+    """macOS and Windows."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.delattr(os, "sched_setaffinity")
+
+    assert len(physical_cores()) >= 1
+    assert affinity.worker_masks("physical", 3) == [None, None, None]
+
+
+def test_masks_of_workers():
+    """All cores each, one core each, or none."""
+    cores = affinity.core_mask()
+
+    assert affinity.worker_masks("physical", 2) == [frozenset(cores)] * 2
+    assert affinity.worker_masks("pinned", len(cores) + 1)[-1] == frozenset({cores[0]})
+    assert affinity.worker_masks(None, 2) == [None, None]
+    with pytest.raises(OptionError, match="affinity is 'core'"):
+        affinity.worker_masks("core", 2)
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5\n", {5}), ("", set()), ("0,2-2", {0, 2})])
+def test_cpu_lists_are_read_as_the_kernel_writes_them(text, cpus):
+    """Ranges include their end."""
+    assert affinity.parse_cpu_list(text) == cpus

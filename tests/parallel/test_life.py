@@ -1,0 +1,235 @@
+"""From import to exit: what a pool leaves behind is nothing, and it leaves the caller as it was."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import psutil
+import pytest
+from pathos.helpers import mp
+
+from datamat.errors import OptionError
+from datamat.parallel import PathosExecutor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(program: str, *arguments: str) -> str:
+    """Run a program in a new interpreter; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_cheap():
+    """It loads neither dill nor pathos, and no numeric library."""
+    heavy = "dill pathos multiprocess numpy tensorflow torch pyarrow cv2 albumentations psutil"
+
+    output = run(f"import sys, datamat.parallel; print([m for m in {heavy.split()!r} if m in sys.modules])")
+
+    assert output == "[]\n"
+
+
+def test_pool_needs_no_numeric_library():
+    """Nor do its workers."""
+    program = (
+        "import sys; from datamat.parallel import PathosExecutor\n"
+        "def heavy(_): return [m for m in ('numpy', 'tensorflow', 'torch', 'cv2') if m in sys.modules]\n"
+        "with PathosExecutor(1, start_method=sys.argv[1]) as pool: print(list(pool.map(heavy, [0])), heavy(0))"
+    )
+
+    assert run(program, "spawn") == "[[]] []\n"
+
+
+def snapshot():
+    """Return what a pool might leave: descriptors, children, threads."""
+    process = psutil.Process()
+    gc.collect()
+    return process.num_fds(), sorted(child.pid for child in process.children()), threading.active_count()
+
+
+def use_pool(method):
+    with PathosExecutor(2, start_method=method) as pool:
+        assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]
+
+
+def test_pools_leave_nothing_behind(method):
+    """No descriptor, process, thread or temporary directory."""
+    use_pool(method)  # a forkserver stays for the session
+    before = snapshot()
+
+    for _ in range(5):
+        use_pool(method)
+
+    assert snapshot() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_pools_leave_nothing_behind():
+    """Each with two workers."""
+    use_pool("fork")
+    before = snapshot()
+    shared = set(os.listdir("/dev/shm"))
+
+    for _ in range(1000):
+        use_pool("fork")
+
+    assert snapshot() == before
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_pool_that_is_forgotten_ends(method):
+    """Without `shutdown` or `with`."""
+    pool = PathosExecutor(1, start_method=method)
+    future = pool.submit(abs, -3)
+    thread = pool._dispatcher.thread
+    reference = weakref.ref(pool)
+
+    del pool
+    gc.collect()
+    thread.join(timeout=20)
+
+    assert reference() is None
+    assert not thread.is_alive()
+    assert future.result(timeout=0) == 3
+
+
+EXIT = """
+import sys, atexit, time
+from datamat.parallel import PathosExecutor
+def late():
+    try:
+        pool.submit(abs, 1)
+    except RuntimeError as error:
+        print(error, flush=True)
+atexit.register(late)
+def tell(x):
+    time.sleep(0.2)
+    print(x, flush=True)
+pool = PathosExecutor(1, start_method=sys.argv[1])
+pool.submit(tell, "done")
+if sys.argv[2] == "shutdown":
+    pool.shutdown(wait=False)
+"""
+
+
+@pytest.mark.parametrize("how", ["nothing", "shutdown"])
+def test_interpreter_exit_waits_for_what_was_submitted(method, how):
+    """As in the standard library; after that nothing is accepted."""
+    late = "cannot schedule new futures after " + ("shutdown" if how == "shutdown" else "interpreter shutdown")
+
+    assert run(EXIT, method, how) == f"done\n{late}\n"
+
+
+def test_caller_is_left_as_it_was(method):
+    """Affinity, environment, start methods, signal handlers, random state, working directory."""
+    state = (
+        os.sched_getaffinity(0), dict(os.environ), multiprocessing.get_start_method(allow_none=True),
+        mp.get_start_method(allow_none=True), [signal.getsignal(n) for n in (2, 15, 17)], random.getstate(),
+        os.getcwd(), signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    )  # fmt: skip
+
+    use_pool(method)
+
+    assert state == (
+        os.sched_getaffinity(0), dict(os.environ), multiprocessing.get_start_method(allow_none=True),
+        mp.get_start_method(allow_none=True), [signal.getsignal(n) for n in (2, 15, 17)], random.getstate(),
+        os.getcwd(), signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    )  # fmt: skip
+
+
+def test_submit_after_shutdown_is_refused():
+    """In the standard library's words, which callers may look for."""
+    pool = PathosExecutor(1)
+    pool.shutdown()
+
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        pool.submit(abs, 1)
+
+
+def test_shutdown_can_cancel_what_waits(method):
+    """The call that runs is finished."""
+    pool = PathosExecutor(1, start_method=method)
+    gate = mp.Event()
+    running = pool.submit(pause)
+    while not running.running():
+        pass
+    waiting = [pool.submit(abs, i) for i in range(10)]
+    gate.set()
+
+    pool.shutdown(cancel_futures=True)
+
+    assert running.result(timeout=0) == "rested"
+    assert all(future.cancelled() for future in waiting)
+
+
+def pause():
+    import time
+
+    time.sleep(0.2)
+    return "rested"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_workers": 0}, "max_workers must be greater than 0; it is 0"),
+        ({"task_timeout_s": 0}, "task_timeout_s is 0; pass seconds above 0"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"affinity": "some"}, "affinity is 'some'; pass 'physical', 'pinned' or None"),
+        ({"start_method": "thread"}, "start_method is 'thread'; pass one of fork, forkserver, spawn"),
+    ],
+)
+def test_nonsense_options_are_refused(options, words):
+    """Each by name, with what was found and what to pass."""
+    with pytest.raises(OptionError, match=words):
+        PathosExecutor(**options)
+
+
+def environment():
+    return os.environ.get("OMP_NUM_THREADS"), os.environ.get("DATAMAT_TEST"), sorted(os.sched_getaffinity(0))
+
+
+def test_workers_see_the_environment_and_their_share_of_threads(method, monkeypatch):
+    """What the caller set since the forkserver began, too; the library pools are limited."""
+    monkeypatch.setenv("DATAMAT_TEST", method)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    with PathosExecutor(2, start_method=method, affinity="pinned") as pool:
+        threads, variable, mask = pool.submit(environment).result(timeout=20)
+
+    assert int(threads) >= 1
+    assert variable == method
+    assert len(mask) == 1
+
+
+def test_thread_limit_of_the_user_stays(method, monkeypatch):
+    """Who sets OMP_NUM_THREADS means it."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    with PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(environment).result(timeout=20)[0] == "3"
+
+
+def test_stats_tell_start_method_and_work(method):
+    """Per worker: process, calls, busy time, memory."""
+    with PathosExecutor(2, start_method=method) as pool:
+        list(pool.map(abs, range(10), chunksize=1))
+        stats = pool.stats()
+
+    assert (stats.start_method, stats.reason) == (method, "asked for")
+    assert sum(worker.tasks for worker in stats.workers) == 10
+    assert max(worker.peak_rss_bytes for worker in stats.workers) > 1_000_000

@@ -1,0 +1,194 @@
+"""Records of workers reach the parent's own handlers, as if the code had run there."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import warnings
+
+import pytest
+
+from datamat.parallel import PathosExecutor, get_logger
+
+
+class Keeping(logging.Handler):
+    """Keeps the records it handles."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.fixture
+def logger():
+    """Give a logger of its own, with a handler that keeps its records."""
+    logger = get_logger("datamat.test")
+    handler = Keeping()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.keeping = handler
+    yield logger
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
+def run(method, function, *args):
+    with PathosExecutor(1, start_method=method) as pool:
+        return pool.submit(function, *args).result(timeout=20)
+
+
+def log_many(n, name="datamat.test"):
+    for i in range(n):
+        logging.getLogger(name).info("record %d", i)
+
+
+def test_records_arrive_in_order_and_tagged(method, logger):
+    """With the worker's name and process, and the task."""
+    run(method, log_many, 50)
+
+    records = logger.keeping.records
+    assert [record.getMessage() for record in records] == [f"record {i}" for i in range(50)]
+    assert {record.processName for record in records} == {"datamat-worker-0"}
+    assert all(record.task.startswith("log_many[") for record in records)
+    assert records[0].args == (0,)
+
+
+def test_levels_of_the_parent_hold_in_workers(method, logger):
+    """A record that nobody wants is not sent."""
+    logger.setLevel(logging.WARNING)
+
+    run(method, log_many, 5)
+
+    assert logger.keeping.records == []
+
+
+def test_filters_and_formatters_act_in_the_parent_once(method, logger):
+    """They may change the record."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(user)s %(message)s"))
+
+    def add_user(record):
+        record.user = getattr(record, "user", "") + "ann"
+        return "3" not in record.getMessage()
+
+    handler.addFilter(add_user)
+    logger.addHandler(handler)
+    run(method, log_many, 5)
+    logger.removeHandler(handler)
+
+    assert stream.getvalue().splitlines() == [f"ann record {i}" for i in (0, 1, 2, 4)]
+
+
+def log_extra():
+    logging.getLogger("datamat.test").info("shape %s", (3, 4), extra={"sample": "a/1", "odd": threading.Lock()})
+
+
+def test_extra_fields_arrive(method, logger):
+    """What cannot be pickled arrives as its text."""
+    run(method, log_extra)
+
+    (record,) = logger.keeping.records
+    assert record.sample == "a/1"
+    assert "lock" in record.odd
+    assert record.getMessage() == "shape (3, 4)"
+
+
+def log_error():
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        logging.getLogger("datamat.test").exception("it failed")
+
+
+def test_exceptions_arrive_with_their_traceback(method, logger):
+    """As object and as text."""
+    run(method, log_error)
+
+    (record,) = logger.keeping.records
+    assert isinstance(record.exc_info[1], KeyError)
+    assert 'raise KeyError("lost")' in logging.Formatter().format(record)
+
+
+def test_logger_that_does_not_propagate_is_heard(method, logger):
+    """Its records never reach the root logger."""
+    logger.propagate = False
+
+    run(method, log_many, 2)
+
+    assert len(logger.keeping.records) == 2
+
+
+def warn():
+    warnings.warn("deprecated thing", DeprecationWarning, stacklevel=1)
+
+
+def test_warnings_arrive(method, caplog):
+    """Through the logger that `logging.captureWarnings` uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        run(method, call_always, warn)
+
+    assert any("deprecated thing" in message for message in caplog.messages)
+
+
+def call_always(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        function()
+
+
+def fail_in_thread():
+    thread = threading.Thread(target=lambda: [][0])
+    thread.start()
+    thread.join()
+
+
+def test_uncaught_exception_of_a_thread_arrives(method, caplog):
+    """It would only have gone to the worker's stderr."""
+    run(method, fail_in_thread)
+
+    assert any(record.exc_info and record.exc_info[0] is IndexError for record in caplog.records)
+
+
+def log_from_threads(n):
+    threads = [threading.Thread(target=log_many, args=(n,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_threads_of_a_worker_may_log_at_once(method, logger):
+    """Frames of one socket must not mix."""
+    run(method, log_from_threads, 200)
+
+    assert len(logger.keeping.records) == 800
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_many_records_from_many_workers_all_arrive(logger):
+    """Eight workers with 100,000 records each: none lost, no deadlock, in order per worker."""
+    counts = {}
+    last = {}
+
+    def count(record):
+        expected = last.get(record.process, -1) + 1
+        assert record.args[0] == expected
+        last[record.process] = -1 if expected == 99_999 else expected
+        counts[record.process] = counts.get(record.process, 0) + 1
+
+    logger.propagate = False
+    logger.keeping.emit = count
+    with PathosExecutor(8) as pool:
+        futures = [pool.submit(log_many, 100_000) for _ in range(8)]
+        for future in futures:
+            future.result(timeout=280)
+
+    assert sum(counts.values()) == 800_000

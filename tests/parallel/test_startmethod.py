@@ -1,0 +1,110 @@
+"""The start method is the fastest that is safe, and the reason is said."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import types
+
+import pytest
+
+from datamat.errors import OptionError
+from datamat.parallel import PathosExecutor
+from datamat.parallel.startmethod import choose_start_method
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is always spawn")
+
+
+@pytest.fixture
+def one_thread(monkeypatch):
+    """Pretend that this test runs without the threads of its runner."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+@linux
+def test_fork_where_nothing_speaks_against_it(one_thread):
+    """It starts in milliseconds and ships nothing."""
+    assert choose_start_method()[0] == "fork"
+
+
+@linux
+def test_forkserver_where_there_are_threads(monkeypatch):
+    """A lock that another thread holds would stay locked in the child."""
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+
+    assert choose_start_method() == ("forkserver", "fork is unsafe: this process has other Python threads")
+
+
+@linux
+def test_forkserver_in_a_thread(one_thread):
+    """The child's only thread would not be the main one."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(choose_start_method()[0]))
+    thread.start()
+    thread.join()
+
+    assert found == ["forkserver"]
+
+
+@linux
+@pytest.mark.parametrize(("is_initialized", "method"), [(True, "forkserver"), (False, "fork")])
+def test_tensorflow_counts_once_it_is_in_use(one_thread, monkeypatch, is_initialized, method):
+    """Importing it starts no threads; its first tensor does."""
+    module = types.ModuleType("tensorflow.python.eager.context")
+    module._context = types.SimpleNamespace(_initialized=is_initialized)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    assert choose_start_method()[0] == method
+
+
+@linux
+def test_imported_tensorflow_without_context_may_be_forked(one_thread, monkeypatch):
+    """Its context is None until the first operation."""
+    module = types.ModuleType("tensorflow.python.eager.context")
+    module._context = None
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    assert choose_start_method()[0] == "fork"
+
+
+@linux
+def test_cuda_and_ray_rule_out_fork(one_thread, monkeypatch):
+    """Each names itself."""
+    torch = types.ModuleType("torch")
+    torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert choose_start_method() == ("forkserver", "fork is unsafe: CUDA is initialised by torch")
+
+    monkeypatch.delitem(sys.modules, "torch")
+    ray = types.ModuleType("ray")
+    ray.is_initialized = lambda: True
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert choose_start_method() == ("forkserver", "fork is unsafe: ray is running")
+
+
+def test_spawn_elsewhere(monkeypatch):
+    """System libraries of macOS do not survive a fork."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    assert choose_start_method()[0] == "spawn"
+
+
+@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
+def test_what_is_asked_for_is_used(name):
+    """The caller may know better."""
+    assert choose_start_method(name) == (name, "asked for")
+
+
+def test_unknown_name_is_refused():
+    """With the names there are."""
+    with pytest.raises(OptionError, match="pass one of fork, forkserver, spawn, or None"):
+        choose_start_method("threads")
+
+
+def test_choice_is_logged_with_its_reason(caplog):
+    """In one line."""
+    with caplog.at_level(logging.DEBUG, "datamat.parallel"), PathosExecutor(1, start_method="fork") as pool:
+        pool.submit(abs, 1).result(timeout=20)
+
+    assert "workers start by fork: asked for" in caplog.messages
