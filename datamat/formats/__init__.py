@@ -56,7 +56,7 @@ Block: TypeAlias = Mapping[str, "NDArray[Any] | Sequence[bytes]"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _ENTRY_POINTS = "datamat.formats"
-_LINES_AT_ONCE = 1 << 14  # Python's integers take four times the memory of the table
+_LINES_AT_ONCE = 1 << 14  # Python's integers take several times the memory of the table
 _BUILT_IN = {
     "tfrecord": "datamat.formats.tfrecord:TFRecordFormat",
     "tfrecord.gz": "datamat.formats.tfrecord:GzipTFRecordFormat",

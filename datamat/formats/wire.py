@@ -26,21 +26,17 @@ _MAX_VARINT_BYTES = 10
 _UINT64_MAX = 2**64 - 1
 _MAX_GROUP_DEPTH = 100  # what protobuf's own parsers allow
 
-# From here on numpy is faster than a loop over the numbers (measured: 24 values for writing, 30 for reading).
-_MANY_INTS = 24
+# From here on numpy is faster than a loop over the numbers (measured: about 90 to write, 30 bytes of them to read).
+_MANY_TO_PACK = 90
+_MANY_BYTES_TO_UNPACK = 32
 
 _SMALL_VARINTS = [bytes([value]) for value in range(128)]
 
 
 def varint(value: int) -> bytes:
     """Return a number from 0 to 2**64 - 1 in groups of seven bits, the lowest first."""
-    if value < 1 << 7:
+    if value < 128:
         return _SMALL_VARINTS[value]
-    # The lengths of pictures: three times as fast as the loop.
-    if value < 1 << 14:
-        return bytes((value & 127 | 128, value >> 7))
-    if value < 1 << 21:
-        return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -51,7 +47,7 @@ def varint(value: int) -> bytes:
 
 def pack_varints(values: NDArray[np.int64]) -> bytes:
     """Return int64 numbers (n,) as a packed field; negative ones take ten bytes."""
-    if len(values) < _MANY_INTS:
+    if len(values) < _MANY_TO_PACK:
         return b"".join([varint(value & _UINT64_MAX) for value in values.tolist()])
     matrix, sizes = varint_matrix(values.astype("<i8", copy=False).view(np.uint64))
     return matrix[np.arange(matrix.shape[1]) < sizes[:, None]].tobytes()
@@ -78,7 +74,7 @@ def varint_matrix(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint8], NDArra
 
 def unpack_varints(data: Buffer, start: int, stop: int) -> NDArray[np.int64]:
     """Return the int64 numbers (n,) of the packed field in data[start:stop]."""
-    if stop - start < _MANY_INTS:
+    if stop - start < _MANY_BYTES_TO_UNPACK:
         values = []
         position = start
         while position < stop:

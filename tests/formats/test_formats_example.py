@@ -15,7 +15,7 @@ from datamat.errors import CorruptDataError, SchemaError
 from datamat.formats.example import ExampleEncoder, decode_example, encode_example
 
 int64s = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-1, 0, 1, 127, 128, 2**14, 2**35, 2**63 - 1, -(2**63)])
-int64_lists = st.lists(int64s, max_size=6) | st.lists(int64s, min_size=20, max_size=60)
+int64_lists = st.lists(int64s, max_size=6) | st.lists(int64s, min_size=3, max_size=6).map(lambda values: values * 20)
 float32_arrays = st_numpy.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32))
 bytes_lists = st.binary(max_size=300) | st.lists(st.binary(max_size=40), max_size=5)
 names = st.text(st.sampled_from("ab/_é\x00\uffff𐀀"), max_size=4) | st.text(st.characters(codec="utf-8"), max_size=6)
