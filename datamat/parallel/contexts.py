@@ -34,7 +34,7 @@ from multiprocess import resource_tracker as tracker
 from pathos.helpers import mp
 
 from datamat.parallel import role
-from datamat.parallel.affinity import limit_thread_environment
+from datamat.parallel.affinity import limit_thread_environment, opencv_at_rest
 from datamat.parallel.channel import close_in_forks
 
 if TYPE_CHECKING:
@@ -301,7 +301,8 @@ class Zygote(Server):
         self._process = mp.get_context("fork").Process(
             target=_zygote_main, args=(listener_fd, alive_r, alive_w), name="datamat-zygote", daemon=True
         )
-        self._process.start()
+        with opencv_at_rest():
+            self._process.start()
         return int(self._process.pid)
 
     def _has_ended(self) -> bool:
