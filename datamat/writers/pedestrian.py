@@ -197,7 +197,7 @@ class _NoDoctype(ElementTree.TreeBuilder):
 
 
 def _drawings(xml: pathlib.Path, names: Sequence[str]) -> dict[str, str]:
-    """Return what to draw for each image as JSON: {"size": [height, width], "polygons": [[class id, [[x, y], ...]]]}."""
+    """Return what to draw for each image, as JSON: {"size": [height, width], "polygons": [[id, [[x, y], ...]]]}."""
     try:
         root = ElementTree.fromstring(read_file(xml), ElementTree.XMLParser(target=_NoDoctype()))  # noqa: S314 -- no entities
     except ElementTree.ParseError as error:
