@@ -140,7 +140,7 @@ def run_contestant(name: str, source: str, output: str) -> None:
 
 
 def augmentation():
-    import albumentations as A
+    import albumentations as A  # noqa: N812
 
     return A.Compose(
         [A.HorizontalFlip(p=0.5), A.Rotate(limit=10, p=0.7), A.RandomBrightnessContrast(p=0.5)], seed=7

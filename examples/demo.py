@@ -20,6 +20,7 @@ import time
 from street import make_street_set
 
 COPIES = {"train": 4}
+UNLABELLED = 11
 
 
 def main() -> None:
@@ -37,31 +38,30 @@ def main() -> None:
     make_street_set(source, num_pairs=options.pairs)
     print(f"drew {options.pairs} street scenes with masks in {time.perf_counter() - started:.1f} s: {source}")
     kill_half_way([sys.executable, __file__, str(options.folder), "--materialize"], output)
-    report = materialize_street(source, output)
-    print(report)
+    materialize_street(source, output)
     show_result(output, options.folder / "preview.png")
 
 
-def materialize_street(source: pathlib.Path, output: pathlib.Path):
+def materialize_street(source: pathlib.Path, output: pathlib.Path) -> None:
     """The job itself: what users write."""
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-    import albumentations as A
+    import albumentations as A  # noqa: N812 -- the name that its users know
 
     from datamat import Materializer, ShardOptions
 
     augment = A.Compose(
         [
             A.HorizontalFlip(p=0.5),
-            A.Affine(scale=(0.9, 1.2), rotate=(-8, 8), p=0.8),
+            A.Affine(scale=(0.9, 1.2), rotate=(-8, 8), fill_mask=UNLABELLED, p=0.8),
             A.RandomBrightnessContrast(p=0.6),
             A.HueSaturationValue(p=0.4),
-            A.GaussNoise(p=0.2),
+            A.GaussNoise(std_range=(0.02, 0.06), p=0.2),
         ]
     )
     job = Materializer(
         "camvid", source, output, copies=COPIES, transform=augment, shards=ShardOptions(num_shards=4), seed=7
     )
-    return job.run()
+    job.run()  # shows the bar, and a summary at its end
 
 
 def kill_half_way(command: list[str], output: pathlib.Path) -> None:
@@ -75,18 +75,31 @@ def kill_half_way(command: list[str], output: pathlib.Path) -> None:
     print(f"\nkilled it with SIGKILL after {sum(1 for _ in parts.glob('*/*.json'))} finished parts; running it again:")
 
 
+def import_tensorflow_quietly() -> None:
+    """TensorFlow greets on standard error with a page that is not the demo's."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        import tensorflow as tf
+
+        tf.constant(0)
+    finally:
+        os.dup2(kept, 2)
+
+
 def show_result(output: pathlib.Path, preview: pathlib.Path) -> None:
     from datamat import load, verify
 
     print(verify(output))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import_tensorflow_quietly()
     total = 0
     for split in ("train", "val", "test"):
         records = load(output, split)
         num_read, labelled = 0, 0.0
         for batch in records.to_tf(batch_size=32):
             num_read += len(batch["key"])
-            labelled += float((batch["mask"].numpy() != 11).mean()) * len(batch["key"])
+            labelled += float((batch["mask"].numpy() != UNLABELLED).mean()) * len(batch["key"])
         assert num_read == len(records), f"{split}: read {num_read} of {len(records)} records"
         print(f"tf.data read {num_read:5} records of {split:5} ({labelled / num_read:.0%} of the pixels labelled)")
         total += num_read

@@ -72,8 +72,9 @@ def make_dataset(files: Sequence[str], features: Features, format_name: str, cou
         names = names.shuffle(len(files), seed=options.seed, reshuffle_each_iteration=True)
     records = names.interleave(
         lambda name: tf.data.TFRecordDataset(name, compression_type=_COMPRESSION[format_name], buffer_size=1 << 20),
+        # One file at a time keeps the order of the shards where nothing is shuffled; the next is opened meanwhile.
         cycle_length=min(_MOST_FILES_AT_ONCE, len(files)) if options.window else 1,
-        num_parallel_calls=tf.data.AUTOTUNE if options.window else None,
+        num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=options.deterministic,
     )
     samples = records.map(
