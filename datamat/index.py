@@ -217,7 +217,7 @@ def _as_row(row: Any, number: int) -> IndexRow:
 def _lines(root: str | os.PathLike[str], name: str) -> list[str]:
     path = pathlib.Path(root) / name
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise SourceError(f"list file {path}: {error.strerror or error}; give the folder that holds it") from error
     except UnicodeDecodeError as error:

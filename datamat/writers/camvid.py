@@ -20,8 +20,8 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from datamat.codecs import read_file
-from datamat.errors import SourceError
+from datamat.codecs import probe, read_file
+from datamat.errors import SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.index import Index, IndexRow, files_below, pair_files
 from datamat.writer import DatasetWriter, Sample
@@ -84,7 +84,14 @@ class CamVidWriter(DatasetWriter):
         ]
 
     def read(self, row: IndexRow) -> Sample:
-        return {name: read_file(str(row.fields[name])) for name in ("image", "mask")}
+        sample = {name: read_file(str(row.fields[name])) for name in ("image", "mask")}
+        (image, mask) = (probe(data, name=str(row.fields[name])) for name, data in sample.items())
+        if (image.width, image.height, image.orientation) != (mask.width, mask.height, mask.orientation):
+            raise SchemaError(
+                f"{row.fields['mask']!r}: the mask has {mask.width} x {mask.height} pixels, its image has "
+                f"{image.width} x {image.height}, or one of them is turned by EXIF; make them agree"
+            )
+        return sample
 
 
 def _data_folder(root: pathlib.Path) -> pathlib.Path:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datamat.errors import SourceError
+from datamat.errors import SchemaError, SourceError
 from datamat.index import IndexRow
 from datamat.rows import write_rows
 from datamat.writers.camvid import CamVidWriter
@@ -95,6 +95,17 @@ def test_folders_are_paired_without_lists(pairs):
     assert rows[2].fields["mask"] == "trainannot/ü.1.png"
 
 
+def test_list_of_a_windows_editor_is_read(pairs):
+    """A byte order mark is no part of the first path, a carriage return none of the last."""
+    root = pairs("train", ["a"], listed=True)
+    text = (root / "train.txt").read_text()
+    (root / "train.txt").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+
+    (row,) = rows_of(root)
+
+    assert row.fields == {"image": "train/a.png", "mask": "trainannot/a.png"}
+
+
 def test_empty_source_is_refused(tmp_path):
     """A folder with neither lists nor pairs is named."""
     with pytest.raises(SourceError, match=r"neither list files .* nor folders"):
@@ -169,13 +180,27 @@ def test_round_trip_keeps_the_files(pairs, materialized):
     np.testing.assert_array_equal(found["train"]["b"]["mask"], np.full((12, 16), 1, np.uint8))
 
 
+def opened(root) -> IndexRow:
+    """Return the only row of a source, with paths that can be opened."""
+    (row,) = rows_of(root)
+    return row._replace(fields={name: str(root / path) for name, path in row.fields.items()})
+
+
+def test_mask_of_another_size_is_refused(pairs, mask):
+    """Image and mask would part."""
+    root = pairs("train", ["a"])
+    mask(root / "trainannot" / "a.png", np.zeros((16, 12), np.uint8))
+
+    with pytest.raises(SchemaError, match=r"a\.png': the mask has 12 x 16 pixels, its image has 16 x 12"):
+        CamVidWriter().read(opened(root))
+
+
 def test_read_returns_untouched_bytes(pairs):
     """What is not changed is stored as the files have it."""
     root = pairs("train", ["a"])
-    (row,) = rows_of(root)
-    opened = row._replace(fields={name: str(root / path) for name, path in row.fields.items()})
+    row = opened(root)
 
-    sample = CamVidWriter().read(opened)
+    sample = CamVidWriter().read(row)
 
     columns = CamVidWriter().features.encode({**sample, "key": row.key})
     assert columns["image"] == (root / "train" / "a.png").read_bytes()
