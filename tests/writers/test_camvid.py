@@ -65,6 +65,7 @@ def test_lists_decide_splits_and_order(pairs):
 
 def test_list_of_another_name_is_a_split(pairs):
     """A list is known by its first line; other text files beside it are no lists."""
+    pairs("night", ["b"])  # not listed
     root = pairs("night", ["a"], listed=True)
     (root / "README.txt").write_text("64 pairs\n")
     (root / "label_colors.txt").write_text("64 128 64\tAnimal\n")
