@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatcher", "Progress"]
 
-_MAX_STARTUP_DEATHS = 3
+_MAX_STARTUP_DEATHS = 3  # in a row, before any worker was ready: it will not get better
+_MAX_LATER_STARTUP_DEATHS = 30  # in a row, once one was: something kills them, and may stop
 _SAMPLE_S = 0.5
 _PROGRESS_S = 0.1
 
@@ -78,6 +79,7 @@ class Dispatcher:
         self._cancels_waiting = False
         self._kills = False
         self._startup_deaths = 0
+        self._max_startup_deaths = _MAX_STARTUP_DEATHS
         self._cost: float | None = None
         self._done = self._failed = 0
         self._next_sample = self._next_progress = 0.0
@@ -223,7 +225,7 @@ class Dispatcher:
 
     def _count_startup_death(self, cause: str) -> None:
         self._startup_deaths += 1
-        if self._startup_deaths >= _MAX_STARTUP_DEATHS:
+        if self._startup_deaths >= self._max_startup_deaths:
             self._break(f"{self._startup_deaths} workers in a row ended while they started", cause)
 
     def _tell_forgotten(self) -> None:
@@ -323,6 +325,7 @@ class Dispatcher:
         elif kind == Reply.READY:
             handle.is_ready = True
             self._startup_deaths = 0
+            self._max_startup_deaths = _MAX_LATER_STARTUP_DEATHS
         elif kind == Reply.RETURNED:
             self._requeue([handle.in_flight.popleft()])
             handle.head_since = time.monotonic()

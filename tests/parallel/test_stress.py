@@ -61,10 +61,13 @@ def test_every_result_is_there_once_while_workers_are_killed(method, request):
     with PathosExecutor(4, start_method=method, max_retries=1000) as pool:
         reaper = Reaper(pool, interval_s)
         reaper.start()
-        futures = [pool.submit(Squares().square, x, pause_s) for x in range(num_calls)]
-        results = [future.result(timeout=500) for future in futures]
-        reaper.stopped.set()
-        reaper.join()
+        squares = Squares()
+        futures = [pool.submit(squares.square, x, pause_s) for x in range(num_calls)]
+        try:
+            results = [future.result(timeout=500) for future in futures]
+        finally:
+            reaper.stopped.set()
+            reaper.join()
 
     assert results == [(x, x * x) for x in range(num_calls)]
     assert reaper.kills >= num_calls / 100
