@@ -10,7 +10,10 @@
 
 The JSON files may also lie in COCO/ itself. The key is the name of the picture without suffix. Every annotation is
 kept, in the order of the file, crowds included: a box is clipped to its picture, where it may have no area (COCO has
-such boxes; `augment` can drop them). A box that lies outside is an error. Outlines are not taken.
+such boxes; `augment` can drop them). A box that lies outside is an error. Outlines are not taken. An albumentations
+pipeline drops labels with their boxes where it is told to:
+
+    A.BboxParams("albumentations", label_fields=["objects/label", "objects/is_crowd"])
 
 Source of the format: https://cocodataset.org/#format-data.
 """
@@ -27,7 +30,7 @@ import numpy as np
 
 from datamat.codecs import probe, read_file
 from datamat.errors import SchemaError, SourceError
-from datamat.features import BBoxes, ClassLabel, Features, Image, Scalar, Tensor
+from datamat.features import BBoxes, ClassLabel, Features, Image, Scalar
 from datamat.index import IndexRow
 from datamat.writer import DatasetWriter, Sample
 
@@ -65,7 +68,7 @@ class CocoWriter(DatasetWriter):
                 "image_id": Scalar("int64"),
                 "objects/bbox": BBoxes(),
                 "objects/label": ClassLabel(names=tuple(self._categories.values()), shape=(None,)),
-                "objects/is_crowd": Tensor((None,), "bool"),
+                "objects/is_crowd": ClassLabel(names=("one", "crowd"), shape=(None,)),
             }
         )
 
@@ -98,7 +101,7 @@ class CocoWriter(DatasetWriter):
             "image_id": row.fields["image_id"],
             "objects/bbox": (np.array(objects["boxes"]).reshape(-1, 4) / np.array(found * 2)).astype(np.float32),
             "objects/label": objects["labels"],
-            "objects/is_crowd": np.array(objects["crowds"], np.bool_),
+            "objects/is_crowd": objects["crowds"],
         }
 
 
@@ -180,7 +183,7 @@ def _objects(
         objects = found[image]
         objects["boxes"].append(_clipped(annotation.get("bbox"), objects["size"], place))
         objects["labels"].append(labels[category])
-        objects["crowds"].append(int(annotation.get("iscrowd", 0)))
+        objects["crowds"].append(int(bool(annotation.get("iscrowd"))))
     return found
 
 

@@ -75,7 +75,7 @@ def test_objects_are_fractions_in_the_order_of_the_file(coco):
         sample["objects/bbox"], [[3 / 12, 4 / 16, 9 / 12, 12 / 16], [0, 12.5 / 16, 4 / 12, 1]], rtol=1e-6
     )
     assert sample["objects/label"] == [1, 0]
-    assert sample["objects/is_crowd"].tolist() == [False, True]
+    assert sample["objects/is_crowd"] == [0, 1]
     assert sample["image"] == (source / "train2017/000000000009.jpg").read_bytes()
     assert writer.features.encode({**sample, "key": "a"})
 
@@ -210,6 +210,21 @@ def test_round_trip_holds_every_object(coco, materialized):
 
     sample = found["000000000009"]
     assert sample["objects/label"].tolist() == [1, 0]
-    assert sample["objects/is_crowd"].tolist() == [False, True]
+    assert sample["objects/is_crowd"].tolist() == [0, 1]
     assert sample["objects/bbox"].shape == (2, 4)
     assert int(sample["image_id"]) == 9
+
+
+def test_dropped_boxes_take_their_labels_along(coco, materialized, monkeypatch):
+    """A crop that leaves one of two boxes leaves one label and one crowd mark."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    albumentations = pytest.importorskip("albumentations")
+    params = albumentations.BboxParams("albumentations", label_fields=["objects/label", "objects/is_crowd"])
+    left = albumentations.Compose([albumentations.Crop(0, 0, 12, 12)], bbox_params=params)
+
+    found = materialized("coco", coco(), transform=left)["train"]
+
+    sample = found["000000000009#0"]
+    assert sample["objects/label"].tolist() == [1]
+    assert sample["objects/is_crowd"].tolist() == [0]
+    np.testing.assert_allclose(sample["objects/bbox"], [[3 / 12, 4 / 12, 9 / 12, 1]], rtol=1e-6)
