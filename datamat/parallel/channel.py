@@ -26,7 +26,8 @@ __all__ = ["HEADER", "ParentChannel", "WorkerChannel", "close_in_forks"]
 HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 18
 _READS_PER_WAKE = 16  # a worker that floods its socket with log records must not starve the others
-_BUFFERS_PER_CALL = 64  # well below IOV_MAX (1024)
+_BUFFERS_PER_CALL = 512  # below IOV_MAX (1024)
+_JOINED_BYTES = 1 << 12  # copying less than a page is cheaper than one more buffer
 _SOCKET_BYTES = 1 << 20  # one result of ordinary size never makes a worker wait for the parent
 
 Frame = tuple[int, bytes]
@@ -119,7 +120,11 @@ class ParentChannel:
     def post(self, kind: int, *parts: Buffer) -> None:
         """Queue one frame; `flush` sends it."""
         length = sum(len(part) for part in parts)
-        self._out.append(memoryview(HEADER.pack(length, kind)))
+        header = HEADER.pack(length, kind)
+        if length < _JOINED_BYTES:
+            self._out.append(memoryview(b"".join((header, *parts))))
+            return
+        self._out.append(memoryview(header))
         self._out.extend(memoryview(part) for part in parts if len(part))
 
     def flush(self) -> None:

@@ -87,7 +87,8 @@ class Crew:
         if options.initializer is not None:
             self._initializer = pickling.dumps_code(options.initializer).stream
         if options.start_method == "forkserver":
-            self._server = shared_server((*options.preload, *first.modules()), options.num_threads)
+            needed = (worker.__name__, *options.preload, *first.modules())
+            self._server = shared_server(needed, options.num_threads)
 
     def _fork_zygote(self, first: Code) -> Zygote:
         endings = [first.inherit()]

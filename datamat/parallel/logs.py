@@ -65,7 +65,7 @@ class ForwardingHandler(logging.Handler):
         target: key of the parent's own logger or handler that gets the record, 0 for the logger of that name.
     """
 
-    task: str | None = None
+    task: tuple[Any, int] = None, 0
     process_name = "MainProcess"
 
     def __init__(self, send: Callable[[bytes], None] | None, target: int = 0) -> None:
@@ -85,9 +85,17 @@ class ForwardingHandler(logging.Handler):
             self.handleError(record)
 
 
-def set_task(label: str | None) -> None:
-    """Set the `task` attribute of the records that follow."""
-    ForwardingHandler.task = label
+def set_task(function: Any, number: int) -> None:
+    """Say which call the records that follow come from; `function` is None between calls."""
+    ForwardingHandler.task = function, number
+
+
+def _task_label() -> str | None:
+    """Return what the `task` attribute of a record says: `Analyzer.fit[17]`."""
+    function, number = ForwardingHandler.task
+    if function is None:
+        return None
+    return f"{getattr(function, '__qualname__', type(function).__qualname__)}[{number}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +182,7 @@ def remote_handler(level: int, key: int) -> logging.Handler:
 
 def _pack(record: logging.LogRecord, target: int) -> bytes:
     state = dict(record.__dict__)
-    state.setdefault("task", ForwardingHandler.task)
+    state.setdefault("task", _task_label())
     state["processName"] = ForwardingHandler.process_name
     if record.exc_info:
         state["exc_text"] = record.exc_text or logging.Formatter().formatException(record.exc_info)

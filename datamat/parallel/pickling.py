@@ -35,6 +35,7 @@ Shipped = dict[tuple[str, str], tuple[int, Any]]  # by namespace and name: versi
 
 _MAX_STANDINS = 100
 _BUILTIN_TYPES = set(_dill._typemap.values()) | {type(None), type(...), type(NotImplemented)}
+_FEW = 16  # items; the nested calls of `_is_simple` cost more than a pickler beyond that
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 
@@ -419,10 +420,11 @@ def dumps_data(obj: Any, *, homewards: bool = False) -> bytes:
 
 
 def _is_simple(obj: Any) -> bool:
-    """Is it a plain value or a small tuple of them? Answers in less time than a pickler takes to make."""
-    if type(obj) is tuple:
-        return all(type(part) in _PLAIN or _is_simple(part) for part in obj)
-    return type(obj) in _PLAIN or (type(obj) is dict and not obj)
+    """Is it a plain value, or few of them in tuples and lists? Answers in less time than a pickler takes to make."""
+    kind = type(obj)
+    if kind is tuple or kind is list:
+        return len(obj) <= _FEW and all(type(part) in _PLAIN or _is_simple(part) for part in obj)
+    return kind in _PLAIN or (kind is dict and not obj)
 
 
 def loads_data(data: bytes | memoryview) -> Any:

@@ -40,6 +40,8 @@ __all__ = ["Dispatcher", "Progress"]
 _MAX_STARTUP_DEATHS = 3  # in a row, before any worker was ready: it will not get better
 _MAX_LATER_STARTUP_DEATHS = 30  # in a row, once one was: something kills them, and may stop
 _SAMPLE_S = 0.5
+_DEEP = 16  # tasks at each worker, all of them short
+_NAP_S = 0.0002
 _PROGRESS_S = 0.1
 
 
@@ -185,11 +187,9 @@ class Dispatcher:
                 self._top_up(handle, share)
 
     def _top_up(self, handle: Handle, depth: int) -> None:
-        while len(handle.in_flight) < depth:
-            with self._lock:
-                if not self._waiting:
-                    break
-                task = self._waiting.popleft()
+        waiting = self._waiting
+        while len(handle.in_flight) < depth and waiting:
+            task = waiting.popleft()  # only this thread takes from it
             if task.begin():
                 self._post(handle, task)
             else:
@@ -242,6 +242,8 @@ class Dispatcher:
 
     def _wait(self) -> None:
         """Sleep until something happens, and deal with it."""
+        if self._crew.handles and all(len(handle.in_flight) > _DEEP for handle in self._crew.handles):
+            time.sleep(_NAP_S)  # many answers then come at once; nobody runs out of work meanwhile
         self._is_asleep = True
         timeout = 0.0 if self._has_work() else self._seconds_to_next_deadline()
         touched = self._crew.wait(timeout)

@@ -118,6 +118,9 @@ class WorkerConfig:
     authkey: bytes
 
 
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage
+_PEAK_S = 0.2
+
 _inherited: dict[int, tuple[Any, list[standins.Hazard]]] = {}
 
 
@@ -223,7 +226,8 @@ class _Loop:
         self._channel = channel
         self._remaining = max_tasks
         self._codes: dict[int, Callable[..., Any]] = {}
-        self._page_bytes = 1 if sys.platform == "darwin" else 1024
+        self._peak = 0
+        self._next_peak = 0.0
 
     def run(self) -> None:
         """Serve until QUIT."""
@@ -283,8 +287,7 @@ class _Loop:
             return
         if self._remaining is not None:
             self._remaining -= 1
-        label = f"{getattr(function, '__qualname__', type(function).__qualname__)}[{number}]"
-        logs.set_task(label)
+        logs.set_task(function, number)
         begin = time.perf_counter()
         try:
             arguments = pickling.loads_data(memoryview(data)[TASK.size :])
@@ -297,9 +300,15 @@ class _Loop:
             payload, reply = _pack_error(exc), Reply.FAILED
         busy_s = time.perf_counter() - begin
         arguments = result = None
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * self._page_bytes
-        self._channel.send(reply, OUTCOME.pack(number, busy_s, peak), payload)
-        logs.set_task(None)
+        self._channel.send(reply, OUTCOME.pack(number, busy_s, self._peak_rss_bytes(begin + busy_s)), payload)
+        logs.set_task(None, 0)
+
+    def _peak_rss_bytes(self, now: float) -> int:
+        """Return the highest resident memory so far, asked anew a few times a second: it costs a system call."""
+        if now >= self._next_peak:
+            self._next_peak = now + _PEAK_S
+            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+        return self._peak
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

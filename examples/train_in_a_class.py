@@ -1,0 +1,91 @@
+"""Train one small model per target on all cores, from inside a class, without a guard.
+
+    python examples/train_in_a_class.py [--targets 400]
+
+`Analyzer.train` maps the bound method `self.algorithm.fit` over thousands of targets. The logger and the lock that the
+objects hold are live in the workers; nothing here is written for multiprocessing except the line that makes the pool.
+At the end a table compares one process with 2 to n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import threading
+import time
+
+from datamat.parallel import PathosExecutor, get_logger, physical_cores
+
+logging.basicConfig(level=logging.WARNING, format="%(processName)s %(name)s: %(message)s")
+logger = get_logger("example.training")
+
+
+class RidgeRegression:
+    """A model that is slow enough to be worth a process: gradient descent in plain Python."""
+
+    def __init__(self, logger: logging.Logger, steps: int = 60):
+        self.logger = logger
+        self.lock = threading.RLock()  # as real models have them
+        self.steps = steps
+
+    def fit(self, target: str, frame: list[tuple[float, float]]) -> tuple[float, float]:
+        """Return slope and intercept for one target."""
+        slope = intercept = 0.0
+        for _ in range(self.steps):
+            errors = [(slope * x + intercept - y, x) for x, y in frame]
+            slope -= 0.1 * (sum(error * x for error, x in errors) / len(frame) + 1e-3 * slope)
+            intercept -= 0.1 * sum(error for error, _ in errors) / len(frame)
+        with self.lock:
+            self.logger.info("fitted %s", target)
+        return slope, intercept
+
+
+class Analyzer:
+    """Owns the algorithm and decides where it runs."""
+
+    def __init__(self, algorithm: RidgeRegression, logger: logging.Logger):
+        self.algorithm = algorithm
+        self.logger = logger
+
+    def train(self, frames: dict, num_processes: int | None = None) -> dict:
+        """Return the fitted parameters of each target."""
+        cores = len(physical_cores()) if num_processes is None else num_processes
+        if cores == 1:
+            self.logger.info("one core: training in this process")
+            return {target: self.algorithm.fit(target, frame) for target, frame in frames.items()}
+        with PathosExecutor(cores) as pool:
+            return dict(zip(frames, pool.starmap(self.algorithm.fit, frames.items()), strict=True))
+
+
+def make_frames(num_targets: int) -> dict:
+    """Return noisy lines, one for each target."""
+    rng = random.Random(0)
+    points = [i / 100 for i in range(100)]
+    return {f"target-{n:04}": [(x, n * x + 1 + rng.gauss(0, 0.1)) for x in points] for n in range(num_targets)}
+
+
+def seconds_of(analyzer: Analyzer, frames: dict, num_processes: int, expected: dict) -> float:
+    begin = time.perf_counter()
+    assert analyzer.train(frames, num_processes) == expected
+    return time.perf_counter() - begin
+
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--targets", type=int, default=2000)
+arguments = parser.parse_args()
+
+frames = make_frames(arguments.targets)
+analyzer = Analyzer(RidgeRegression(logger), logger)
+expected = analyzer.train(frames, 1)
+
+counts = range(1, max(2, len(physical_cores())) + 1)
+times = {count: [] for count in counts}
+for _ in range(3):  # interleaved, so that a busy moment of the machine hits all alike
+    for count in counts:
+        times[count].append(seconds_of(analyzer, frames, count, expected))
+
+print(f"{len(frames)} targets\nprocesses  seconds  speed-up  per process")
+for count in counts:
+    best, alone = min(times[count]), min(times[1])
+    print(f"{count:9}  {best:7.2f}  {alone / best:7.2f}x  {alone / best / count:10.0%}")

@@ -1,0 +1,41 @@
+"""The example runs as users run it, and its benchmark companions start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> str:
+    """Run a script of the repository from elsewhere; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / arguments[0]), *arguments[1:]], capture_output=True, text=True, timeout=55,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_training_in_a_class_prints_its_table():
+    """One process against two, the same result from each."""
+    lines = run("examples/train_in_a_class.py", "--targets", "60").splitlines()
+
+    assert lines[0] == "60 targets"
+    assert lines[2].split()[0] == "1"
+    assert lines[3].split()[0] == "2"
+
+
+@pytest.mark.slow
+def test_dispatch_benchmark_compares_what_is_installed():
+    """At least ours, the standard library's and pathos' pools."""
+    output = run("benchmarks/dispatch.py", "--rounds", "1", "--tasks", "200")
+
+    for name in ("datamat", "multiprocessing.Pool", "pathos ProcessPool", "concurrent.futures"):
+        assert name in output
