@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -64,7 +65,7 @@ class Feature(abc.ABC):
 
 def checked_shape(shape: Any, where: str) -> Shape:
     try:
-        sizes = tuple(None if size is None else int(size) for size in shape)
+        sizes = tuple(None if size is None else operator.index(size) for size in shape)
     except TypeError as error:
         raise SchemaError(f"{where}: shape is {shape!r}; want a tuple of sizes, None where one varies") from error
     if any(size is not None and size < 0 for size in sizes):
@@ -73,11 +74,19 @@ def checked_shape(shape: Any, where: str) -> Shape:
 
 
 def checked_names(names: Any, where: str) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    found = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (None,)
+    if not all(isinstance(name, str) for name in found):
         raise SchemaError(f"{where}: names is {names!r}; want a sequence of str")
-    if len(set(names)) != len(tuple(names)):
-        raise SchemaError(f"{where}: a class name appears twice in {some(names)}")
-    return tuple(names)
+    if len(set(found)) != len(found):
+        raise SchemaError(f"{where}: a class name appears twice in {some(found)}")
+    return found
+
+
+def checked_int(value: Any, where: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise SchemaError(f"{where} is {value!r}; want an int") from error
 
 
 def array_of(name: str, feature: Feature, value: Any) -> np.ndarray:
@@ -94,10 +103,9 @@ def check_array(
     wanted: Shape,
     wanted_dtype: np.dtype[Any],
 ) -> None:
+    same_dtype = np.dtype(dtype).newbyteorder("=") == wanted_dtype  # either byte order holds the same numbers
     same_shape = len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
-    if dtype == wanted_dtype and same_shape:
-        return
-    if dtype == wanted_dtype and (*shape, 1) == tuple(wanted) and wanted[-1:] == (1,):
+    if same_dtype and same_shape:
         return
     found = f"{np.dtype(dtype).name} {shape_text(shape)}"
     raise mismatch(name, feature, found, "cast or reshape it in read, or change the declaration")

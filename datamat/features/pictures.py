@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import SchemaError
+from datamat.errors import OptionError, SchemaError
 from datamat.features.base import (
     Column,
     Feature,
@@ -16,14 +18,17 @@ from datamat.features.base import (
     Shape,
     array_of,
     check_array,
+    checked_int,
     checked_names,
     checked_shape,
+    mismatch,
     one_bytes,
     shape_text,
+    some,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Image", "Mask"]
 
@@ -35,8 +40,8 @@ _IGNORED_CLASS = 255
 class Image(Feature):
     """A picture: uint8 (height, width, channels), channels in RGB or RGBA order.
 
-    A sample holds it as an array, or as the `bytes` of a PNG or JPEG file. Bytes that every decoder reads alike
-    are stored untouched; others (EXIF-rotated, palette, ...) are decoded and encoded again.
+    A sample holds it as an array (grey also as (height, width)), or as the `bytes` of a PNG or JPEG file. Bytes that
+    every decoder reads alike are stored untouched; others (EXIF-rotated, palette, ...) are decoded and encoded again.
 
     Args:
         shape: (height, width, channels); None where it varies. channels is 1, 3 or 4.
@@ -60,6 +65,7 @@ class Image(Feature):
             raise SchemaError(f"Image: encoding is {self.encoding!r}; want 'png' or 'jpeg'")
         if self.encoding == "jpeg" and self.shape[2] == 4:
             raise SchemaError("Image: JPEG holds no alpha channel; declare encoding='png' or three channels")
+        object.__setattr__(self, "quality", checked_int(self.quality, "Image: quality"))
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"Image: quality is {self.quality}; want 1 to 100")
 
@@ -81,10 +87,12 @@ class Image(Feature):
                 return {name: value}
             value = self.prepare(name, value)
         value = array_of(name, self, value)
+        if value.ndim == 2 and self.channels == 1:
+            value = value[..., None]
         check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(np.uint8))
         if self.encoding == "jpeg":
-            return {name: codecs.encode_jpeg(value, quality=self.quality)}
-        return {name: codecs.encode_png(value)}
+            return _encoded(name, self, value, functools.partial(codecs.encode_jpeg, quality=self.quality))
+        return _encoded(name, self, value, codecs.encode_png)
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
         return codecs.decode_image(one_bytes(name, columns), channels=self.channels, name=name)
@@ -123,7 +131,7 @@ class Mask(Feature):
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Mask"))
         object.__setattr__(self, "names", checked_names(self.names, "Mask"))
-        object.__setattr__(self, "palette", tuple((int(r), int(g), int(b)) for r, g, b in self.palette))
+        object.__setattr__(self, "palette", _checked_palette(self.palette))
         if len(self.shape) != 2:
             raise SchemaError(f"Mask: shape is {self.shape}; want (height, width)")
         if len(self.names) > 256:
@@ -145,7 +153,7 @@ class Mask(Feature):
         value = array_of(name, self, value)
         check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(np.uint8))
         self._check_ids(name, value)
-        return {name: codecs.encode_png(value)}
+        return _encoded(name, self, value, codecs.encode_png)
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
         return codecs.decode_mask(one_bytes(name, columns), name=name)
@@ -167,3 +175,27 @@ class Mask(Feature):
                 f"field {name!r} is declared {self.declared()} but pixel (row {row}, column {column}) holds class id "
                 f"{int(mask[row, column])}; declare the class, or map the id in read (255 is free for `not labelled`)"
             )
+
+
+def _encoded(
+    name: str, feature: Feature, pixels: np.ndarray, encode: Callable[[np.ndarray], bytes]
+) -> dict[str, Column]:
+    """Return the column of an array; refuse what cannot be stored, or could not be read again."""
+    found = f"uint8 {shape_text(pixels.shape)}"
+    if pixels.shape[0] * pixels.shape[1] > codecs.MAX_PIXELS:
+        remedy = f"readers take {codecs.MAX_PIXELS} pixels at most: tile it or shrink it in read"
+        raise mismatch(name, feature, found, remedy)
+    try:
+        return {name: encode(pixels)}
+    except OptionError as error:
+        raise mismatch(name, feature, found, str(error)) from error
+
+
+def _checked_palette(palette: Any) -> tuple[tuple[int, int, int], ...]:
+    try:
+        colours = tuple((operator.index(r), operator.index(g), operator.index(b)) for r, g, b in palette)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"Mask: palette is {palette!r}; want one (red, green, blue) per class") from error
+    if len(colours) > 256 or any(not 0 <= level <= 255 for colour in colours for level in colour):
+        raise SchemaError(f"Mask: palette is {some(colours)}; want levels from 0 to 255, and at most 256 colours")
+    return colours

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import SchemaError
+from datamat.errors import InputError, SchemaError
 from datamat.features.base import Column, Feature, Kind, some
 from datamat.features.pictures import Image, Mask
 from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor, Text
@@ -109,8 +109,9 @@ class Features(Mapping[str, Feature]):
         """
         if columns.keys() != self._fields.keys():
             raise self._wrong_fields(columns)
-        if len({len(values) for values in columns.values()}) > 1:
-            found = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
+        lengths = {name: len(values) if isinstance(values, Sized) else 1 for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise SchemaError(f"the columns of a block differ in length ({found}); give one value per row in each")
         block: dict[str, Any] = {}
         for name, feature in self._fields.items():
@@ -121,16 +122,26 @@ class Features(Mapping[str, Feature]):
         """Return the sample whose columns these are.
 
         Raises:
-            SchemaError: a declared column is missing.
+            SchemaError: a declared column is missing, or does not hold what is declared.
             InputError: bytes of an image do not decode.
         """
+        sample, name = {}, ""
         try:
-            return {name: feature.decode(name, columns) for name, feature in self._fields.items()}
+            for name, feature in self._fields.items():
+                sample[name] = feature.decode(name, columns)
         except KeyError as error:
             raise SchemaError(
                 f"the record has no column {error.args[0]!r}; it holds {some(columns)}: "
                 "was it written with other features?"
             ) from error
+        except (InputError, SchemaError):
+            raise
+        except (TypeError, ValueError) as error:
+            raise SchemaError(
+                f"field {name!r} is declared {self[name].declared()} but its column does not hold that ({error}): "
+                "was the record written with other features?"
+            ) from error
+        return sample
 
     def prepare(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sample with every encoded image and mask decoded, as transforms want it."""
@@ -170,9 +181,9 @@ class Features(Mapping[str, Feature]):
 
 
 def _feature_from_json(name: str, declaration: Mapping[str, Any]) -> Feature:
-    arguments = dict(declaration)
+    arguments = dict(declaration) if isinstance(declaration, Mapping) else {}
     kind = arguments.pop("type", None)
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise SchemaError(f"field {name!r} has the type {kind!r}; want one of {some(_TYPES)}")
     try:
         feature: Feature = _TYPES[kind](**{key: _tuples(value) for key, value in arguments.items()})
@@ -192,11 +203,11 @@ def _inferred(name: str, value: Any) -> Feature:
     if isinstance(value, np.generic):
         return Scalar(value.dtype.name)
     if isinstance(value, int):
-        return Scalar("int64")
+        return Scalar("int64" if value < 1 << 63 else "uint64")
     if isinstance(value, float):
         return Scalar("float64")
     if isinstance(value, np.ndarray):
-        if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in {3, 4}:
+        if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in {3, 4} and value.size:
             return Image((None, None, value.shape[2]))
         return Tensor((None,) * value.ndim, value.dtype.name)
     raise SchemaError(

@@ -16,6 +16,7 @@ from datamat.features.base import (
     Shape,
     array_of,
     check_array,
+    checked_int,
     checked_names,
     checked_shape,
     mismatch,
@@ -62,7 +63,8 @@ class ClassLabel(Feature):
             raise SchemaError(f"ClassLabel: shape is {self.shape}; want () or (None,)")
         if self.num_classes is None:
             object.__setattr__(self, "num_classes", len(self.names))
-        elif self.names and len(self.names) != self.num_classes:
+        object.__setattr__(self, "num_classes", checked_int(self.num_classes, "ClassLabel: num_classes"))
+        if self.names and len(self.names) != self.num_classes:
             raise SchemaError(f"ClassLabel: {len(self.names)} names for num_classes={self.num_classes}")
         if not self.num_classes or self.num_classes < 1:
             raise SchemaError("ClassLabel: no classes; give names=(...) or num_classes=")
@@ -73,7 +75,7 @@ class ClassLabel(Feature):
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if not self.shape:
             return {name: np.array([self._id(name, value)], np.int64)}
-        if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
+        if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)) or np.ndim(value) == 0:
             raise mismatch(name, self, f"a {type(value).__name__}", "give a list of labels")
         ids = np.array([self._id(name, item) for item in value], np.int64)
         check_array(name, self, ids.dtype, ids.shape, self.shape, ids.dtype)
@@ -81,10 +83,12 @@ class ClassLabel(Feature):
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         ids = np.asarray(columns[name], np.int64)
-        return ids if self.shape else ids[0]
+        return ids if self.shape else _only(ids)
 
     def declared(self) -> str:
-        return f"{'list of ' if self.shape else ''}int64 class id of {self.num_classes} classes"
+        size = self.shape[0] if self.shape else None
+        many = f"list of {'' if size is None else f'{size} '}" if self.shape else ""
+        return f"{many}int64 class id of {self.num_classes} classes"
 
     def _id(self, name: str, value: Any) -> int:
         if isinstance(value, str):
@@ -125,7 +129,7 @@ class BBoxes(Feature):
                 f"box {place} = {boxes[place].tolist()}",
                 "clip it to [0, 1] with min <= max in read",
             )
-        return {name: np.ascontiguousarray(boxes).reshape(-1)}
+        return {name: _to_column(boxes.reshape(-1), "float32")}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
         return np.asarray(columns[name], np.float32).reshape(-1, 4)
@@ -199,7 +203,7 @@ class Scalar(Feature):
         return {name: _to_column(values, kind)}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        return _from_column(columns[name], self.dtype)[0]
+        return _only(_from_column(columns[name], self.dtype))
 
     def declared(self) -> str:
         return f"{self.dtype} scalar"
@@ -209,7 +213,8 @@ class Scalar(Feature):
 class Tensor(Feature):
     """An array of a numpy dtype, stored exactly.
 
-    With more than one None in its shape, the shape of each value is stored beside it in the column `NAME/shape`.
+    Where the number of values does not give the shape (several None, or a None beside a 0), the shape of each value is
+    stored beside it in the column `NAME/shape`.
 
     Args:
         shape: None where a dimension varies.
@@ -239,28 +244,29 @@ class Tensor(Feature):
         return "bytes" if self.encoding == "raw" else _KIND_OF_DTYPE[self.dtype]
 
     @property
-    def _keeps_shape(self) -> bool:
-        return self.shape.count(None) > 1
+    def keeps_shape(self) -> bool:
+        """Whether the shape of each value is stored beside it."""
+        return self.shape.count(None) > (0 if 0 in self.shape else 1)
 
     def columns(self, name: str) -> dict[str, Kind]:
-        return {name: self._kind, **({f"{name}/shape": "int64"} if self._keeps_shape else {})}
+        return {name: self._kind, **({f"{name}/shape": "int64"} if self.keeps_shape else {})}
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         array = array_of(name, self, value)
         check_array(name, self, array.dtype, array.shape, self.shape, np.dtype(self.dtype))
         columns = {name: _to_column(array.reshape(-1), self._kind)}
-        if self._keeps_shape:
+        if self.keeps_shape:
             columns[f"{name}/shape"] = np.array(array.shape, np.int64)
         return columns
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
         flat = _from_column(columns[name], self.dtype)
-        if self._keeps_shape:
+        if self.keeps_shape:
             return flat.reshape(tuple(int(size) for size in columns[f"{name}/shape"]))
         if None not in self.shape:
             return flat.reshape(self.shape)  # type: ignore[arg-type]
         known = int(np.prod([size for size in self.shape if size is not None]))
-        return flat.reshape([flat.size // max(known, 1) if size is None else size for size in self.shape])
+        return flat.reshape([flat.size // known if size is None else size for size in self.shape])
 
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
@@ -288,15 +294,32 @@ def _scalar_of(name: str, feature: Feature, value: Any, dtype: np.dtype[Any]) ->
     if not isinstance(value, fits) or (isinstance(value, bool) and dtype.kind != "b"):
         raise mismatch(name, feature, f"{value!r} ({type(value).__name__})", "cast it in read")
     try:
-        return np.asarray(value, dtype)
+        with np.errstate(over="ignore"):
+            found = np.asarray(value, dtype)
     except OverflowError as error:
         raise mismatch(name, feature, f"{value!r}, which does not fit", "declare a wider dtype") from error
+    if _is_changed(value, found):
+        raise mismatch(name, feature, f"{value!r}, which does not fit", "declare a wider dtype")
+    return found
+
+
+def _is_changed(value: Any, found: np.ndarray) -> bool:
+    """Tell whether a number is another one now: rounding a float is what its declaration asks for, no more."""
+    if isinstance(value, int):
+        return bool(found.item() != value)
+    return bool(np.isfinite(value) and not np.isfinite(found))
 
 
 def _to_column(flat: np.ndarray, kind: Kind) -> Column:
     if kind == "bytes":
         return np.ascontiguousarray(flat, flat.dtype.newbyteorder("<")).tobytes()
     return flat.astype(np.int64 if kind == "int64" else np.float32, copy=False)
+
+
+def _only(numbers: np.ndarray) -> Any:
+    if len(numbers) != 1:
+        raise ValueError(f"{len(numbers)} values, not one")
+    return numbers[0]
 
 
 def _from_column(column: Column, dtype: str) -> np.ndarray:

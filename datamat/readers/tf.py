@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from datamat.errors import MissingDependencyError, OptionError
 from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Tensor, Text
 
@@ -144,7 +142,7 @@ def _scalar(tf: Any, feature: Scalar, name: str, parsed: dict[str, Any]) -> Any:
 
 def _tensor(tf: Any, feature: Tensor, name: str, parsed: dict[str, Any]) -> Any:
     flat = _numbers(tf, feature.dtype, parsed[name])
-    if feature.shape.count(None) > 1:
+    if feature.keeps_shape:
         return tf.ensure_shape(tf.reshape(flat, parsed[f"{name}/shape"]), feature.shape)
     return tf.reshape(flat, [-1 if size is None else size for size in feature.shape])
 
@@ -152,12 +150,9 @@ def _tensor(tf: Any, feature: Tensor, name: str, parsed: dict[str, Any]) -> Any:
 def _numbers(tf: Any, dtype: str, column: Any) -> Any:
     if column.dtype != tf.string:
         return tf.cast(column, dtype)
-    if np.dtype(dtype).kind == "c":
-        parts = tf.reshape(tf.io.decode_raw(column[0], "float32" if dtype == "complex64" else "float64"), [-1, 2])
-        return tf.complex(parts[:, 0], parts[:, 1])
-    if dtype == "bool":
-        return tf.cast(tf.io.decode_raw(column[0], "uint8"), "bool")
-    return tf.io.decode_raw(column[0], "int64") if dtype == "uint64" else tf.io.decode_raw(column[0], dtype)
+    # decode_raw does not know the unsigned types of 32 and 64 bits
+    signed = {"uint32": "int32", "uint64": "int64"}.get(dtype, dtype)
+    return tf.bitcast(tf.io.decode_raw(column[0], signed), dtype)
 
 
 _DECODERS: dict[type[Feature], Callable[..., Any]] = {

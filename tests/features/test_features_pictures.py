@@ -1,0 +1,271 @@
+"""Images and masks: bytes kept where every decoder reads them alike, encoded anew where not, and exact always."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from round_trip import through_a_record
+
+from datamat import Image, Mask
+from datamat.codecs import MAX_PIXELS, encode_jpeg, encode_png
+from datamat.errors import InputError, SchemaError
+
+RNG = np.random.default_rng(7)
+RGB = RNG.integers(0, 255, (6, 9, 3), np.uint8)
+RGBA = RNG.integers(0, 255, (6, 9, 4), np.uint8)
+GREY = RNG.integers(0, 255, (6, 9), np.uint8)
+IDS = RNG.integers(0, 2, (6, 9), np.uint8)
+
+
+def saved(array, encoding, mode=None, **options):
+    """Return a file written by Pillow."""
+    image = PIL.Image.fromarray(array)
+    if mode == "P":
+        image.putpalette([200 - level for level in range(60)])
+    file = io.BytesIO()
+    (image.convert(mode) if mode not in (None, "P") else image).save(file, encoding, **options)
+    return file.getvalue()
+
+
+def turned(array, orientation):
+    """Return a JPEG file whose EXIF asks to be turned."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    return saved(array, "JPEG", exif=exif)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_arrays_come_back_exactly(data):
+    """Every number of channels; strided and mirrored arrays, too."""
+    channels = data.draw(st.sampled_from([1, 3, 4]))
+    side = st.integers(1, 9)
+    array = data.draw(st_numpy.arrays(np.uint8, st.tuples(side, side, st.just(channels))))
+    array = data.draw(st.sampled_from([array, array[::-1], array[:, ::2], array.swapaxes(0, 1)]))
+
+    found = through_a_record(Image((None, None, channels)), array)
+
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, array)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st_numpy.arrays(np.uint8, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9)), st.booleans())
+def test_masks_come_back_exactly(array, flip):
+    """Every id."""
+    array = array.T[::-1] if flip else array
+
+    found = through_a_record(Mask(), array)
+
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, array)
+
+
+@pytest.mark.parametrize("shape", [(6, 9, 1), (None, None, 1), (6, None, 1)])
+def test_grey_arrays_need_no_channel(shape):
+    """They come back with one, as declared."""
+    assert np.array_equal(through_a_record(Image(shape), GREY), GREY[..., None])
+
+
+def test_jpeg_changes_arrays_a_little():
+    """As its quality says."""
+    smooth = np.broadcast_to(np.arange(64, dtype=np.uint8)[:, None, None], (64, 64, 3))
+    fine, coarse = (Image(encoding="jpeg", quality=quality) for quality in (95, 5))
+
+    assert fine.encode("x", smooth)["x"].startswith(b"\xff\xd8")
+    assert np.abs(through_a_record(fine, smooth).astype(int) - smooth).max() <= 2
+    assert len(coarse.encode("x", RGB)["x"]) < len(fine.encode("x", RGB)["x"])
+
+
+@pytest.mark.parametrize(
+    ("data", "channels"),
+    [
+        (saved(RGB, "PNG"), 3),
+        (saved(RGB, "JPEG"), 3),
+        (saved(RGBA, "PNG"), 4),
+        (saved(GREY, "PNG"), 1),
+        (saved(GREY, "JPEG"), 1),
+        (saved(GREY, "PNG"), 3),
+        (saved(GREY, "JPEG"), 3),
+    ],
+)
+def test_bytes_that_need_no_change_are_stored_untouched(data, channels):
+    """Whatever the declared encoding of arrays is; grey is fine for RGB."""
+    for encoding in ("png", "jpeg")[: 1 if channels == 4 else 2]:
+        assert Image((6, 9, channels), encoding=encoding).encode("x", data)["x"] is data
+    expected = np.asarray(PIL.Image.open(io.BytesIO(data)).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
+    assert np.array_equal(through_a_record(Image((None, None, channels)), data), expected.reshape(6, 9, channels))
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_turned_pictures_are_stored_upright(orientation):
+    """Decoders differ on EXIF, so pixels are turned before they are stored; the declared shape is the result's."""
+    data = turned(RGB, orientation)
+    expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
+
+    stored = Image(expected.shape).encode("x", data)["x"]
+
+    assert np.array_equal(PIL.Image.open(io.BytesIO(stored)), expected)
+    assert np.array_equal(through_a_record(Image(), data), expected)
+    with pytest.raises(SchemaError, match=rf"uint8 \(7, 7, 3\) but .* holds uint8 \({len(expected)}, "):
+        Image((7, 7, 3)).encode("x", data)
+
+
+@pytest.mark.parametrize(
+    ("data", "channels", "expected"),
+    [
+        (saved(IDS, "PNG", "P"), 3, "RGB"),
+        (saved(IDS * 255, "PNG", "1"), 1, "L"),
+        (saved(IDS * 255, "PNG", "1"), 3, "RGB"),
+        (saved(RGB, "PNG"), 4, "RGBA"),
+        (saved(GREY, "PNG", "LA"), 4, "RGBA"),
+        (saved(RGB, "WEBP", lossless=True), 3, "RGB"),
+        (saved(RGB, "BMP"), 3, "RGB"),
+    ],
+)
+def test_bytes_that_decoders_read_differently_are_encoded_anew(data, channels, expected):
+    """With the very pixels that they mean."""
+    feature = Image((None, None, channels))
+    stored = feature.encode("x", data)["x"]
+
+    pixels = np.asarray(PIL.Image.open(io.BytesIO(data)).convert(expected)).reshape(6, 9, channels)
+    assert stored != data
+    assert stored.startswith(b"\x89PNG")
+    assert np.array_equal(through_a_record(feature, data), pixels)
+
+
+@pytest.mark.parametrize(
+    ("data", "channels", "found"),
+    [
+        (saved(RGBA, "PNG"), 3, "png with alpha"),
+        (saved(RGB, "PNG"), 1, "png with colours"),
+        (saved(RGB, "JPEG"), 1, "jpeg with colours"),
+        (saved(RGB, "PNG")[:-20], 3, ""),
+        (saved(RGB, "JPEG")[:-2], 3, ""),
+        (b"", 3, "an empty file"),
+        (b"plain text", 3, "text that begins"),
+    ],
+)
+def test_bytes_that_lose_something_are_refused(data, channels, found):
+    """Alpha, colours, the end: with the name of the field."""
+    with pytest.raises(InputError, match=f"'x': {found}"):
+        Image((None, None, channels)).encode("x", data)
+
+
+@pytest.mark.parametrize(
+    ("bits", "mode"), [(1, "1"), (1, "P"), (2, "P"), (4, "P"), (8, "P")], ids=lambda value: str(value)
+)
+def test_masks_of_small_depths_and_palettes_are_stored_as_ids(bits, mode):
+    """Other readers would scale them up or give colours."""
+    options = {"bits": bits} if mode == "P" else {}
+    data = saved(IDS if mode == "P" else IDS * 255, "PNG", mode, **options)
+
+    stored = Mask(names=("a", "b")).encode("x", data)["x"]
+
+    assert stored != data
+    assert np.array_equal(PIL.Image.open(io.BytesIO(stored)), IDS)
+    assert np.array_equal(through_a_record(Mask(), data), IDS)
+
+
+def test_grey_mask_is_stored_untouched():
+    """Eight bits, upright: every reader gives the same ids."""
+    data = saved(IDS, "PNG")
+
+    assert Mask((6, 9)).encode("x", data)["x"] is data
+
+
+def test_ids_past_the_names_are_refused_with_their_place():
+    """255 is free: segmentation sets keep it for what is not labelled."""
+    feature = Mask(names=("a", "b"))
+    fine = np.where(IDS == 1, np.uint8(255), IDS)
+    wrong = fine.copy()
+    wrong[2, 3] = 2
+
+    assert np.array_equal(through_a_record(feature, fine), fine)
+    message = r"field 'x' is declared uint8 \(height, width\) of 2 classes but pixel \(row 2, column 3\) holds "
+    with pytest.raises(SchemaError, match=message):
+        feature.encode("x", wrong)
+    with pytest.raises(SchemaError, match="holds class id 2"):
+        feature.encode("x", saved(wrong, "PNG", "P"))
+    assert np.array_equal(through_a_record(Mask(), wrong), wrong)
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "found"),
+    [
+        (Image((6, 9, 3)), RGB.astype(np.float32), r"float32 \(6, 9, 3\); cast or reshape it in read"),
+        (Image((6, 9, 3)), RGB[:5], r"uint8 \(5, 9, 3\); cast or reshape"),
+        (Image((6, 9, 3)), GREY, r"uint8 \(6, 9\); cast or reshape"),
+        (Image((6, 9, 3)), encode_png(RGB[:5]), r"uint8 \(5, 9, 3\); cast or reshape"),
+        (Image((6, 9, 3)), RGB.tolist(), "a list; give a numpy array"),
+        (Image((6, 9, 3)), bytearray(encode_png(RGB)), "a bytearray; give a numpy array"),
+        (Image(), np.zeros((0, 9, 3), np.uint8), r"uint8 \(0, 9, 3\); .* at least one pixel"),
+        (Image(encoding="jpeg"), np.zeros((1, 65_501, 3), np.uint8), r"uint8 \(1, 65501, 3\); .*; store it as PNG"),
+        (Mask((6, 9)), IDS.astype(np.int64), r"int64 \(6, 9\); cast or reshape"),
+        (Mask((6, 9)), IDS[..., None], r"uint8 \(6, 9, 1\); cast or reshape"),
+        (Mask((6, 9)), saved(IDS[:5], "PNG"), r"uint8 \(5, 9\); cast or reshape"),
+        (Mask((6, 9)), saved(IDS[:5], "PNG", "P"), r"uint8 \(5, 9\); cast or reshape"),
+        (Mask(), np.zeros((6, 0), np.uint8), r"uint8 \(6, 0\); .* at least one pixel"),
+    ],
+)
+def test_pictures_of_another_kind_are_refused(feature, value, found):
+    """Field, declared, found, remedy."""
+    with pytest.raises(SchemaError, match=rf"field 'x' is declared uint8 \(.* but the sample holds {found}"):
+        feature.encode("x", value)
+
+
+@pytest.mark.parametrize("feature", [Image(), Mask()])
+def test_pictures_that_no_reader_takes_are_not_written(feature):
+    """The limit against decompression bombs holds in both directions."""
+    shape = (1, MAX_PIXELS + 1, 3)[: 3 if isinstance(feature, Image) else 2]
+    huge = np.broadcast_to(np.uint8(0), shape)
+
+    with pytest.raises(SchemaError, match=f"field 'x' .* readers take {MAX_PIXELS} pixels at most: tile it"):
+        feature.encode("x", huge)
+
+
+@pytest.mark.parametrize("data", [encode_jpeg(RGB), saved(IDS, "PNG", "LA"), saved(RGB, "PNG")])
+def test_bytes_that_are_no_mask_are_refused(data):
+    """JPEG changes ids; colours are none."""
+    with pytest.raises(InputError, match=r"'x': a mask .*; save the class ids as an 8-bit grey PNG"):
+        Mask().encode("x", data)
+
+
+def test_prepare_gives_transforms_arrays():
+    """What is an array already is passed on."""
+    assert np.array_equal(Image().prepare("x", encode_png(RGB)), RGB)
+    assert np.array_equal(Mask().prepare("x", encode_png(IDS)), IDS)
+    assert Image().prepare("x", RGB) is RGB
+    assert Mask().prepare("x", IDS) is IDS
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Image((6, 9)), r"Image: shape is \(6, 9\); want \(height, width, channels\)"),
+        (lambda: Image((6, 9, 2)), "with 1, 3 or 4 channels"),
+        (lambda: Image((6, 9, None)), "with 1, 3 or 4 channels"),
+        (lambda: Image(encoding="webp"), "Image: encoding is 'webp'; want 'png' or 'jpeg'"),
+        (lambda: Image((6, 9, 4), encoding="jpeg"), "JPEG holds no alpha channel"),
+        (lambda: Image(quality=0), "quality is 0; want 1 to 100"),
+        (lambda: Image(quality=95.5), "quality is 95.5; want an int"),
+        (lambda: Mask((6, 9, 1)), r"Mask: shape is \(6, 9, 1\); want \(height, width\)"),
+        (lambda: Mask(names=map(str, range(257))), "257 class names; uint8 ids go to 255"),
+        (lambda: Mask(names=("a", "b"), palette=((1, 2, 3),)), "1 palette colours for 2 class names"),
+        (lambda: Mask(palette=((1, 2),)), r"palette is \(\(1, 2\),\); want one \(red, green, blue\)"),
+        (lambda: Mask(palette=((1, 2, 256),)), r"palette is \(1, 2, 256\); want levels from 0 to 255"),
+        (lambda: Mask(palette=((1, 2, -1),)), "want levels from 0 to 255"),
+        (lambda: Mask(palette=((1, 2, 3),) * 257), "at most 256 colours"),
+        (lambda: Mask(palette=5), "palette is 5; want one"),
+    ],
+)
+def test_wrong_declarations_are_refused(make, message):
+    """When they are made, not first by a sample."""
+    with pytest.raises(SchemaError, match=message):
+        make()

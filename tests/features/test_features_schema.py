@@ -1,0 +1,278 @@
+"""The schema as a whole: a value that holds samples, whole or by columns, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from datamat import BBoxes, ClassLabel, Features, Image, Mask, Scalar, Tensor, Text
+from datamat.codecs import encode_png
+from datamat.errors import InputError, SchemaError
+
+EVERY_TYPE = Features(
+    {
+        "image": Image((360, None, 3), encoding="jpeg", quality=80),
+        "mask": Mask((360, 480), names=("sky", "road"), palette=((1, 2, 3), (4, 5, 6))),
+        "label": ClassLabel(names=("cat", "dog")),
+        "ids": ClassLabel(num_classes=7, shape=(None,)),
+        "objects/bbox": BBoxes(),
+        "caption": Text(),
+        "time": Scalar("uint64"),
+        "grid": Tensor((None, 3, None), "int16", "raw"),
+    }
+)
+BLOCK_DTYPES = ["bool", "int8", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+
+
+def test_every_declaration_survives_json_and_pickle():
+    """Equal, hash included."""
+    for features in (
+        Features.from_json(json.loads(json.dumps(EVERY_TYPE.to_json()))),
+        pickle.loads(pickle.dumps(EVERY_TYPE)),
+    ):
+        assert features == EVERY_TYPE
+        assert hash(features) == hash(EVERY_TYPE)
+        assert list(features) == list(EVERY_TYPE)
+        assert features.columns == EVERY_TYPE.columns
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": Tensor((2,), "int32")},
+        {"x": Tensor((2,), "int64", "raw")},
+        {"x": Tensor((None,), "int64")},
+        {"y": Tensor((2,), "int64")},
+        {"x": Tensor((2,), "int64"), "y": Text()},
+        {},
+    ],
+)
+def test_features_compare_by_their_declarations(other):
+    """In any order; lists in place of tuples make no difference."""
+    features = Features({"x": Tensor([2], np.int64)})
+
+    assert features != Features(other)
+    assert features == Features({"key": Text(), "x": Tensor((2,), "int64")})
+    assert features != {"x": Tensor((2,), "int64"), "key": Text()}
+
+
+def test_key_is_always_there():
+    """A str, whatever else is declared."""
+    assert list(Features({})) == ["key"]
+    assert Features({"key": Text()}) == Features({})
+    with pytest.raises(SchemaError, match=r"field 'key' is declared int64 scalar; it must be Text\(\)"):
+        Features({"key": Scalar("int64")})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"x": Tensor((None, None)), "x/shape": Scalar("int64")}, "field 'x/shape' needs the column 'x/shape', which"),
+        ({"x/shape": Text(), "x": Tensor((None, 0))}, "field 'x' needs the column 'x/shape', which another field has"),
+        ({"": Text()}, "field name '': want a printable"),
+        ({"a\nb": Text()}, r"field name 'a\\nb': want a printable"),
+        ({3: Text()}, "field name 3: want a printable"),
+        ({"x": Text}, "field 'x' is declared as <class .*Text'>; want a feature such as"),
+        ({"x": "int64"}, "field 'x' is declared as 'int64'; want a feature such as"),
+        ([("x", Text())], "features is a list; want a dict"),
+    ],
+)
+def test_wrong_fields_are_refused(fields, message):
+    """Names that clash, that cannot be shown, that are none; values that are no features."""
+    with pytest.raises(SchemaError, match=message):
+        Features(fields)
+
+
+def test_names_may_share_a_beginning():
+    """`x` and `x/y`, or `x/shape` beside an `x` whose shape is known."""
+    features = Features({"x": Tensor((2, None)), "x/y": Text(), "x/shape": Text()})
+
+    sample = {"key": "a", "x": np.ones((2, 3), np.float32), "x/y": "y", "x/shape": "round"}
+    assert features.decode(features.encode(sample))["x/shape"] == "round"
+
+
+@pytest.mark.parametrize(
+    ("declarations", "message"),
+    [
+        ({"x": {"type": "Sound"}}, "field 'x' has the type 'Sound'; want one of Image, Mask"),
+        ({"x": {}}, "field 'x' has the type None; want one of"),
+        ({"x": 3}, "field 'x' has the type None; want one of"),
+        ({"x": {"type": ["Text"]}}, r"field 'x' has the type \['Text'\]; want one of"),
+        ({"x": {"type": "Text", "size": 3}}, "field 'x' of type Text: .*size"),
+        ({"x": {"type": "Scalar", "dtype": "int65"}}, "Scalar: dtype is 'int65'"),
+    ],
+)
+def test_what_is_no_schema_is_refused(declarations, message):
+    """With the field."""
+    with pytest.raises(SchemaError, match=message):
+        Features.from_json(declarations)
+
+
+def test_missing_and_unknown_fields_are_all_named():
+    """At once, so that read is set right at once."""
+    features = Features({"x": Scalar("int64"), "y": Text()})
+
+    with pytest.raises(SchemaError, match=r"field 'x' is declared int64 scalar but the sample has none; .*'y'.*'z' is"):
+        features.encode({"key": "a", "z": 1})
+    with pytest.raises(SchemaError, match="field 'key' is declared str but the sample has none"):
+        features.encode({"x": 1, "y": "b"})
+    with pytest.raises(SchemaError, match="field 'z' is not declared but the sample holds it; make read return"):
+        features.encode_block({"key": ["a"], "x": np.array([1]), "y": ["b"], "z": ["c"]})
+
+
+@pytest.mark.parametrize(
+    ("feature", "column", "message"),
+    [
+        (Scalar("int64"), np.array([], np.int64), "0 values, not one"),
+        (Scalar("int64"), np.array([1, 2]), "2 values, not one"),
+        (Scalar("uint64"), [b"1234"], "buffer size"),
+        (ClassLabel(num_classes=3), np.array([], np.int64), "0 values, not one"),
+        (Tensor((2,)), np.zeros(3, np.float32), "cannot reshape"),
+        (Tensor((None, 2)), np.zeros(3, np.float32), "cannot reshape"),
+        (BBoxes(), np.zeros(3, np.float32), "cannot reshape"),
+        (Text(), [b"\xff"], "can't decode"),
+    ],
+)
+def test_records_of_other_features_are_named(feature, column, message):
+    """A record that is whole, read with a schema that is not its own."""
+    with pytest.raises(SchemaError, match=rf"field 'x' is declared .*{message}.*was the record written with other"):
+        Features({"x": feature}).decode({"key": [b"a"], "x": column})
+
+
+def test_columns_that_are_missing_are_named():
+    """With those that are there."""
+    with pytest.raises(SchemaError, match="the record has no column 'x'; it holds key, y: was it written with other"):
+        Features({"x": Text()}).decode({"key": [b"a"], "y": [b"b"]})
+    with pytest.raises(SchemaError, match="column 'x' of the record holds 2 values; want one bytes value"):
+        Features({"x": Text()}).decode({"key": [b"a"], "x": [b"b", b"c"]})
+    with pytest.raises(InputError, match="'x': unknown data"):
+        Features({"x": Image()}).decode({"key": [b"a"], "x": [b"\0\1\2"]})
+
+
+@st.composite
+def blocks(draw):
+    """Draw a schema of numbers and strings with n values of each."""
+    count = draw(st.integers(0, 6))
+    fields, columns = {}, {"key": [f"k{number}" for number in range(count)]}
+    for number in range(draw(st.integers(0, 4))):
+        dtype = draw(st.sampled_from([*BLOCK_DTYPES, None]))
+        fields[f"f{number}"] = Text() if dtype is None else Scalar(dtype)
+        if dtype is None:
+            values = draw(st.lists(st.text(max_size=4), min_size=count, max_size=count))
+            columns[f"f{number}"] = draw(st.sampled_from([list, tuple]))(values)
+        else:
+            order = draw(st.sampled_from("<>"))
+            values = draw(st_numpy.arrays(np.dtype(dtype).newbyteorder(order), 2 * count))
+            columns[f"f{number}"] = values[::2]
+    return Features(fields), columns
+
+
+@settings(deadline=None)
+@given(blocks())
+def test_block_equals_its_rows(case):
+    """Every column, value by value, whatever its byte order and stride."""
+    features, columns = case
+
+    block = features.encode_block(columns)
+
+    assert block.keys() == features.columns.keys()
+    for row in range(len(columns["key"])):
+        alone = features.encode({name: values[row] for name, values in columns.items()})
+        for name, value in alone.items():
+            found = block[name][row]
+            assert found == value if isinstance(value, bytes) else found.tobytes() == value.tobytes()
+    kinds = {name: getattr(values, "dtype", "bytes") for name, values in block.items()}
+    assert kinds == features.columns
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.array([1, 2], np.int32), r"declared int64 scalar but the sample holds int32 \(2,\)"),
+        (np.array([[1, 2]]), r"differ in length \(key: 2, x: 1\)"),
+        (np.zeros((2, 1), np.int64), r"holds int64 \(2, 1\)"),
+        ([1, 2], "holds a list; give a numpy array"),
+        (np.array([1]), r"differ in length \(key: 2, x: 1\); give one value per row"),
+        (7, r"differ in length \(key: 2, x: 1\)"),
+    ],
+)
+def test_wrong_blocks_are_refused(values, message):
+    """Another dtype, shape or length."""
+    with pytest.raises(SchemaError, match=message):
+        Features({"x": Scalar("int64")}).encode_block({"key": ["a", "b"], "x": values})
+
+
+def test_text_in_a_block_is_checked_value_by_value():
+    """What is found in one is told of the field."""
+    features = Features({"x": Text()})
+
+    for values, message in [(["a", 3], "holds int; give a str"), (["a", "\ud800"], "UTF-8 cannot hold")]:
+        with pytest.raises(SchemaError, match=f"field 'x' is declared str .*{message}"):
+            features.encode_block({"key": ["a", "b"], "x": values})
+
+
+@pytest.mark.parametrize("feature", [Image(), Mask(), BBoxes(), ClassLabel(num_classes=2), Tensor((2,))])
+def test_what_does_not_go_in_blocks_says_so(feature):
+    """With the way that it goes."""
+    with pytest.raises(SchemaError, match=r"field 'x' is declared .*, which does not go in blocks; use read"):
+        Features({"x": feature}).encode_block({"key": ["a"], "x": [0]})
+
+
+@pytest.mark.parametrize(
+    ("value", "feature"),
+    [
+        ("text", Text()),
+        (np.str_("text"), Text()),
+        (True, Scalar("bool")),
+        (np.True_, Scalar("bool")),
+        (7, Scalar("int64")),
+        (-(2**63), Scalar("int64")),
+        (2**63, Scalar("uint64")),
+        (0.1, Scalar("float64")),
+        (np.float64(0.1), Scalar("float64")),
+        (np.float32(0.1), Scalar("float32")),
+        (np.uint8(7), Scalar("uint8")),
+        (np.zeros((4, 5, 3), np.uint8), Image()),
+        (np.zeros((4, 5, 4), np.uint8), Image((None, None, 4))),
+        (np.zeros((0, 5, 3), np.uint8), Tensor((None, None, None), "uint8")),
+        (np.zeros((4, 5), np.uint8), Tensor((None, None), "uint8")),
+        (np.zeros((4, 5, 3), ">f4"), Tensor((None, None, None), "float32")),
+        (np.array(7), Tensor((), "int64")),
+        (encode_png(np.zeros((4, 5, 3), np.uint8)), Image()),
+        (encode_png(np.zeros((4, 5, 4), np.uint8)), Image((None, None, 4))),
+    ],
+)
+def test_inferred_features_hold_the_sample_exactly(value, feature):
+    """No pixel and no digit is lost."""
+    features = Features.infer({"x": value, "key": "ignored"})
+
+    assert features == Features({"x": feature})
+    found = features.decode(features.encode({"x": value, "key": "a"}))["x"]
+    expected = features.prepare({"x": value})["x"]
+    assert np.array_equal(found, expected)
+    assert np.shape(found) == np.shape(expected)
+
+
+@pytest.mark.parametrize("value", [None, [1, 2], {"a": 1}, 1j, object()])
+def test_values_without_a_feature_are_named(value):
+    """With what there is a feature for."""
+    with pytest.raises(
+        SchemaError, match=r"field 'x' holds a .*, for which no feature can be inferred; return a numpy"
+    ):
+        Features.infer({"x": value})
+
+
+def test_repr_shows_every_declaration():
+    """As messages do."""
+    assert repr(EVERY_TYPE) == (
+        "Features(key: str, image: uint8 (360, ?, 3), mask: uint8 (360, 480) of 2 classes, "
+        "label: int64 class id of 2 classes, ids: list of int64 class id of 7 classes, "
+        "objects/bbox: float32 (n, 4) of (ymin, xmin, ymax, xmax) in [0, 1], caption: str, time: uint64 scalar, "
+        "grid: int16 (?, 3, ?))"
+    )
