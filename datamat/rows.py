@@ -225,6 +225,8 @@ class _RowWriter:
         mtimes = np.zeros(len(paths), np.int64)
         problems = []
         for number, path in enumerate(paths):
+            if not path:  # this row has no such file
+                continue
             problem = None
             try:
                 found = os.stat(os.path.join(self._source, path))
@@ -346,7 +348,9 @@ class RowStore:
             numbers: list[Any] = self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions].tolist()
             return numbers
         values = self._text(field.stem, positions)
-        return [os.path.join(self.source, value) for value in values] if field.holds_file else values
+        if field.holds_file:
+            return [os.path.join(self.source, value) if value else "" for value in values]
+        return values
 
     def _text(self, stem: str, positions: np.ndarray) -> list[str]:
         text, ends = self._codes(f"{stem}.text", np.uint8), self._codes(f"{stem}.ends", np.uint64)

@@ -145,6 +145,17 @@ def test_files_are_found_by_looking_or_as_declared(tmp_path):
     assert declared.read(np.array([0]))[0].fields["image"] == "a.png"
 
 
+def test_a_row_may_have_no_file_in_a_field(tmp_path):
+    """An empty path is none: it is not looked for, and reaches `read` empty."""
+    (tmp_path / "a.png").write_bytes(b"1234")
+    rows = [IndexRow("a", fields={"image": "a.png"}), IndexRow("b", fields={"image": ""})]
+
+    store = _store(tmp_path, rows)
+
+    assert [row.fields["image"] for row in store.read(np.arange(2))] == [str(tmp_path / "a.png"), ""]
+    assert store.input_bytes().tolist() == [4, 0]
+
+
 def test_columns_give_arrays_without_rows(tmp_path):
     """What `read_block` of a writer gets."""
     store = _store(tmp_path, [IndexRow(f"{n}", fields={"n": n, "x": n / 2, "t": f"t{n}"}) for n in range(5)])
