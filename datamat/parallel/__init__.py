@@ -6,8 +6,19 @@
     [1, 2, 3]
 
 The names load when they are first used, so importing the package costs nothing. Inside it, a module imports only from
-those before it: affinity, channel, chunks, logs, byvalue | standins, startmethod | pickling, contexts | worker |
-tasks | handle | pool | maps, serial | executor | pathos_pool.
+the lines above its own:
+
+    affinity, byvalue, channel, chunks, logs, role, serial, shipment, startmethod
+    contexts, standins
+    pickling
+    worker
+    failures, tasks
+    handle
+    crew
+    pool
+    maps
+    executor
+    pathos_pool
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ class RemoteTraceback(Exception):  # noqa: N818 -- shown as the cause of an erro
 
 
 def with_remote_traceback(error: BaseException, text: str) -> BaseException:
-    """Return a worker's error with its traceback as the cause."""
-    error.__cause__ = RemoteTraceback(text)
+    """Return a worker's error with its traceback, if it brought one, as the cause."""
+    if text:
+        error.__cause__ = RemoteTraceback(text)
     return error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
@@ -74,6 +75,8 @@ class Handle:
                 end.close()
         self.pid = int(self.process.pid)
         self.pidfd = _open_pidfd(self.pid)
+        self._end = select.poll()
+        self._end.register(self.sentinel, select.POLLIN)
         self.in_flight: deque[Task] = deque()
         self.known_codes: set[int] = set()
         self.is_ready = False
@@ -116,7 +119,7 @@ class Handle:
 
     def has_ended(self) -> bool:
         """Has the process ended?"""
-        return not self.process.is_alive()
+        return bool(self._end.poll(0))
 
     def kill(self) -> None:
         """Send SIGKILL; its effect is noticed like any death."""

@@ -11,6 +11,7 @@ truncated, classes keep their identity, and what cannot travel arrives as a stan
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import logging
 import pickle
@@ -91,8 +92,7 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
         reason = self._banned.get(id(obj))
         kind = type(obj)
         if isinstance(obj, types.ModuleType):
-            self.modules.add(obj.__name__)
-            return False
+            return self._save_module(obj)
         if reason is not None:
             self._save_standin(obj, reason)
         elif kind is types.FunctionType:
@@ -165,6 +165,15 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
             self.save_reduce(make, arguments, state, None, None, byvalue.fill_class, obj=cls)
         else:
             return False
+        return True
+
+    def _save_module(self, module: types.ModuleType) -> bool:
+        """Send a module by its name; dill would send the content of those outside the standard library's places."""
+        name = module.__name__
+        if sys.modules.get(name) is not module or (name != "__main__" and byvalue.is_by_value(name)):
+            return False
+        self.modules.add(name)
+        self.save_reduce(importlib.import_module, (name,), obj=module)
         return True
 
     def _save_cell(self, cell: types.CellType) -> bool:

@@ -25,7 +25,7 @@ from datamat.parallel import logs, pickling, worker
 from datamat.parallel.chunks import prefetch_depth
 from datamat.parallel.crew import Crew, PoolOptions
 from datamat.parallel.failures import death_error, timeout_error, with_remote_traceback
-from datamat.parallel.tasks import CodeBook
+from datamat.parallel.tasks import CodeBook, split
 from datamat.parallel.worker import Reply, Request
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ class Dispatcher:
         share = max(1, min(depth, -(-len(self._waiting) // len(ready))))
         for handle in ready:
             # Deep queues are refilled when half empty: one write for many tasks.
-            if len(handle.in_flight) <= share // 2:
+            # An idle worker may have died unnoticed; the call that it never began is not to be blamed for that.
+            if len(handle.in_flight) <= share // 2 and (handle.in_flight or not handle.has_ended()):
                 self._top_up(handle, share)
 
     def _top_up(self, handle: Handle, depth: int) -> None:
@@ -235,7 +236,7 @@ class Dispatcher:
             for handle in self._crew.handles:
                 if number in handle.known_codes or self._options.start_method == "fork":
                     handle.known_codes.discard(number)
-                    handle.channel.post(Request.FORGET, worker.CODE.pack(number, 0))
+                    handle.channel.post(Request.FORGET, worker.CODE.pack(number))
                     self._crew.flush(handle)
 
     # ------------------------------------------------------------ waiting
@@ -257,9 +258,8 @@ class Dispatcher:
             return True
         if not self._waiting:
             return False
-        return any(handle.takes_tasks and not handle.in_flight for handle in self._crew.handles) or (
-            not self._crew.handles and self.broken is None
-        )
+        idle = (handle for handle in self._crew.handles if handle.takes_tasks and not handle.in_flight)
+        return any(not handle.has_ended() for handle in idle) or (not self._crew.handles and self.broken is None)
 
     def _attend(self, handle: Handle) -> None:
         self._crew.flush(handle)
@@ -391,6 +391,9 @@ class Dispatcher:
 
     def _blame(self, lost: list[Task], autopsy: Autopsy, *, has_timed_out: bool) -> None:
         suspect, *others = lost
+        if suspect.count > 1:
+            self._requeue([*split(suspect, self.codes), *others])
+            return
         suspect.tries += 1
         if has_timed_out:
             self.codes.give_back(suspect.code)

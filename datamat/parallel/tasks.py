@@ -10,15 +10,17 @@ import types
 import warnings
 import weakref
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from datamat.errors import BrokenPoolError
 from datamat.parallel import byvalue, pickling, standins, worker
+from datamat.parallel.shipment import Shipment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
-__all__ = ["Code", "CodeBook", "Task"]
+__all__ = ["Code", "CodeBook", "Task", "split"]
 
 _numbers = itertools.count(1)
 
@@ -41,8 +43,8 @@ class Code:
         self.unfinished = 0
         self.identity: tuple[int, int] | None = None
         self.is_inherited = False
-        self._capsule: pickling.Capsule | None = None
-        self._frame: list[bytes | memoryview] | None = None
+        self._modules: tuple[str, ...] = ()
+        self._shipment: Shipment | None = None
 
     def inherit(self) -> Callable[[], None]:
         """Let workers that are forked now inherit the callable; return what ends that."""
@@ -63,7 +65,7 @@ class Code:
     @property
     def is_prepared(self) -> bool:
         """Has it been pickled?"""
-        return self._frame is not None
+        return self._shipment is not None
 
     def prepare(self) -> None:
         """Pickle the callable as it is now.
@@ -72,31 +74,31 @@ class Code:
             UnpicklableError: it cannot travel.
         """
         assert self.function is not None
-        self._capsule = pickling.dumps_code(self.function)
-        _warn(self._capsule.standins)
-        self._frame = worker.code_frame(self.number, self._capsule)
+        capsule = pickling.dumps_code(self.function)
+        _warn(capsule.standins)
+        self._modules = capsule.modules
+        self._shipment = Shipment(capsule.stream, capsule.buffers)
 
     def is_as_sent(self) -> bool:
         """Is the callable, with its `self`, still what was shipped?"""
         assert self.function is not None
-        if self._frame is None:
+        if self._shipment is None:
             return False
-        now = worker.code_frame(self.number, pickling.dumps_code(self.function))
-        return len(now) == len(self._frame) and all(a == b for a, b in zip(now, self._frame, strict=True))
+        capsule = pickling.dumps_code(self.function)
+        return self._shipment.is_same_as(capsule.stream, capsule.buffers)
 
     def modules(self) -> tuple[str, ...]:
         """Return the installed packages' modules that it needs, for a server to import once."""
-        if self._capsule is None:
+        if self._shipment is None:
             self.prepare()
-        assert self._capsule is not None
-        return self._capsule.modules
+        return self._modules
 
-    def frame(self) -> list[bytes | memoryview]:
+    def frame(self) -> tuple[bytes, bytes]:
         """Return the parts of the frame that ships it."""
-        if self._frame is None:
+        if self._shipment is None:
             self.prepare()
-        assert self._frame is not None
-        return self._frame
+        assert self._shipment is not None
+        return worker.CODE.pack(self.number), self._shipment.packed
 
     def send_by_value(self, module_name: str) -> None:
         """Pickle again, with this module's code by value."""
@@ -227,6 +229,38 @@ class Task:
     def header(self) -> bytes:
         """Return the header of its frame."""
         return worker.TASK.pack(self.number, self.code.number, self.mode)
+
+
+def split(task: Task, codes: CodeBook) -> list[Task]:
+    """Return a task for each call of a chunk whose worker died, so that only the guilty call is blamed.
+
+    The chunk's own future is settled once all of them are.
+    """
+    parts = []
+    for item in pickling.loads_data(task.payload):
+        codes.lend_again(task.code)
+        parts.append(Task(task.code, pickling.dumps_data([item]), Future(), worker.Mode.CHUNK))
+    codes.give_back(task.code)
+    unfinished = set(parts)
+    for part in parts:
+        part.future.add_done_callback(functools.partial(_join, task, parts, unfinished, part))
+    return parts
+
+
+def _join(chunk: Task, parts: list[Task], unfinished: set[Task], part: Task, _: Future[Any]) -> None:
+    unfinished.discard(part)
+    if unfinished or chunk.future.done():
+        return
+    outcomes: list[Any] = []
+    for each in parts:
+        if each.future.cancelled():
+            outcomes.append((False, pickling.dumps_data((BrokenPoolError("the pool was shut down"), ""))))
+        elif (error := each.future.exception()) is not None:
+            outcomes.append((False, pickling.dumps_data((error, ""))))
+        else:
+            outcomes += each.future.result()
+    chunk.busy_s = sum(each.busy_s for each in parts)
+    chunk.future.set_result(outcomes)
 
 
 def _warn(places: dict[str, str]) -> None:

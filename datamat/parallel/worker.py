@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import ParallelError
-from datamat.parallel import affinity, byvalue, logs, pickling, role, standins
+from datamat.parallel import affinity, byvalue, logs, pickling, role, shipment, standins
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.contexts import forget_idle_tracker
 
@@ -51,7 +51,6 @@ __all__ = [
     "Request",
     "WorkerConfig",
     "bequeath",
-    "code_frame",
     "main",
     "unpack_outcome",
 ]
@@ -60,7 +59,7 @@ __all__ = [
 class Request(enum.IntEnum):
     """What the parent asks of a worker."""
 
-    CODE = 1  # CODE header, lengths of the buffers, stream, buffers
+    CODE = 1  # CODE header, shipment
     FORGET = 2  # CODE header
     TASK = 3  # TASK header, arguments
     QUIT = 4
@@ -85,7 +84,7 @@ class Mode(enum.IntEnum):
     CHUNK = 1  # a list of args of several calls; the result is a list of (ok, value)
 
 
-CODE = struct.Struct("<QI")  # code id, number of buffers
+CODE = struct.Struct("<Q")  # code id
 TASK = struct.Struct("<QQB")  # task number, code id, mode
 OUTCOME = struct.Struct("<QdQ")  # task number, busy seconds, peak resident bytes
 
@@ -248,24 +247,16 @@ class _Loop:
 
     def _load(self, data: bytes) -> None:
         """Rebuild a callable; its tasks are returned, or fail with the reason, if that is not possible."""
-        code_id, num_buffers = CODE.unpack_from(data)
-        view = memoryview(data)[CODE.size :]
-        lengths = struct.unpack_from(f"<{num_buffers + 1}Q", view)
-        offset = 8 * (num_buffers + 1)
-        parts = []
-        for length in lengths:
-            parts.append(view[offset : offset + length])
-            offset += length
+        code_id = CODE.unpack_from(data)[0]
         self._codes.pop(code_id, None)
         try:
             with role.importing():
-                # bytearray: arrays must arrive writable
-                function = pickling.load_code(bytes(parts[0]), [bytearray(part) for part in parts[1:]])
+                function = pickling.load_code(*shipment.unpack(memoryview(data)[CODE.size :]))
         except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need this code
             module = _module_to_blame(exc)
             if module is not None and not byvalue.is_forced(module):
                 byvalue.force_by_value(module)
-                self._channel.send(Reply.BY_VALUE, CODE.pack(code_id, 0), module.encode())
+                self._channel.send(Reply.BY_VALUE, CODE.pack(code_id), module.encode())
             else:
                 self._codes[code_id] = _failing(exc, "the callable could not be rebuilt in the worker")
             return
@@ -402,10 +393,3 @@ def unpack_outcome(data: bytes) -> tuple[int, float, int, memoryview]:
     """Return task number, busy seconds, peak resident bytes and the packed result of a reply."""
     number, busy_s, peak = OUTCOME.unpack_from(data)
     return number, busy_s, peak, memoryview(data)[OUTCOME.size :]
-
-
-def code_frame(code_id: int, capsule: pickling.Capsule) -> list[bytes | memoryview]:
-    """Return the parts of a CODE frame."""
-    views = [buffer.raw() for buffer in capsule.buffers]
-    lengths = struct.pack(f"<{len(views) + 1}Q", len(capsule.stream), *(view.nbytes for view in views))
-    return [CODE.pack(code_id, len(views)), lengths, capsule.stream, *views]

@@ -132,6 +132,23 @@ def test_lost_call_is_repeated_on_a_fresh_worker(method, place, tmp_path):
     assert results == [2 * x for x in range(12)]
 
 
+def die_on(x):
+    if x == 37:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_only_the_guilty_call_of_a_chunk_fails(method):
+    """The others are run again, and are there in their turn."""
+    got = []
+    with PathosExecutor(2, start_method=method) as pool:
+        stream = pool.map(die_on, range(100), chunksize=25)
+        with pytest.raises(WorkerDied, match=r"die_on\[\d+\]: worker"):
+            got.extend(iter(stream.__next__, object()))
+
+    assert got == list(range(37))
+
+
 def test_call_is_repeated_as_often_as_allowed(method):
     """And not more."""
     with PathosExecutor(1, start_method=method, max_retries=2) as pool:

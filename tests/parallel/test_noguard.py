@@ -158,6 +158,22 @@ def test_module_that_a_worker_cannot_import_is_sent_by_value(method: str, tmp_pa
     assert run(["-c", script], tmp_path).count(EXPECTED) == 1
 
 
+def test_module_object_travels_by_name(method: str, tmp_path: Path) -> None:
+    """dill would send the content of the caller's own modules, and overwrite the worker's with it."""
+    (tmp_path / "settings.py").write_text(
+        "import contextvars, threading\nVALUE = contextvars.ContextVar('v', default=4)\n"
+    )
+    script = (
+        "import settings\nfrom datamat.parallel import PathosExecutor\n"
+        "def read(x):\n    return settings.VALUE.get() + x\n"
+        f"with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "    pool.submit(abs, 1).result()\n"
+        "    print(list(pool.map(read, [1, 2])))\n"
+    )
+
+    assert run(["-W", "error", "-c", script], tmp_path) == "[5, 6]\n"
+
+
 def test_thread_runs_once(method: str, tmp_path: Path) -> None:
     """A pool that is made and used in a thread."""
     script = PROGRAM.replace(

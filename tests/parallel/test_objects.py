@@ -372,6 +372,28 @@ def test_self_is_sent_again_once_it_has_changed(method):
     assert totals == [1, 3, 6]
 
 
+class Weights:
+    def __init__(self, size):
+        self.array = np.zeros(size)
+
+    def total(self):
+        return float(self.array.sum())
+
+
+@pytest.mark.parametrize("size", [10, 10_000, 1_000_000])
+def test_array_that_is_changed_in_place_is_sent_again(method, size):
+    """Whether it travels in the stream, beside it, or in shared memory."""
+    weights = Weights(size)
+    totals = []
+
+    with PathosExecutor(1, start_method=method) as pool:
+        for _ in range(3):
+            weights.array += 1
+            totals.append(pool.submit(weights.total).result(timeout=20) / size)
+
+    assert totals == [1, 2, 3]
+
+
 def test_executor_on_self_runs_serially_in_workers(method, caplog):
     """The pool that a class holds goes with it, and does not start workers of workers."""
     with PathosExecutor(1, start_method=method) as pool:
