@@ -8,9 +8,10 @@
 The names load when they are first used, so importing the package costs nothing. Inside it, a module imports only from
 the lines above its own:
 
-    affinity, byvalue, channel, chunks, logs, role, serial, shipment, startmethod
-    contexts, standins
-    pickling
+    affinity, channel, chunks, logs, namespaces, role, serial, shipment, startmethod
+    byvalue, contexts, standins
+    pickling, servers
+    payloads
     worker
     failures, tasks
     handle

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.channel import close_in_forks
-from datamat.parallel.contexts import Server, SpawnPopen, Zygote, shared_server
+from datamat.parallel.contexts import SpawnPopen
 from datamat.parallel.handle import Handle, WorkerStats
+from datamat.parallel.servers import Server, Zygote, shared_server
 from datamat.parallel.worker import Request
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Crew", "PoolOptions"]
 
 _LAST_WORDS_S = 1.0  # between QUIT and SIGKILL
+_SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Crew:
         self._selector.register(self._wake_r, selectors.EVENT_READ, None)
         self._server: Server | None = None
         self._initializer: bytes | None = None
+        self._next_sample = 0.0
         self._is_starting = False
         self._is_closed = False
         close_in_forks(self)
@@ -169,6 +172,36 @@ class Crew:
             else:
                 touched[id(key.data)] = key.data
         return list(touched.values())
+
+    def seconds_to_next_deadline(self) -> float | None:
+        """Return when `keep_time` has something to do next; None if only an event can bring that about."""
+        times = [handle.kill_at for handle in self.handles if handle.kill_at is not None]
+        busy = [handle for handle in self.handles if handle.in_flight]
+        times += [deadline for handle in busy if (deadline := self._deadline(handle)) is not None]
+        if busy:
+            times.append(self._next_sample)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _deadline(self, handle: Handle) -> float | None:
+        """Return when the task under way has run too long, None if it may run for ever or has been dealt with."""
+        if self._options.task_timeout_s is None or not handle.in_flight or handle.has_timed_out:
+            return None
+        return handle.head_since + self._options.task_timeout_s * handle.in_flight[0].count
+
+    def keep_time(self, now: float) -> None:
+        """Do what is due: kill tasks that run too long, sample memory."""
+        for handle in self.handles:
+            deadline = self._deadline(handle)
+            if handle.kill_at is not None and now >= handle.kill_at:
+                handle.kill_at = None
+                handle.kill()
+            elif deadline is not None and now >= deadline:
+                handle.has_timed_out = True
+                handle.kill_with_stack()
+        if now >= self._next_sample:
+            self._next_sample = now + _SAMPLE_S
+            for handle in self.handles:
+                handle.sample_memory()
 
     def flush(self, handle: Handle) -> None:
         """Send what waits for a worker; come back when its socket takes the rest."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from datamat.errors import OptionError
 from datamat.parallel import affinity as cpu
-from datamat.parallel import byvalue, logs, pickling, role, serial
+from datamat.parallel import byvalue, logs, payloads, role, serial
 from datamat.parallel.chunks import compute_chunksize
 from datamat.parallel.crew import PoolOptions
 from datamat.parallel.maps import ResultStream
@@ -122,7 +122,7 @@ class PathosExecutor(Executor):
             code = dispatcher.codes.lend(fn)
             try:
                 self._prepare(dispatcher, code)
-                payload = pickling.dumps_data((args, kwargs))
+                payload = payloads.dumps_data((args, kwargs))
             except Exception as exc:  # noqa: BLE001 -- as in concurrent.futures, the future tells
                 dispatcher.codes.give_back(code)
                 future.set_exception(exc)

@@ -13,7 +13,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from datamat.parallel import chunks, pickling, worker
+from datamat.parallel import chunks, payloads, worker
 from datamat.parallel.failures import with_remote_traceback
 from datamat.parallel.tasks import Task
 
@@ -101,7 +101,7 @@ class ResultStream:
         self._dispatcher.codes.lend_again(self._code)
         task = Task(self._code, b"", Future(), worker.Mode.CHUNK, len(batch))
         try:
-            task.payload = pickling.dumps_data(batch)
+            task.payload = payloads.dumps_data(batch)
         except Exception:
             self._dispatcher.codes.give_back(self._code)
             raise
@@ -166,5 +166,5 @@ class ResultStream:
 def _value_of(outcome: tuple[bool, Any]) -> Any:
     succeeded, value = outcome
     if not succeeded:
-        raise with_remote_traceback(*pickling.loads_data(value))
+        raise with_remote_traceback(*payloads.loads_data(value))
     return value

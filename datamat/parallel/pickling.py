@@ -1,10 +1,7 @@
-"""What travels between parent and workers, and how.
+"""How callables travel.
 
-`dumps_code`    the callable with its `self`: by dill, with everything it needs of `__main__` by value, once per worker.
-`dumps_data`    arguments and results: by the C pickle, which is 18 times faster than dill on plain data, unless
-                something in them needs more.
-
-On top of dill, this pickler repairs what dill gets wrong or cannot do (`standins`): locks arrive free, files are not
+The callable goes with its `self`, by dill, with everything that it needs of `__main__` by value. On top of dill, this
+pickler repairs what dill gets wrong or cannot do (`standins`): locks arrive free, files are not
 truncated, classes keep their identity, and what cannot travel arrives as a stand-in that names itself when used.
 """
 
@@ -13,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import logging
 import pickle
 import sys
 import types
@@ -24,24 +20,19 @@ import dill
 from dill import _dill
 
 from datamat.errors import UnpicklableError
-from datamat.parallel import byvalue, standins
+from datamat.parallel import byvalue, namespaces, standins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Capsule", "dumps_code", "dumps_data", "load_code", "loads_data"]
+__all__ = ["BUILTIN_TYPES", "PLAIN", "Capsule", "dumps_code", "load_code"]
 
 Globals = dict[str, tuple[dict[str, Any], set[str]]]  # by namespace: the dictionary, and the names used of it
 Shipped = dict[tuple[str, str], tuple[int, Any]]  # by namespace and name: version and value
 
 _MAX_STANDINS = 100
-_BUILTIN_TYPES = set(_dill._typemap.values()) | {type(None), type(...), type(NotImplemented)}
-_FEW = 16  # items; the nested calls of `_is_simple` cost more than a pickler beyond that
-_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
-
-
-class _NeedsCapsuleError(Exception):
-    """The C pickler met something that only the capsule pickler can send."""
+BUILTIN_TYPES = set(_dill._typemap.values()) | {type(None), type(...), type(NotImplemented)}
+PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
@@ -75,7 +66,7 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
         """Save one object; every object of the graph passes here."""
-        if type(obj) in _PLAIN or id(obj) in self.memo:
+        if type(obj) in PLAIN or id(obj) in self.memo:
             return super().save(obj, save_persistent_id)
         self._stack.append(obj)
         try:
@@ -147,14 +138,14 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
             make: Callable[..., Any] = byvalue.make_function_in
             home = function.__module__
         else:
-            make, home = byvalue.make_function, byvalue.namespace_key(function)
+            make, home = byvalue.make_function, namespaces.namespace_key(function)
             names = self.globals.setdefault(home, (function.__globals__, set()))[1]
             names |= byvalue.global_names(function.__code__)
         parts = (function.__code__, home, function.__name__, function.__closure__)
         self.save_reduce(make, parts, state, None, None, byvalue.fill_function, obj=function)
 
     def _save_class(self, cls: type) -> bool:
-        if cls in _BUILTIN_TYPES:
+        if cls in BUILTIN_TYPES:
             return False
         if self._homewards and (identity := byvalue.known_id(cls)) is not None:
             self.save_reduce(byvalue.class_by_id, (identity,), obj=cls)
@@ -219,7 +210,7 @@ _SAVERS: dict[type, Callable[[CapsulePickler, Any], bool]] = {
 def _is_plain(container: list[Any] | dict[Any, Any]) -> bool:
     values = container.values() if isinstance(container, dict) else container
     keys = container if isinstance(container, dict) else ()
-    return all(type(value) in _PLAIN for value in values) and all(type(key) in _PLAIN for key in keys)
+    return all(type(value) in PLAIN for value in values) and all(type(key) in PLAIN for key in keys)
 
 
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -343,7 +334,7 @@ def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) ->
     waiting = _unseen(needed, shipped)
     while waiting:
         for key, name, value in waiting:
-            version = byvalue.version_of(key, name, value)
+            version = namespaces.version_of(key, name, value)
             try:
                 more = _explore(value, banned, kept, homewards=False).pickler.globals
             except UnpicklableError as exc:
@@ -377,69 +368,5 @@ def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bo
     # Not from a file or a network: from a process of our own, over its own socket.
     unpickler = dill.Unpickler(io.BytesIO(stream), buffers=buffers, ignore=True)  # noqa: S301
     shipped, obj = unpickler.load()
-    byvalue.install_globals(shipped, override=override)
+    namespaces.install_globals(shipped, override=override)
     return obj
-
-
-# ---------------------------------------------------------------- data
-
-
-class _DataPickler(pickle.Pickler):
-    """The C pickler, stopping at what would not arrive as it left."""
-
-    def __init__(self, file: Any, homewards: bool) -> None:
-        super().__init__(file, 5)
-        self._homewards = homewards
-
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        if kind is types.FunctionType or isinstance(obj, type):
-            if obj in _BUILTIN_TYPES:
-                return NotImplemented
-            if self._homewards and isinstance(obj, type) and (identity := byvalue.known_id(obj)) is not None:
-                return byvalue.class_by_id, (identity,)
-            if "<locals>" in obj.__qualname__ or (byvalue.is_by_value(obj.__module__) and not self._homewards):
-                raise _NeedsCapsuleError
-        elif isinstance(obj, logging.Logger | logging.Handler | io.IOBase):
-            raise _NeedsCapsuleError
-        return NotImplemented
-
-
-def dumps_data(obj: Any, *, homewards: bool = False) -> bytes:
-    """Return arguments or a result as bytes that `loads_data` understands.
-
-    Raises:
-        UnpicklableError: something in it cannot be sent.
-    """
-    try:
-        if _is_simple(obj):
-            return b"p" + pickle.dumps(obj, 5)
-        out = io.BytesIO(b"p")
-        out.seek(1)
-        _DataPickler(out, homewards).dump(obj)
-        return out.getvalue()
-    except Exception:  # noqa: BLE001 -- whatever the C pickler cannot do, the other one tries, and reports
-        stream, buffers, places, _ = dumps_code(obj, homewards=homewards)
-        if places:
-            place, name = next(iter(places.items()))
-            raise UnpicklableError(
-                f"{place}: {name} cannot be sent between processes as an argument or result; send what it is made from"
-            ) from None
-        return b"c" + pickle.dumps((stream, [bytes(buffer) for buffer in buffers]), 5)
-
-
-def _is_simple(obj: Any) -> bool:
-    """Is it a plain value, or few of them in tuples and lists? Answers in less time than a pickler takes to make."""
-    kind = type(obj)
-    if kind is tuple or kind is list:
-        return len(obj) <= _FEW and all(type(part) in _PLAIN or _is_simple(part) for part in obj)
-    return kind in _PLAIN or (kind is dict and not obj)
-
-
-def loads_data(data: bytes | memoryview) -> Any:
-    """Return what `dumps_data` was given."""
-    view = memoryview(data)
-    if bytes(view[:1]) == b"p":
-        return pickle.loads(view[1:])  # noqa: S301 -- from our own process, over its own socket
-    stream, buffers = pickle.loads(view[1:])  # noqa: S301
-    return load_code(stream, buffers, override=False)

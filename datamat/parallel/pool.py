@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import BrokenPoolError, ParallelError
-from datamat.parallel import logs, pickling, worker
+from datamat.parallel import logs, payloads, worker
 from datamat.parallel.chunks import prefetch_depth
 from datamat.parallel.crew import Crew, PoolOptions
 from datamat.parallel.failures import death_error, timeout_error, with_remote_traceback
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatcher", "Progress"]
 
-_MAX_STARTUP_DEATHS = 3  # in a row, before any worker was ready: it will not get better
-_MAX_LATER_STARTUP_DEATHS = 30  # in a row, once one was: something kills them, and may stop
-_SAMPLE_S = 0.5
+# Deaths in a row while starting: before any worker was ready it will not get better; later something kills them.
+_MAX_STARTUP_DEATHS, _MAX_LATER_STARTUP_DEATHS = 3, 30
 _DEEP = 16  # tasks at each worker, all of them short
 _NAP_S = 0.0002
 _PROGRESS_S = 0.1
@@ -84,7 +83,7 @@ class Dispatcher:
         self._max_startup_deaths = _MAX_STARTUP_DEATHS
         self._cost: float | None = None
         self._done = self._failed = 0
-        self._next_sample = self._next_progress = 0.0
+        self._next_progress = 0.0
 
     # ------------------------------------------------------------ called by any thread
 
@@ -246,7 +245,7 @@ class Dispatcher:
         if self._crew.handles and all(len(handle.in_flight) > _DEEP for handle in self._crew.handles):
             time.sleep(_NAP_S)  # many answers then come at once; nobody runs out of work meanwhile
         self._is_asleep = True
-        timeout = 0.0 if self._has_work() else self._seconds_to_next_deadline()
+        timeout = 0.0 if self._has_work() else self._crew.seconds_to_next_deadline()
         touched = self._crew.wait(timeout)
         self._is_asleep = False
         for handle in touched:
@@ -263,48 +262,20 @@ class Dispatcher:
 
     def _attend(self, handle: Handle) -> None:
         self._crew.flush(handle)
-        has_ended = handle.has_ended()  # asked before reading: what an ended process has written is all there
+        # Asked before reading: what an ended process has written is all there, and less than one `receive` takes.
+        has_ended = handle.has_ended()
         frames, at_end = handle.channel.receive()
         for kind, data in frames:
             self._hear(handle, kind, data)
         if has_ended:
-            while frames and not at_end:
-                frames, at_end = handle.channel.receive()
-                for kind, data in frames:
-                    self._hear(handle, kind, data)
             self._bury(handle)
         elif at_end:
             handle.kill()  # it closed its socket, or is about to end
 
-    def _seconds_to_next_deadline(self) -> float | None:
-        times = [handle.kill_at for handle in self._crew.handles if handle.kill_at is not None]
-        busy = [handle for handle in self._crew.handles if handle.in_flight]
-        times += [deadline for handle in busy if (deadline := self._deadline(handle)) is not None]
-        if busy:
-            times.append(self._next_sample)
-        return max(0.0, min(times) - time.monotonic()) if times else None
-
-    def _deadline(self, handle: Handle) -> float | None:
-        """Return when the task under way has run too long, None if it may run for ever or has been dealt with."""
-        if self._options.task_timeout_s is None or not handle.in_flight or handle.has_timed_out:
-            return None
-        return handle.head_since + self._options.task_timeout_s * handle.in_flight[0].count
-
     def _keep_time(self) -> None:
         """Do what is due: kill tasks that run too long, sample memory, report progress."""
         now = time.monotonic()
-        for handle in self._crew.handles:
-            deadline = self._deadline(handle)
-            if handle.kill_at is not None and now >= handle.kill_at:
-                handle.kill_at = None
-                handle.kill()
-            elif deadline is not None and now >= deadline:
-                handle.has_timed_out = True
-                handle.kill_with_stack()
-        if now >= self._next_sample:
-            self._next_sample = now + _SAMPLE_S
-            for handle in self._crew.handles:
-                handle.sample_memory()
+        self._crew.keep_time(now)
         if now >= self._next_progress:
             self._next_progress = now + _PROGRESS_S
             self._report_progress()
@@ -346,7 +317,7 @@ class Dispatcher:
         task.busy_s = busy_s
         self.codes.give_back(task.code)
         try:
-            value = pickling.loads_data(packed)
+            value = payloads.loads_data(packed)
         except BaseException as exc:  # noqa: BLE001 -- the user's own __setstate__ may raise anything
             error = ParallelError(f"{task.label}: its result cannot be unpickled: {type(exc).__name__}: {exc}")
             error.__cause__ = exc

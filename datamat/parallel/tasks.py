@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import BrokenPoolError
-from datamat.parallel import byvalue, pickling, standins, worker
+from datamat.parallel import byvalue, payloads, pickling, standins, worker
 from datamat.parallel.shipment import Shipment
 
 if TYPE_CHECKING:
@@ -237,9 +237,9 @@ def split(task: Task, codes: CodeBook) -> list[Task]:
     The chunk's own future is settled once all of them are.
     """
     parts = []
-    for item in pickling.loads_data(task.payload):
+    for item in payloads.loads_data(task.payload):
         codes.lend_again(task.code)
-        parts.append(Task(task.code, pickling.dumps_data([item]), Future(), worker.Mode.CHUNK))
+        parts.append(Task(task.code, payloads.dumps_data([item]), Future(), worker.Mode.CHUNK))
     codes.give_back(task.code)
     unfinished = set(parts)
     for part in parts:
@@ -254,9 +254,9 @@ def _join(chunk: Task, parts: list[Task], unfinished: set[Task], part: Task, _: 
     outcomes: list[Any] = []
     for each in parts:
         if each.future.cancelled():
-            outcomes.append((False, pickling.dumps_data((BrokenPoolError("the pool was shut down"), ""))))
+            outcomes.append((False, payloads.dumps_data((BrokenPoolError("the pool was shut down"), ""))))
         elif (error := each.future.exception()) is not None:
-            outcomes.append((False, pickling.dumps_data((error, ""))))
+            outcomes.append((False, payloads.dumps_data((error, ""))))
         else:
             outcomes += each.future.result()
     chunk.busy_s = sum(each.busy_s for each in parts)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import ParallelError
-from datamat.parallel import affinity, byvalue, logs, pickling, role, shipment, standins
+from datamat.parallel import affinity, byvalue, logs, namespaces, payloads, pickling, role, shipment, standins
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.contexts import forget_idle_tracker
 
@@ -157,7 +157,7 @@ def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.sock
     affinity.limit_loaded_libraries(config.num_threads)
     affinity.bind(config.mask)
     channel = WorkerChannel(task_socket)
-    byvalue.remember_globals("__main__")
+    namespaces.remember_globals("__main__")
     logs.forward_in_worker(functools.partial(channel.send, Reply.LOG), config.logging, config.name)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         if _initialize(config, channel):
@@ -281,12 +281,12 @@ class _Loop:
         logs.set_task(function, number)
         begin = time.perf_counter()
         try:
-            arguments = pickling.loads_data(memoryview(data)[TASK.size :])
+            arguments = payloads.loads_data(memoryview(data)[TASK.size :])
             if mode == Mode.CALL:
                 result = _call(function, *arguments)
             else:
                 result = [_outcome(function, item) for item in arguments]
-            payload, reply = pickling.dumps_data(result, homewards=True), Reply.DONE
+            payload, reply = payloads.dumps_data(result, homewards=True), Reply.DONE
         except BaseException as exc:  # noqa: BLE001 -- an error of the task, raised again by its future
             payload, reply = _pack_error(exc), Reply.FAILED
         busy_s = time.perf_counter() - begin
@@ -333,14 +333,14 @@ def _pack_error(exc: BaseException) -> bytes:
         trace = trace.tb_next  # users need not see our frames
     text = "".join(traceback.format_exception(type(exc), exc, trace))
     try:
-        packed = pickling.dumps_data((exc, text), homewards=True)
-        pickling.loads_data(packed)  # an exception whose __init__ takes other arguments fails only here
+        packed = payloads.dumps_data((exc, text), homewards=True)
+        payloads.loads_data(packed)  # an exception whose __init__ takes other arguments fails only here
     except BaseException:  # noqa: BLE001 -- whatever its __reduce__ does
         notes = getattr(exc, "__notes__", [])
         plain = ParallelError(f"{type(exc).__qualname__}: {_text_of(exc)} (this exception cannot be pickled)")
         for note in notes:
             plain.add_note(str(note))
-        packed = pickling.dumps_data((plain, text), homewards=True)
+        packed = payloads.dumps_data((plain, text), homewards=True)
     return packed
 
 

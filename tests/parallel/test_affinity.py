@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from datamat.errors import OptionError
 from datamat.parallel import affinity, physical_cores
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def make_cpus(root: Path, siblings: dict[int, str], name: str = "core_cpus_list", **files: dict[int, str]) -> None:
@@ -119,7 +122,7 @@ def test_mask_is_not_cut_to_the_quota(tmp_path):
 
 
 def test_systems_without_scheduler_masks_count_cores(monkeypatch):
-    """macOS and Windows."""
+    """On macOS and Windows."""
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sched_setaffinity")
 

@@ -1,4 +1,4 @@
-"""CPython's own executor tests pass against `PathosExecutor` (see `cpython_runner`, also for what is skipped and why)."""
+"""CPython's own executor tests pass against `PathosExecutor`; `cpython_runner` says what is skipped, and why."""
 
 from __future__ import annotations
 

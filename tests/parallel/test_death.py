@@ -71,6 +71,7 @@ class Bomb:
         if os.path.exists(self.killer.flag):
             return int, (self.x * 2,)
         self.killer._die_once()
+        raise AssertionError("it is dead")
 
 
 @pytest.mark.parametrize(
@@ -95,16 +96,18 @@ def test_death_is_the_error_of_its_call_alone(method, how, number, exitcode):
 def test_segfault_shows_the_python_stack(method):
     """The frames that the worker left behind."""
     with PathosExecutor(1, start_method=method) as pool:
+        future = pool.submit(die, "segfault")
         with pytest.raises(WorkerDied, match="Segmentation fault") as caught:
-            pool.submit(die, "segfault").result(timeout=20)
+            future.result(timeout=20)
 
     assert "in die" in caught.value.stack
 
 
 def test_death_report_shows_the_last_log_lines(method):
     """None is lost, although the worker dies right after logging."""
+    logging.getLogger("killer").setLevel(logging.INFO)
+
     with PathosExecutor(1, start_method=method) as pool, pytest.raises(WorkerDied, match="last words") as caught:
-        logging.getLogger("killer").setLevel(logging.INFO)
         pool.submit(Killer("logging").run, 1).result(timeout=20)
 
     assert caught.value.log_lines == ("last words",)
@@ -228,8 +231,9 @@ def test_initializer_that_fails_ends_the_pool_with_its_traceback(method):
 def test_workers_that_keep_dying_at_start_end_the_pool(method):
     """Not a storm of replacements."""
     with PathosExecutor(2, start_method=method, initializer=die, initargs=("exit",)) as pool:
+        future = pool.submit(abs, 1)
         with pytest.raises(BrokenPoolError, match=r"3 workers in a row ended while they started: exit code 7"):
-            pool.submit(abs, 1).result(timeout=30)
+            future.result(timeout=30)
 
 
 def sleep_long():

@@ -144,7 +144,7 @@ def call_always(function):
 
 
 def fail_in_thread():
-    thread = threading.Thread(target=lambda: [][0])
+    thread = threading.Thread(target=[].pop)
     thread.start()
     thread.join()
 

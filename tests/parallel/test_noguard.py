@@ -159,7 +159,7 @@ def test_module_that_a_worker_cannot_import_is_sent_by_value(method: str, tmp_pa
 
 
 def test_module_object_travels_by_name(method: str, tmp_path: Path) -> None:
-    """dill would send the content of the caller's own modules, and overwrite the worker's with it."""
+    """Dill would send the content of the caller's own modules, and overwrite the worker's with it."""
     (tmp_path / "settings.py").write_text(
         "import contextvars, threading\nVALUE = contextvars.ContextVar('v', default=4)\n"
     )
@@ -221,7 +221,10 @@ def test_notebook_runs_once(method: str, tmp_path: Path) -> None:
         'print("top")\n' + ANALYZER,
         f'go("{method}")',
         "FACTOR = 100\ndef helper(x):\n    return x * FACTOR + 5",
-        "class Analyzer(Analyzer):\n    def fit(self, target, frame):\n        return Answer(target, helper(frame), Colour.BLUE)",
+        (
+            "class Analyzer(Analyzer):\n"
+            "    def fit(self, target, frame):\n        return Answer(target, helper(frame), Colour.BLUE)"
+        ),
         f'go("{method}")',
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])

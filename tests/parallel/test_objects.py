@@ -14,13 +14,16 @@ import sqlite3
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from datamat.errors import ParallelError, UnpicklableError
 from datamat.parallel import PathosExecutor
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Holder:
@@ -148,17 +151,17 @@ def test_file_for_reading_is_reopened_where_it_was(method, tmp_path: Path):
 
 
 def test_file_for_writing_is_not_touched(method, tmp_path: Path):
-    """dill would truncate it."""
+    """By its mode alone, dill would truncate it."""
     path = tmp_path / "log.txt"
     with path.open("w") as file:
         file.write("precious\n")
         file.flush()
         holder = Holder(file=file)
 
-        with pytest.warns(UserWarning, match=r"self\.file: _io\.TextIOWrapper"):
-            future_error = pytest.raises(UnpicklableError, call, method, holder, "use", "file", "write", "x")
+        warned = pytest.warns(UserWarning, match=r"self\.file: _io\.TextIOWrapper")
+        with warned, pytest.raises(UnpicklableError, match="open for writing"):
+            call(method, holder, "use", "file", "write", "x")
 
-    assert "open for writing" in str(future_error.value)
     assert path.read_text() == "precious\n"
 
 
@@ -191,7 +194,7 @@ def test_standin_names_the_attribute_and_the_remedy(method):
     model = Model(Reader(connection))
     words = r"self\.reader\._conn: sqlite3\.Connection.*setup_worker"
 
-    with pytest.warns(UserWarning, match=words) as caught, PathosExecutor(1, start_method=method) as pool:
+    with pytest.warns(UserWarning, match=words) as caught, PathosExecutor(1, start_method=method) as pool:  # noqa: PT031
         futures = [pool.submit(model.fit) for _ in range(3)]
         for future in futures:
             with pytest.raises(UnpicklableError, match=words):

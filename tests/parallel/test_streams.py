@@ -132,8 +132,9 @@ def raise_error(kind):
 def test_exception_that_cannot_be_pickled_is_reported(method, kind, text):
     """In words, with its traceback."""
     with PathosExecutor(1, start_method=method) as pool:
+        future = pool.submit(raise_error, kind)
         with pytest.raises(ParallelError, match=text) as caught:
-            pool.submit(raise_error, kind).result(timeout=20)
+            future.result(timeout=20)
 
     assert "in raise_error" in str(caught.value.__cause__)
 
