@@ -20,13 +20,13 @@ LAYERS = """
 errors
 
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
-parallel: affinity byvalue channel chunks logs role serial startmethod < standins
+parallel: affinity channel chunks contexts logs namespaces role serial shipment startmethod < byvalue standins
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
 options seeding storage
 
 features: base < pictures values < schema < __init__
 formats: __init__ < gzip_members wire
-parallel: contexts pickling
+parallel: pickling servers < payloads
 index
 
 formats: example < block < framing < tfrecord
