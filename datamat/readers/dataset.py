@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import bisect
 import functools
+import operator
 import os
 import pathlib
-import threading
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from datamat.errors import CorruptDataError, OptionError
 from datamat.formats import Offsets, get_format
@@ -78,7 +80,6 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         self._ends = list(accumulate(info.num_records for info in self._shards))
         self._format = get_format(manifest.format)
         self._files: dict[int, tuple[int, Offsets]] = {}
-        self._lock = threading.Lock()
 
     @property
     def features(self) -> Features:
@@ -93,12 +94,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, item: int | str) -> dict[str, Any]:  # type: ignore[override]  # slices are not samples
+    def __getitem__(self, item: int | str) -> dict[str, Any]:  # type: ignore[override]  # no slices
         """Return one sample, by position (also from the end) or by key.
 
         Raises:
             IndexError: no such position.
             KeyError: no such key.
+            TypeError: neither a position nor a key; a slice is neither.
             CorruptDataError: the record is damaged; names file, record and place.
         """
         if isinstance(item, str):
@@ -106,7 +108,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             if found is None:
                 raise KeyError(item)
             return self._sample(found)
-        position = int(item)
+        try:
+            position = operator.index(item)
+        except TypeError as error:
+            raise TypeError(
+                f"a sample is found by its position or key, not by {item!r}; "
+                "for several: [data[number] for number in range(2, 5)]"
+            ) from error
         if not -len(self) <= position < len(self):
             raise IndexError(f"position {item} in a data set of {len(self)} records")
         return self._sample(position % len(self))
@@ -145,7 +153,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             batch_size: records per batch; None gives single samples.
             shuffle: True shuffles shards, and records in a window of 1,024; a number is the window.
             seed: of the shuffling.
-            transform: a function of the dict, traced by TensorFlow, applied to single samples.
+            transform: a function of the dict, traced by TensorFlow, applied to single samples. After
+                `tf.random.set_seed`, TensorFlow gives `tf.random.uniform` and its like the same numbers in every epoch;
+                a `tf.random.Generator` made outside of the function goes on.
             cache: True caches in memory, a path on disk.
             repeat: endlessly.
             drop_remainder: leave out a last batch that is not full.
@@ -167,7 +177,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return a picture of samples: images with their mask drawn over, a legend of classes, and the keys.
 
         Args:
-            count: how many samples, spread evenly over the data set.
+            count: how many samples, at least 1, spread evenly over the data set.
             columns: pictures in a row.
             opacity: of the mask, 0 to 1.
 
@@ -176,17 +186,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             (height, width, 3).
 
         Raises:
-            OptionError: the features hold no image.
+            OptionError: the features hold no image, or an argument makes no sense.
         """
+        if count < 1:
+            raise OptionError(f"preview: count={count}; want at least 1 sample")
         count = min(count, len(self))
         positions = [place * len(self) // count for place in range(count)]
         return drawing.draw([self[position] for position in positions], self.features, columns, opacity)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_lock", "_files", "_key_index"}}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_key_index"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock(), _files={})
+        self.__dict__.update(state, _files={})
 
     def __del__(self) -> None:
         for descriptor, _ in self.__dict__.get("_files", {}).values():
@@ -210,23 +222,38 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def _opened(self, shard: int) -> tuple[int, Offsets]:
         found = self._files.get(shard)
         if found is None:
-            with self._lock:
-                if shard not in self._files:
-                    info = self._shards[shard]
-                    offsets = self._offsets(info)
-                    self._files[shard] = os.open(self.path / info.file, os.O_RDONLY | os.O_CLOEXEC), offsets
-                found = self._files[shard]
+            # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
+            opened = self._open(self._shards[shard])
+            found = self._files.setdefault(shard, opened)
+            if found is not opened:
+                os.close(opened[0])
         return found
+
+    def _open(self, info: ShardInfo) -> tuple[int, Offsets]:
+        offsets = self._offsets(info)
+        path = self.path / info.file
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC), offsets
+        except OSError as error:
+            raise CorruptDataError(f"{path}: {error.strerror}; run the job again to write it anew") from error
 
     def _offsets(self, info: ShardInfo) -> Offsets:
         path = self.path / info.index_file
         try:
             offsets = Offsets.from_text(path.read_text("ascii"))
         except (OSError, UnicodeDecodeError, CorruptDataError) as error:
-            raise CorruptDataError(f"{path}: {error}; run the job again to write it anew") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CorruptDataError(f"{path}: {reason}; run the job again to write it anew") from error
         if len(offsets) != info.num_records:
             raise CorruptDataError(
                 f"{path} holds {len(offsets)} offsets, the manifest says {info.num_records} records; run the job again"
+            )
+        end = np.uint64(info.num_bytes)
+        outside = np.flatnonzero((offsets.offset > end) | (offsets.size > end - np.minimum(offsets.offset, end)))
+        if len(outside):
+            raise CorruptDataError(
+                f"{path}: record {outside[0]} would lie outside of {info.file}, which has {info.num_bytes} bytes; "
+                "run the job again to write it anew"
             )
         return offsets
 

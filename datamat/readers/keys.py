@@ -1,7 +1,7 @@
 """From the key of a record to its position, by the index files: 16 bytes of memory per input row.
 
 The index holds the keys of rows. Those of records follow from them (KEY, or KEY#0, KEY#1, ... where copies were drawn),
-except in shards where a transform gave several samples for one copy: their records are asked for their keys.
+except in shards where a transform gave several samples for one copy: their records are asked for their keys, once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from datamat.errors import CorruptDataError
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from datamat.manifest import Manifest
+    from datamat.manifest import Manifest, ShardInfo
 
 __all__ = ["KeyIndex", "stored_key"]
 
@@ -47,13 +47,12 @@ class KeyIndex:
         first_shard = first_record = 0
         for name, shards in manifest.splits.items():
             if split in (None, name):
-                counts = [info.num_records for info in shards]
                 names = _Names(manifest.copies.get(name, 1), name in manifest.augmented)
                 self._splits.append(
-                    _SplitKeys(folder / f"{name}.parquet", names, counts, first_shard, first_record, stored_keys)
+                    _SplitKeys(folder / f"{name}.parquet", names, shards, first_shard, first_record, stored_keys)
                 )
                 first_shard += len(shards)
-                first_record += sum(counts)
+                first_record += sum(info.num_records for info in shards)
 
     def position_of(self, key: str) -> int | None:
         """Return the position of the record with this key, or None where there is none."""
@@ -66,6 +65,10 @@ class KeyIndex:
     def keys(self) -> list[str]:
         """Return the keys of all records, in order."""
         return [key for split in self._splits for key in split.keys()]  # noqa: SIM118 -- not a dict
+
+
+def _hash(row_key: str) -> int:
+    return xxhash.xxh3_64_intdigest(row_key.encode(errors="surrogatepass"))  # anyone may ask for what no index holds
 
 
 class _Names:
@@ -84,27 +87,32 @@ class _SplitKeys:
         self,
         path: pathlib.Path,
         names: _Names,
-        counts: list[int],
+        shards: Sequence[ShardInfo],
         first_shard: int,
         first_record: int,
         stored_keys: Callable[[int], list[str]],
     ) -> None:
         self._path = path
         self._names = names
-        self._starts = [first_record, *accumulate(counts, initial=first_record)][1:]
+        self._starts = list(accumulate((info.num_records for info in shards[:-1]), initial=first_record))
+        self._num_rows = sum(info.num_rows for info in shards)
         self._first_shard = first_shard
         self._stored_keys = stored_keys
+        self._numbers_of: dict[int, dict[str, int]] = {}
 
     def position_of(self, key: str) -> int | None:
         row_key = key.partition("#")[0]
         hashes, order = self._by_hash
-        first = int(np.searchsorted(hashes, np.uint64(xxhash.xxh3_64_intdigest(row_key.encode()))))
+        first = int(np.searchsorted(hashes, np.uint64(_hash(row_key))))
         if first == len(order) or self._row_keys[int(order[first])].as_py() != row_key:
             return None
         place = int(order[first])
         shard, record = int(self._table["shard"][place]), int(self._table["record"][place])
-        names = self._names.of(row_key) if record >= 0 else self._stored_keys(self._first_shard + shard)
-        return self._starts[shard] + max(record, 0) + names.index(key) if key in names else None
+        if record < 0:
+            number = self._numbers(shard).get(key)
+            return None if number is None else self._starts[shard] + number
+        names = self._names.of(row_key)
+        return self._starts[shard] + record + names.index(key) if key in names else None
 
     def keys(self) -> list[str]:
         found: list[str] = []
@@ -112,11 +120,18 @@ class _SplitKeys:
         for shard in range(len(self._starts)):
             mine = np.flatnonzero(self._table["shard"] == shard)
             if irregular[mine].any():
-                found += self._stored_keys(self._first_shard + shard)
+                found += self._numbers(shard)
             else:
                 rows = self._row_keys.slice(mine[0], len(mine)) if len(mine) else self._row_keys.slice(0, 0)
                 found += [name for row_key in rows.to_pylist() for name in self._names.of(row_key)]
         return found
+
+    def _numbers(self, shard: int) -> dict[str, int]:
+        """Return the place of each record of a shard by its key, as the records tell it: read once."""
+        if shard not in self._numbers_of:
+            keys = self._stored_keys(self._first_shard + shard)
+            self._numbers_of[shard] = {key: number for number, key in enumerate(keys)}
+        return self._numbers_of[shard]
 
     @functools.cached_property
     def _columns(self) -> Any:
@@ -124,9 +139,17 @@ class _SplitKeys:
         from pyarrow import parquet
 
         try:
-            return parquet.read_table(self._path, columns=["key", "shard", "record"], use_threads=False)
+            with open(self._path, "rb") as file:
+                columns = parquet.read_table(file, columns=["key", "shard", "record"], use_threads=False)
         except (OSError, pa.ArrowException) as error:
-            raise CorruptDataError(f"index file {self._path}: {error}; run the job again to write it anew") from error
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise CorruptDataError(f"index file {self._path}: {reason}; run the job again to write it anew") from error
+        if len(columns) != self._num_rows:
+            raise CorruptDataError(
+                f"index file {self._path} has {len(columns)} rows, the manifest says {self._num_rows}; run the job "
+                "again to write it anew"
+            )
+        return columns
 
     @property
     def _row_keys(self) -> Any:
@@ -146,6 +169,6 @@ class _SplitKeys:
     def _by_hash(self) -> tuple[np.ndarray, np.ndarray]:
         """The hashes of the row keys, sorted, and the row of each; two keys of one hash are beyond 64 bits' means."""
         chunks = (key for chunk in self._row_keys.chunks for key in chunk.to_pylist())
-        hashes = np.fromiter((xxhash.xxh3_64_intdigest(key.encode()) for key in chunks), np.uint64, len(self._row_keys))
+        hashes = np.fromiter((_hash(key) for key in chunks), np.uint64, len(self._row_keys))
         order = np.argsort(hashes, kind="stable").astype(np.uint32)
         return hashes[order], order

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Picture", "draw"]
 
-_TILE_WIDTH, _MARGIN, _LINE = 320, 8, 22
+_TILE_WIDTH, _TILE_HEIGHT, _MARGIN, _LINE = 320, 640, 8, 22
 _INK, _PAPER = (40, 40, 40), 255
 
 
@@ -45,6 +45,8 @@ class Picture:
 def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int, opacity: float) -> Picture:
     """Return the samples side by side, masks drawn over images, keys below, and a legend of the classes seen.
 
+    The first image and the first mask of the features are drawn; a mask of another size than its image is left out.
+
     Args:
         samples: decoded.
         features: their schema.
@@ -67,6 +69,8 @@ def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int,
     tiles, seen = [], set[int]()
     for sample in samples:
         mask = sample[mask_name] if mask_name is not None else None
+        if mask is not None and mask.shape != sample[image_name].shape[:2]:
+            mask = None
         tiles.append(_tile(sample[image_name], mask, mask_feature, str(sample["key"]), opacity))
         if mask is not None:
             seen.update(np.flatnonzero(np.bincount(mask.reshape(-1), minlength=1)).tolist())
@@ -83,11 +87,10 @@ def palette_of(mask: Mask) -> np.ndarray:
     # Hues a golden angle apart are far from their neighbours, however many there are.
     hue = (ids * 0.61803398875) % 1.0 * 6.0
     up = np.clip(np.abs((hue[:, None] + np.array([0.0, 4.0, 2.0])) % 6.0 - 3.0) - 1.0, 0.0, 1.0)
-    colours = np.rint(64 + 176 * up).astype(np.uint8)
-    if mask.palette:
-        declared = np.array(mask.palette, np.uint8)
-        colours[: len(declared)] = declared
+    colours: np.ndarray = np.rint(64 + 176 * up).astype(np.uint8)
     colours[255] = 0
+    if mask.palette:
+        colours[: len(mask.palette)] = np.array(mask.palette, np.uint8)
     return colours
 
 
@@ -97,9 +100,11 @@ def _tile(image: np.ndarray, mask: np.ndarray | None, feature: Mask | None, key:
     picture = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.ascontiguousarray(image[..., :3])
     if mask is not None and feature is not None:
         picture = cv2.addWeighted(palette_of(feature)[mask], opacity, picture, 1 - opacity, 0)
-    height = max(round(picture.shape[0] * _TILE_WIDTH / picture.shape[1]), 1)
-    small: np.ndarray = cv2.resize(picture, (_TILE_WIDTH, height), interpolation=cv2.INTER_AREA)
-    return np.concatenate([small, _text([(key, None)], _TILE_WIDTH)])
+    scale = min(_TILE_WIDTH / picture.shape[1], _TILE_HEIGHT / picture.shape[0])
+    height, width = (max(round(size * scale), 1) for size in picture.shape[:2])
+    tile = np.full((height, _TILE_WIDTH, 3), _PAPER, np.uint8)
+    tile[:, :width] = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+    return np.concatenate([tile, _text([(key, None)], _TILE_WIDTH)])
 
 
 def _row(tiles: Sequence[np.ndarray], width: int) -> np.ndarray:

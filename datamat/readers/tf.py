@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from datamat.errors import MissingDependencyError, OptionError
 from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Tensor, Text
 
@@ -20,6 +22,8 @@ __all__ = ["ReadOptions", "make_dataset"]
 
 _SHUFFLE_WINDOW = 1024
 _MOST_FILES_AT_ONCE = 16
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
+"""What stands in for the types that decode_raw does not know."""
 _COMPRESSION = {"tfrecord": "", "tfrecord.gz": "GZIP"}
 
 
@@ -37,15 +41,19 @@ class ReadOptions:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise OptionError(f"batch_size is {self.batch_size}; want 1 or more, or None for single samples")
-        if not isinstance(self.shuffle, bool) and self.shuffle < 1:
-            raise OptionError(f"shuffle is {self.shuffle}; want True, False or the size of the window")
+        if self.batch_size is not None and not _is_count(self.batch_size):
+            raise OptionError(f"batch_size is {self.batch_size!r}; want 1 or more, or None for single samples")
+        if not isinstance(self.shuffle, bool) and not _is_count(self.shuffle):
+            raise OptionError(f"shuffle is {self.shuffle!r}; want True, False or the size of the window")
 
     @property
     def window(self) -> int:
         """Records that are shuffled among each other; 0 for none."""
         return _SHUFFLE_WINDOW * self.shuffle if isinstance(self.shuffle, bool) else self.shuffle
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and bool(value >= 1)
 
 
 def make_dataset(files: Sequence[str], features: Features, format_name: str, count: int, options: ReadOptions) -> Any:
@@ -150,9 +158,9 @@ def _tensor(tf: Any, feature: Tensor, name: str, parsed: dict[str, Any]) -> Any:
 def _numbers(tf: Any, dtype: str, column: Any) -> Any:
     if column.dtype != tf.string:
         return tf.cast(column, dtype)
-    # decode_raw does not know the unsigned types of 32 and 64 bits
-    signed = {"uint32": "int32", "uint64": "int64"}.get(dtype, dtype)
-    return tf.bitcast(tf.io.decode_raw(column[0], signed), dtype)
+    if dtype in _SIGNED:
+        return tf.bitcast(tf.io.decode_raw(column[0], _SIGNED[dtype]), dtype)
+    return tf.io.decode_raw(column[0], dtype)
 
 
 _DECODERS: dict[type[Feature], Callable[..., Any]] = {

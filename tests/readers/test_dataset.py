@@ -1,0 +1,289 @@
+"""Random access: the right record under every position and key, from threads and processes, or an error."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import os
+import pathlib
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import sets
+from conftest import Everything
+
+from datamat import CorruptDataError, IndexRow, OptionError, OutputError, load
+from datamat.formats import get_format
+
+
+def same(one, other):
+    """Tell whether two samples are equal, array for array."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) and np.asarray(one[name]).dtype == np.asarray(other[name]).dtype
+        for name in one
+    )
+
+
+@pytest.fixture
+def copied(pairs, tmp_path):
+    """A directory to damage."""
+    return shutil.copytree(pairs, tmp_path / "out")
+
+
+def test_every_feature_reads_back_as_it_was_written(everything):
+    """With its dtype and shape; JPEG aside, to the bit."""
+    writer, data = Everything(), load(everything)
+
+    for row in writer.index(None):
+        found, wanted = data[row.key], writer.read(row)
+        assert found.keys() == {*wanted, "key"} == set(data.features)
+        assert found.pop("key") == row.key
+        assert found.pop("jpeg").shape == wanted.pop("jpeg").shape
+        assert np.array_equal(found.pop("grey"), wanted.pop("grey")[..., None])
+        assert found.pop("grey_jpeg").shape == (8, 6, 3)
+        wanted.pop("grey_jpeg")
+        wanted["label"] = np.int64(wanted["label"])
+        assert same(found, wanted)
+
+
+def test_positions_keys_and_order_agree(pairs):
+    """Position n is the n-th of the iteration, of keys(), and of a plain reading of the files."""
+    data = load(pairs)
+    in_order = list(data)
+    plain = [record["key"][0].decode() for file in data.files for record in get_format("tfrecord").read(file)]
+
+    assert [sample["key"] for sample in in_order] == data.keys() == plain
+    assert len(data) == 64 == len(set(plain))
+    assert all(same(data[place], sample) for place, sample in enumerate(in_order))
+    assert all(same(data[key], sample) for key, sample in zip(plain, in_order, strict=True))
+    assert [sample["key"] for sample in reversed(data)] == plain[::-1]
+
+
+def test_positions_count_from_the_end_too(pairs):
+    """As in a list; any integer will do."""
+    data = load(pairs)
+
+    assert same(data[-1], data[63])
+    assert same(data[-64], data[0])
+    assert same(data[np.int64(5)], data[5])
+    for position in (64, -65, 10**30):
+        with pytest.raises(IndexError, match=rf"position {position} in a data set of 64 records"):
+            data[position]
+
+
+@pytest.mark.parametrize("item", [slice(2, 5), 2.0, None, b"val000", (1, 2), [0]])
+def test_what_is_no_position_and_no_key_is_refused(pairs, item):
+    """A slice, which would read who knows how much, says how several are read."""
+    with pytest.raises(TypeError, match=r"by its position or key, not by .*; for several: \[data\[number\] for number"):
+        load(pairs)[item]
+
+
+def test_splits_are_parts_of_the_whole(pairs):
+    """One after the other; unknown ones are refused with those that there are."""
+    train, val, everything = load(pairs, "train"), load(pairs, "val"), load(str(pairs))
+
+    assert (len(train), len(val), len(everything)) == (60, 4, 64)
+    assert train.keys() + val.keys() == everything.keys()
+    assert train.files + val.files == everything.files == sorted(map(str, pairs.glob("*.tfrecord")))
+    assert same(val[1], everything[61])
+    assert same(val[1], everything[val.keys()[1]])
+    assert "val000" not in train
+    with pytest.raises(OptionError, match="has no split 'test'; it has train, val"):
+        load(pairs, "test")
+
+
+def test_unfinished_directory_is_refused(tmp_path):
+    """There is nothing to read from before the manifest."""
+    with pytest.raises(OutputError, match=r"holds no manifest.json"):
+        load(tmp_path)
+
+
+def test_features_and_repr_tell_what_is_inside(pairs):
+    """Split, number of records, schema."""
+    data = load(pairs, "train")
+
+    assert data.features == sets.Pairs.features
+    assert repr(data).startswith("ShardedDataset('")
+    assert "split='train', 60 records, Features(key" in repr(data)
+
+
+def test_samples_are_the_readers_own(pairs):
+    """What is done to one does not show in the next."""
+    data = load(pairs)
+    before = data[3]["image"].copy()
+
+    data[3]["image"][:] = 0
+
+    assert np.array_equal(data[3]["image"], before)
+
+
+def test_gzip_shards_are_read_at_random(make_pairs_output, tmp_path, pairs):
+    """The same samples as from plain ones."""
+    packed, plain = load(make_pairs_output(tmp_path / "out", format="tfrecord.gz")), load(pairs)
+
+    assert packed.keys() == plain.keys()
+    assert all(same(packed[place], plain[place]) for place in (63, 0, -20, 31))
+
+
+def test_eight_threads_read_at_once(pairs):
+    """From files that none of them has opened yet, each file once."""
+    expected = list(load(pairs))
+    for _ in range(5):
+        data = load(pairs)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(data.__getitem__, [*range(64), *reversed(range(64))], chunksize=4))
+        assert all(map(same, found, [*expected, *reversed(expected)]))
+        assert _open_files(pairs) == 4
+        del data
+
+
+def test_files_are_closed_with_the_data_set(pairs):
+    """Opened when first read, once per shard, closed when the last reference goes; a pickled copy opens its own."""
+    data = load(pairs)
+    assert _open_files(pairs) == 0
+    list(data)
+    assert _open_files(pairs) == 4
+
+    copy = pickle.loads(pickle.dumps(data))
+    assert _open_files(pairs) == 4
+    copy[0]
+    assert _open_files(pairs) == 5
+    del copy
+    gc.collect()
+    assert _open_files(pairs) == 4
+    del data
+    gc.collect()
+    assert _open_files(pairs) == 0
+
+
+def _open_files(folder):
+    gc.collect()
+    links = []
+    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(descriptor))
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return sum(link.startswith(str(folder)) for link in links)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_other_processes_read_the_same(pairs, method):
+    """A copy that is sent, and after fork one that has its files open."""
+    data = load(pairs)
+    expected = [data[place] for place in (0, 40, -1)]
+    data.keys()
+    context = multiprocessing.get_context(method)
+
+    with concurrent.futures.ProcessPoolExecutor(2, context) as pool:
+        sent = list(pool.map(data.__getitem__, [0, 40, "val000", -1]))
+    if method == "fork":
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=lambda: sender.send([data[place] for place in (0, 40, -1)]))
+        child.start()
+        inherited = receiver.recv()
+        child.join()
+        assert all(map(same, inherited, expected))
+
+    assert all(map(same, [sent[0], sent[1], sent[3]], expected))
+    assert sent[2]["key"] == "val000"
+    assert all(map(same, [data[place] for place in (0, 40, -1)], expected))
+
+
+@pytest.mark.parametrize("region", ["length", "length CRC", "payload", "payload CRC"])
+def test_damaged_record_is_named_and_its_neighbours_are_read(copied, region):
+    """File, record and byte; one flipped bit, wherever it is."""
+    data = load(copied, "train")
+    offset, size = (int(n) for n in (copied / f"{_stem(data)}.idx").read_text().splitlines()[7].split())
+    place = {"length": 3, "length CRC": 9, "payload": size // 2, "payload CRC": size - 2}[region]
+    _flip(pathlib.Path(data.files[0]), offset + place)
+
+    with pytest.raises(CorruptDataError, match=rf"{data.files[0]}: record 7 at byte {offset} is damaged: "):
+        data[7]
+    with pytest.raises(CorruptDataError, match="record 7 at byte"):
+        data[data.keys()[7]]
+    assert [data[place]["key"] for place in (6, 8)] == [data.keys()[6], data.keys()[8]]
+
+
+def test_cut_shard_is_named(copied):
+    """The records before the cut are read."""
+    data = load(copied, "val")
+    path = pathlib.Path(data.files[0])
+    path.write_bytes(path.read_bytes()[:-10])
+    last = data.manifest.splits["val"][0].num_records - 1
+
+    with pytest.raises(CorruptDataError, match=rf"{path}: record {last} at byte .* is damaged"):
+        data[last]
+    assert data[0]["key"] == data.keys()[0]
+
+
+def test_missing_shard_is_named(copied):
+    """With what to do."""
+    data = load(copied)
+    os.unlink(data.files[-1])
+
+    with pytest.raises(CorruptDataError, match=f"{data.files[-1]}: No such file or directory; run the job again"):
+        data[-1]
+    assert data[0]["key"] == data.keys()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory; run the job again"),
+        ("", "holds 0 offsets, the manifest says {count} records; run the job again"),
+        ("0 20\n", "holds 1 offsets, the manifest says {count} records; run the job again"),
+        ("0 2x\n", "line 1 of the record index is '0 2x'"),
+        ("\x80", "can't decode byte"),
+        ("0 99999999999999999\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
+        ("9999999999999999999 20\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
+        ("0 1844674407370955161\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
+        ("0 18446744073709551616\n", "line 1 of the record index"),
+    ],
+)
+def test_damaged_offsets_are_named(copied, text, message):
+    """Before anything is read from where they lead."""
+    data = load(copied, "train")
+    info = data.manifest.splits["train"][0]
+    path = copied / info.index_file
+    path.unlink()
+    if text is not None:
+        path.write_bytes("".join(text.splitlines(keepends=True)[: info.num_records]).encode("latin-1"))
+
+    wanted = message.format(count=info.num_records, file=info.file, size=info.num_bytes)
+    with pytest.raises(CorruptDataError, match=rf"{path}:? .*{wanted}"):
+        data[0]
+    assert data[-1]["key"] == data.keys()[-1]
+
+
+def test_offsets_that_lead_astray_are_noticed(copied):
+    """In the file, but not where a record begins."""
+    data = load(copied, "train")
+    path = copied / f"{_stem(data)}.idx"
+    lines = path.read_text().splitlines(keepends=True)
+    offset, size = map(int, lines[2].split())
+    path.write_text("".join([*lines[:2], f"{offset + 1} {size}\n", *lines[3:]]))
+
+    with pytest.raises(CorruptDataError, match=f"{data.files[0]}: record 2 at byte {offset + 1} is damaged"):
+        data[2]
+
+
+def _stem(data):
+    return pathlib.Path(data.files[0]).stem
+
+
+def _flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def test_rows_of_the_index_are_not_read_for_positions(copied):
+    """They are for keys only."""
+    shutil.rmtree(copied / "index")
+
+    assert load(copied)[5]["key"] == list(load(copied))[5]["key"]
+    assert IndexRow(load(copied, "val")[0]["key"]).key.startswith("val")

@@ -1,0 +1,217 @@
+"""`to_tf`: the same values as the numpy reader's, in an order that is known where it should be."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import sets
+
+from datamat import MissingDependencyError, OptionError, ShardOptions, load
+from datamat.readers.tf import make_dataset
+
+
+def keys_of(dataset):
+    """Return the keys of single samples, or of batches one after the other."""
+    return [key.decode() for sample in dataset.as_numpy_iterator() for key in np.ravel(sample["key"])]
+
+
+def test_every_feature_has_the_numpy_readers_value(everything):
+    """dtype, shape and bits, images to the pixel, JPEG too; text and keys as bytes."""
+    data = load(everything)
+
+    found = list(data.to_tf().as_numpy_iterator())
+
+    assert len(found) == len(data)
+    for sample, wanted in zip(found, data, strict=True):
+        assert sample.keys() == wanted.keys()
+        for name, value in wanted.items():
+            if isinstance(value, str):
+                assert sample[name] == value.encode()
+            else:
+                assert sample[name].dtype == value.dtype, name
+                assert np.array_equal(sample[name], value), name
+
+
+def test_shapes_are_known_as_far_as_they_are_declared(everything):
+    """What follows needs no guessing."""
+    spec = load(everything).to_tf().element_spec
+
+    shapes = {name: tuple(spec[name].shape) for name in ("png", "mask", "boxes", "labels", "open", "empty", "caption")}
+    assert shapes == {
+        "png": (8, 6, 3),
+        "mask": (8, 6),
+        "boxes": (None, 4),
+        "labels": (2,),
+        "open": (None, 2, None),
+        "empty": (None, 0),
+        "caption": (),
+    }
+    assert spec["raw_uint64"].dtype.name == "uint64"
+
+
+def test_order_is_that_of_the_positions(pairs):
+    """Without shuffling, in every epoch, over shards and splits."""
+    data = load(pairs)
+    dataset = data.to_tf(batch_size=5)
+
+    assert keys_of(dataset) == keys_of(dataset) == data.keys()
+    assert sorted(keys_of(data.to_tf(deterministic=False))) == sorted(data.keys())
+
+
+@pytest.mark.parametrize(
+    ("options", "batches", "last"),
+    [
+        ({"batch_size": 8}, 8, 4),
+        ({"batch_size": 8, "drop_remainder": True}, 7, 8),
+        ({"batch_size": 60}, 1, 60),
+        ({"batch_size": 1}, 60, 1),
+        ({"batch_size": 100, "drop_remainder": True}, 0, 0),
+    ],
+)
+def test_batches_are_as_asked_for_and_their_number_is_known(pairs, options, batches, last):
+    """Keras shows a bar of the right length."""
+    dataset = load(pairs, "train").to_tf(**options)
+
+    sizes = [len(batch["key"]) for batch in dataset.as_numpy_iterator()]
+
+    assert int(dataset.cardinality()) == len(sizes) == batches
+    assert all(size == options["batch_size"] for size in sizes[:-1])
+    assert sizes[-1:] == [last] * bool(sizes)
+
+
+def test_single_samples_have_a_known_number(pairs):
+    """Also shuffled, cached and transformed; repeated, it is endless."""
+    import tensorflow as tf
+
+    val = load(pairs, "val")
+
+    assert int(val.to_tf(shuffle=True, cache=True, transform=lambda sample: sample["key"]).cardinality()) == 4
+    endless = val.to_tf(repeat=True)
+    assert int(endless.cardinality()) == tf.data.INFINITE_CARDINALITY
+    assert keys_of(endless.take(10)) == [*val.keys(), *val.keys(), *val.keys()[:2]]
+
+
+def test_shuffle_is_fixed_by_its_seed_and_new_in_every_epoch(pairs):
+    """All records, in another order each time; the same orders again with the same seed."""
+    train = load(pairs, "train")
+
+    def epochs(**options):
+        dataset = train.to_tf(batch_size=7, shuffle=True, **options)
+        return [keys_of(dataset) for _ in range(3)]
+
+    one, again, other = epochs(seed=3), epochs(seed=3), epochs(seed=4)
+
+    assert one == again
+    assert len({tuple(keys) for keys in [*one, *other, train.keys()]}) == 7
+    assert {tuple(sorted(keys)) for keys in one} == {tuple(sorted(train.keys()))}
+    assert epochs() != epochs()
+
+
+def test_window_bounds_how_far_records_move(make_pairs_output, tmp_path):
+    """A number is its size: a record comes at most that many places early."""
+    train = load(make_pairs_output(tmp_path / "out", shards=ShardOptions(num_shards=1)), "train")
+    keys = train.keys()
+
+    assert keys_of(train.to_tf(shuffle=1)) == keys
+    moved = [keys.index(key) - place for place, key in enumerate(keys_of(train.to_tf(shuffle=5, seed=1)))]
+    assert 0 < max(moved) < 5
+    assert max(keys.index(key) - place for place, key in enumerate(keys_of(train.to_tf(shuffle=True, seed=1)))) > 20
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_cache_holds_the_samples_but_not_what_is_drawn(pairs, tmp_path, where):
+    """A second epoch needs no shard, and its augmentation and order are drawn anew, in a seeded program, too."""
+    import tensorflow as tf
+
+    tf.random.set_seed(1)
+    generator = tf.random.Generator.from_seed(5)
+
+    output = tmp_path / "out"
+    output.mkdir()
+    for path in pairs.iterdir():
+        if path.is_file():
+            (output / path.name).write_bytes(path.read_bytes())
+    data = load(output, "val")
+    cache = True if where == "memory" else str(tmp_path / "cache")
+    transform = lambda sample: {**sample, "draw": generator.uniform(())}  # noqa: E731
+
+    dataset = data.to_tf(shuffle=True, cache=cache, transform=transform)
+    first = list(dataset.as_numpy_iterator())
+    for path in data.files:
+        with open(path, "wb"):
+            pass  # emptied
+    later = [list(dataset.as_numpy_iterator()) for _ in range(6)]
+
+    assert all(sorted(sample["key"] for sample in epoch) == sorted(s["key"] for s in first) for epoch in later)
+    assert len({sample["draw"].item() for epoch in [first, *later] for sample in epoch}) == 28
+    assert len({tuple(sample["key"] for sample in epoch) for epoch in later}) > 1
+    assert bool(list(tmp_path.glob("cache*"))) == (where == "disk")
+
+
+def test_transform_sees_single_samples(pairs):
+    """Before they are batched; it may return what it likes."""
+    batch = next(
+        load(pairs, "train")
+        .to_tf(batch_size=6, transform=lambda sample: (sample["image"][:12], sample["mask"][..., None]))
+        .as_numpy_iterator()
+    )
+
+    assert [part.shape for part in batch] == [(6, 12, 32, 3), (6, 24, 32, 1)]
+    assert np.array_equal(batch[0][4], load(pairs, "train")[4]["image"][:12])
+
+
+def test_gzip_shards_are_read(make_pairs_output, pairs, tmp_path):
+    """The same records in the same order."""
+    packed = load(make_pairs_output(tmp_path / "out", format="tfrecord.gz"))
+
+    assert keys_of(packed.to_tf()) == load(pairs).keys()
+    assert np.array_equal(next(packed.to_tf().as_numpy_iterator())["image"], packed[0]["image"])
+
+
+def test_models_train_on_it(pairs):
+    """The whole way, with Keras' own loop over two epochs."""
+    import tensorflow as tf
+
+    pick = lambda sample: (tf.cast(sample["image"], tf.float32) / 255, sample["mask"])  # noqa: E731
+    dataset = load(pairs, "train").to_tf(batch_size=20, shuffle=True, seed=1, cache=True, transform=pick)
+    model = tf.keras.Sequential([tf.keras.Input((24, 32, 3)), tf.keras.layers.Conv2D(len(sets.NAMES), 1)])
+    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    history = model.fit(dataset, epochs=2, verbose=0, shuffle=False)
+
+    assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; want 1 or more, or None"),
+        ({"batch_size": -3}, "batch_size is -3; want 1 or more"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; want 1 or more"),
+        ({"shuffle": 0}, "shuffle is 0; want True, False or the size of the window"),
+        ({"shuffle": -1}, "shuffle is -1; want True"),
+        ({"shuffle": "yes"}, "shuffle is 'yes'; want True"),
+    ],
+)
+def test_options_are_checked(pairs, options, message):
+    """When the data set is made, not in the middle of training."""
+    with pytest.raises(OptionError, match=message):
+        load(pairs).to_tf(**options)
+
+
+def test_formats_that_tensorflow_does_not_read_are_refused(pairs):
+    """With those that it does."""
+    data = load(pairs)
+
+    with pytest.raises(OptionError, match=r"tf.data reads tfrecord, tfrecord.gz; these shards are csv"):
+        make_dataset(data.files, data.features, "csv", len(data), None)
+
+
+def test_missing_tensorflow_is_named(pairs, monkeypatch):
+    """With the line that installs it."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+
+    with pytest.raises(MissingDependencyError, match="to_tf needs the package tensorflow; install it with"):
+        load(pairs).to_tf()
