@@ -187,6 +187,7 @@ class PathosExecutor(Executor):
         chunksize: int | None,
         *,
         ordered: bool,
+        with_futures: bool = False,
     ) -> ResultStream:
         with self._lock:
             dispatcher = self._ready_dispatcher()
@@ -200,6 +201,7 @@ class PathosExecutor(Executor):
                 chunksize=chunksize,
                 num_workers=self._max_workers,
                 ordered=ordered,
+                with_futures=with_futures,
             )
             self._streams.add(stream)
         return stream
@@ -261,7 +263,7 @@ class PathosExecutor(Executor):
         if self._runs_here():
             return [], (fn(*item) for item in items)
         size = chunksize or compute_chunksize(len(items), self._max_workers)
-        stream = self._open_stream(fn, items, len(items), size, ordered=True)
+        stream = self._open_stream(fn, items, len(items), size, ordered=True, with_futures=True)
         stream.submit_rest()
         return stream.futures(), stream.results(None)
 

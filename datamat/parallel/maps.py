@@ -6,6 +6,7 @@ them is under way or waiting to be taken, so that an endless iterator is as good
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import time
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.parallel import chunks, payloads, worker
 from datamat.parallel.failures import with_remote_traceback
+from datamat.parallel.slot import Bell, Slot
 from datamat.parallel.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from datamat.parallel.pool import Dispatcher
     from datamat.parallel.tasks import Code
@@ -39,6 +41,7 @@ class ResultStream:
         chunksize: items per task; None adapts it to their cost.
         num_workers: workers of the pool.
         ordered: yield in the order of the items, else as they come.
+        with_futures: give the tasks real futures, for `futures`.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class ResultStream:
         chunksize: int | None,
         num_workers: int,
         ordered: bool,
+        with_futures: bool = False,
     ) -> None:
         self._dispatcher = dispatcher
         self._code = code
@@ -59,6 +63,7 @@ class ResultStream:
         self._chunksize = chunksize
         self._num_workers = num_workers
         self._in_order: deque[Task] | None = deque() if ordered else None
+        self._make_future: Callable[[], Any] = Future if with_futures else functools.partial(Slot, Bell())
         self._finished: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._open_tasks = 0
         self._is_exhausted = False
@@ -74,8 +79,8 @@ class ResultStream:
             self._submit(64)
 
     def futures(self) -> list[Future[Any]]:
-        """Return the futures of the tasks under way."""
-        return [task.future for task in self._in_order or ()]
+        """Return the futures of the tasks under way, if they have any."""
+        return [task.future for task in self._in_order or () if isinstance(task.future, Future)]
 
     def _top_up(self) -> None:
         depth = chunks.prefetch_depth(None if self._cost is None else self._cost * self._size())
@@ -99,7 +104,7 @@ class ResultStream:
 
     def _task(self, batch: list[tuple[Any, ...]]) -> Task:
         self._dispatcher.codes.lend_again(self._code)
-        task = Task(self._code, b"", Future(), worker.Mode.CHUNK, len(batch))
+        task = Task(self._code, b"", self._make_future(), worker.Mode.CHUNK, len(batch))
         try:
             task.payload = payloads.dumps_data(batch)
         except Exception:
@@ -137,7 +142,7 @@ class ResultStream:
                 self._open_tasks -= 1
                 cost = task.busy_s / task.count
                 self._cost = cost if self._cost is None else 0.8 * self._cost + 0.2 * cost
-                task.future = Future()  # results are freed as they are taken
+                del task  # results are freed as they are taken
                 self._top_up()
                 values.reverse()
                 while values:

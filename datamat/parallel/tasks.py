@@ -20,6 +20,8 @@ from datamat.parallel.shipment import Shipment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from datamat.parallel.slot import Slot
+
 __all__ = ["Code", "CodeBook", "Task", "split"]
 
 _numbers = itertools.count(1)
@@ -204,7 +206,12 @@ class Task:
     __slots__ = ("busy_s", "code", "count", "future", "is_started", "mode", "number", "payload", "tries")
 
     def __init__(
-        self, code: Code, payload: bytes, future: Future[Any], mode: worker.Mode = worker.Mode.CALL, count: int = 1
+        self,
+        code: Code,
+        payload: bytes,
+        future: Future[Any] | Slot,
+        mode: worker.Mode = worker.Mode.CALL,
+        count: int = 1,
     ) -> None:
         self.number = next(_numbers)
         self.code = code
@@ -236,30 +243,34 @@ def split(task: Task, codes: CodeBook) -> list[Task]:
 
     The chunk's own future is settled once all of them are.
     """
-    parts = []
+    parts: list[tuple[Task, Future[Any]]] = []
     for item in payloads.loads_data(task.payload):
         codes.lend_again(task.code)
-        parts.append(Task(task.code, payloads.dumps_data([item]), Future(), worker.Mode.CHUNK))
+        future: Future[Any] = Future()
+        parts.append((Task(task.code, payloads.dumps_data([item]), future, worker.Mode.CHUNK), future))
     codes.give_back(task.code)
-    unfinished = set(parts)
-    for part in parts:
-        part.future.add_done_callback(functools.partial(_join, task, parts, unfinished, part))
-    return parts
+    unfinished = {future for _, future in parts}
+    for _, future in parts:
+        future.add_done_callback(functools.partial(_join, task, parts, unfinished))
+    return [part for part, _ in parts]
 
 
-def _join(chunk: Task, parts: list[Task], unfinished: set[Task], part: Task, _: Future[Any]) -> None:
-    unfinished.discard(part)
+def _join(
+    chunk: Task, parts: list[tuple[Task, Future[Any]]], unfinished: set[Future[Any]], future: Future[Any]
+) -> None:
+    """Settle the chunk with the outcomes of its calls once the last of them is there."""
+    unfinished.discard(future)
     if unfinished or chunk.future.done():
         return
     outcomes: list[Any] = []
-    for each in parts:
-        if each.future.cancelled():
+    for _, each in parts:
+        if each.cancelled():
             outcomes.append((False, payloads.dumps_data((BrokenPoolError("the pool was shut down"), ""))))
-        elif (error := each.future.exception()) is not None:
+        elif (error := each.exception()) is not None:
             outcomes.append((False, payloads.dumps_data((error, ""))))
         else:
-            outcomes += each.future.result()
-    chunk.busy_s = sum(each.busy_s for each in parts)
+            outcomes += each.result()
+    chunk.busy_s = sum(part.busy_s for part, _ in parts)
     chunk.future.set_result(outcomes)
 
 
