@@ -6,14 +6,18 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING
 
-from datamat.errors import CorruptDataError
+import numpy as np
+
+from datamat.errors import CorruptDataError, InputError, SchemaError
 from datamat.formats import Offsets, get_format
 from datamat.manifest import KeyDigest, Manifest
 from datamat.storage import digest_file
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
+    from datamat.features import Features
     from datamat.formats import ShardFormat
     from datamat.manifest import ShardInfo
 
@@ -50,8 +54,9 @@ class VerifyReport:
 def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """Compare a directory with its manifest: files, sizes, checksums; and each record of a shard that differs.
 
-    A shard whose checksum is right holds the very bytes that were written; only its offsets are looked at further. In
-    one that differs, every record is read, so that the report names those that are damaged.
+    A shard whose checksum is right holds the very bytes that were written; only its offsets and its first record, which
+    must be as the features say, are looked at further. In one that differs, every record is read, so that the report
+    names those that are damaged.
 
     Args:
         path: a finished directory.
@@ -72,33 +77,59 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     shard_format = get_format(manifest.format)
     problems: list[str] = []
     for info in manifest.shards:
-        problems += _problems_of(folder, info, shard_format)
+        problems += _problems_of(folder, info, manifest.features, shard_format)
     problems += [f"{name}: not in the manifest; remove it" for name in _foreign(folder, manifest, shard_format)]
     return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(problems))
 
 
-def _problems_of(folder: pathlib.Path, info: ShardInfo, shard_format: ShardFormat) -> list[str]:
+def _problems_of(folder: pathlib.Path, info: ShardInfo, features: Features, shard_format: ShardFormat) -> list[str]:
     path = folder / info.file
+    problems: list[str] = []
+    is_same = False
     try:
-        size = path.stat().st_size
-        is_same = size == info.num_bytes and digest_file(path) == info.checksum
-        offsets_text = (folder / info.index_file).read_text("ascii")
+        is_same = path.stat().st_size == info.num_bytes and digest_file(path) == info.checksum
+        if not is_same:
+            problems.append(f"{info.file}: {_difference(path, info, shard_format)}")
+        elif told := _mismatch(path, features, shard_format):
+            problems.append(f"{info.file}: {told}")
     except OSError as error:
-        return [f"{error.filename or info.file}: {error.strerror or error}"]
-    except UnicodeDecodeError as error:
-        return [f"{info.index_file}: not text (byte {error.start})"]
-    problems = [] if is_same else [f"{info.file}: {_difference(path, info, size, shard_format)}"]
+        problems.append(f"{info.file}: {error.strerror or error}")
     try:
-        offsets = Offsets.from_text(offsets_text)
+        offsets = Offsets.from_text((folder / info.index_file).read_text("ascii"))
+        if is_same and _offsets_differ(path, info, offsets, shard_format):
+            problems.append(f"{info.index_file}: its offsets are not those of the records in {info.file}")
+    except OSError as error:
+        problems.append(f"{info.index_file}: {error.strerror or error}")
+    except UnicodeDecodeError as error:
+        problems.append(f"{info.index_file}: not text (byte {error.start})")
     except CorruptDataError as error:
-        return [*problems, f"{info.index_file}: {error}"]
-    if is_same and _offsets_differ(path, info, offsets, shard_format):
-        problems.append(f"{info.index_file}: its offsets are not those of the records in {info.file}")
+        problems.append(f"{info.index_file}: {error}")
     return problems
 
 
-def _difference(path: pathlib.Path, info: ShardInfo, size: int, shard_format: ShardFormat) -> str:
+def _mismatch(path: pathlib.Path, features: Features, shard_format: ShardFormat) -> str:
+    """Return how the first record of a shard differs from the manifest's features, or nothing."""
+    try:
+        record = next(iter(shard_format.read(path)), {})
+    except CorruptDataError as error:
+        return f"its bytes are as the manifest says, but they do not read as {shard_format.name}: {error}"
+    kinds = {name: value.dtype.name if isinstance(value, np.ndarray) else "bytes" for name, value in record.items()}
+    if kinds != dict(features.columns):
+        return f"its records hold {_listed(kinds)}, the manifest's features are {_listed(features.columns)}"
+    try:
+        features.decode(record)
+    except (InputError, SchemaError) as error:
+        return f"record 0 is not as the manifest's features say: {error}"
+    return ""
+
+
+def _listed(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in sorted(kinds.items()))
+
+
+def _difference(path: pathlib.Path, info: ShardInfo, shard_format: ShardFormat) -> str:
     """Return how a shard with a wrong size or checksum differs, as exactly as can be told."""
+    size = path.stat().st_size
     keys = KeyDigest()
     try:
         for record in shard_format.read(path):
