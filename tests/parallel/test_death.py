@@ -307,6 +307,28 @@ def test_workers_end_with_their_parent(method, number):
     assert time.monotonic() - killed < 2
 
 
+FORKING = PARENT.replace("print(*", "child = os.fork()\nif child == 0: time.sleep(600)\nprint(child, *")
+
+
+def test_process_that_the_parent_forked_does_not_keep_workers_alive(method):
+    """It would hold the parent's ends of their lifelines, had it not let go of them."""
+    parent = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKING, method],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    child, *pids = (int(word) for word in parent.stdout.readline().split())
+    parent.kill()
+    parent.wait()
+
+    try:
+        for pid in pids:
+            wait_until_gone(pid)
+        assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from datamat.parallel import PathosExecutor

@@ -174,6 +174,23 @@ def test_module_object_travels_by_name(method: str, tmp_path: Path) -> None:
     assert run(["-W", "error", "-c", script], tmp_path) == "[5, 6]\n"
 
 
+def test_global_set_by_the_initializer_stays_until_it_is_bound_anew(method: str, tmp_path: Path) -> None:
+    """Shipping a callable of the main module brings its globals, but not over what the worker made of them."""
+    script = (
+        "from datamat.parallel import PathosExecutor\nmodel = None\n"
+        "def load():\n    global model\n    model = 'loaded'\n"
+        "def use(x):\n    return model, x\n"
+        "def use_too(x):\n    return model\n"
+        f"with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
+        "    pool.submit(abs, 1).result()\n"
+        "    print(list(pool.map(use, [1])), list(pool.map(use_too, [1])))\n"
+        "    model = 'bound anew'\n"
+        "    print(list(pool.map(use_too, [2])))\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "[('loaded', 1)] ['loaded']\n['bound anew']\n"
+
+
 def test_thread_runs_once(method: str, tmp_path: Path) -> None:
     """A pool that is made and used in a thread."""
     script = PROGRAM.replace(
