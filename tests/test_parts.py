@@ -1,0 +1,362 @@
+"""Parts on disk: shards grow out of them in any order, from any point where a run was killed, to the same bytes."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from datamat import CorruptDataError
+from datamat.formats import Offsets, get_format
+from datamat.manifest import KeyDigest
+from datamat.parts import PartFile, Receipt, ShardAssembly, part_folder
+from datamat.plan import PartSpec, ShardSpec
+from datamat.storage import digest_file
+
+SIZES = [2, 1, 3, 0, 2]
+"""Records of each part; a transform may give none for a row."""
+
+
+def make_spec(sizes=SIZES, fingerprint="f1"):
+    """Return a shard of parts of two rows each."""
+    parts = tuple(
+        PartSpec("data-train-00000-of-00001", number, 2 * number, 2 * number + 2, 100, 1, False, fingerprint)
+        for number in range(len(sizes))
+    )
+    return ShardSpec("data-train-00000-of-00001", "train", 0, fingerprint, parts)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """The output folder, with its `.datamat`."""
+    (tmp_path / "out" / ".datamat" / "shards").mkdir(parents=True)
+    return tmp_path / "out"
+
+
+def assembly_of(place, spec=None):
+    return ShardAssembly(place / ".datamat", place, spec or make_spec(), get_format("tfrecord"))
+
+
+def keys_of(number, sizes=SIZES):
+    return [f"key{number}-{record}" for record in range(sizes[number])]
+
+
+def write_part(place, spec, number, sizes=SIZES):
+    """Write a part as a worker does; return its receipt."""
+    with PartFile(place / ".datamat", spec.parts[number]) as file:
+        writer = get_format("tfrecord").writer(file, {"key": "bytes"})
+        keys = KeyDigest()
+        for key in keys_of(number, sizes):
+            writer.append({"key": key.encode() * 40})
+            keys.add(key)
+        return file.finish(writer.finish(), keys, 0.5)
+
+
+def make(place, spec=None):
+    """Go on from whatever is there until the shard is finished, as a run does; return what was made and the entry."""
+    assembly = assembly_of(place, spec)
+    if info := assembly.finished():
+        return [], info
+    assembly.resume()
+    made = []
+    for part in [] if assembly.is_complete else list(assembly.missing()):
+        assembly.add(write_part(place, assembly.spec, part.number))
+        made.append(part.number)
+    assert assembly.is_complete
+    return made, assembly.publish()
+
+
+def finished_files(place):
+    """Return the visible files by name, with their bytes."""
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The files and the entry of an undisturbed shard."""
+    place = tmp_path_factory.mktemp("reference")
+    (place / ".datamat" / "shards").mkdir(parents=True)
+    _, info = make(place)
+    return finished_files(place), info
+
+
+def test_shard_holds_the_records_of_its_parts_in_their_order(reference, tmp_path):
+    """Its entry tells rows, records, bytes, checksum and keys; its offsets lead to every record."""
+    files, info = reference
+    shard, index = tmp_path / info.file, files[info.index_file]
+    shard.write_bytes(files[info.file])
+    keys = [key for number in range(len(SIZES)) for key in keys_of(number)]
+
+    assert set(files) == {info.index_file, info.file}
+    assert [r["key"] for r in get_format("tfrecord").read(shard)] == [[key.encode() * 40] for key in keys]
+    assert (info.num_rows, info.num_records, info.num_bytes) == (10, 8, shard.stat().st_size)
+    assert (info.checksum, info.key_digest) == (digest_file(shard), KeyDigest(keys).hexdigest())
+    with open(shard, "rb") as file:
+        assert get_format("tfrecord").find_offsets(file, path="") == Offsets.from_text(index.decode())
+
+
+def test_part_and_receipt_are_on_the_disk(place):
+    """The receipt is what was returned, and says what the files hold."""
+    receipt = write_part(place, make_spec(), 2)
+
+    folder = part_folder(place / ".datamat", make_spec().name)
+    assert sorted(path.name for path in folder.iterdir()) == ["00002.idx", "00002.json", "00002.part"]
+    assert (receipt.number, receipt.start, receipt.stop, receipt.num_records, receipt.busy_s) == (2, 4, 6, 3, 0.5)
+    assert receipt.digest == digest_file(folder / "00002.part")
+    assert receipt.num_bytes == (folder / "00002.part").stat().st_size
+    assert assembly_of(place).resume() == [receipt]
+
+
+def test_part_that_fails_leaves_nothing(place):
+    """The error is the one that was raised."""
+
+    def fail():
+        with PartFile(place / ".datamat", make_spec().parts[0]) as file:
+            file.write(b"half of it")
+            raise RuntimeError("a sample failed")
+
+    with pytest.raises(RuntimeError, match="a sample failed"):
+        fail()
+
+    assert [path for path in (place / ".datamat" / "parts").rglob("*") if path.is_file()] == []
+
+
+def test_part_takes_any_buffer(place):
+    """And tells how much it took, in bytes."""
+    with PartFile(place / ".datamat", make_spec().parts[0]) as file:
+        taken = [file.write(data) for data in (b"ab", bytearray(b"c"), memoryview(b"def")[::1], b"")]
+        empty = Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
+        receipt = file.finish(empty, KeyDigest(), 0)
+
+    assert taken == [2, 1, 3, 0]
+    assert (receipt.num_bytes, file.num_bytes) == (6, 6)
+    assert (part_folder(place / ".datamat", make_spec().name) / "00000.part").read_bytes() == b"abcdef"
+
+
+@pytest.mark.parametrize("change", ["shard", "number", "start", "stop", "fingerprint"])
+def test_receipt_counts_only_for_its_own_part(place, change):
+    """Of the same rows, under the same options."""
+    spec = make_spec()
+    receipt = write_part(place, spec, 1)
+
+    assert receipt.is_for(spec.parts[1])
+    changed = {name: getattr(receipt, name) for name in Receipt.__slots__}
+    changed[change] = "other" if isinstance(changed[change], str) else changed[change] + 1
+    assert not Receipt(**changed).is_for(spec.parts[1])
+
+
+@pytest.mark.parametrize("order", [*[*itertools.permutations(range(4))][::5], (3, 2, 1, 0)])
+def test_parts_may_come_in_any_order(place, order, reference):
+    """The shard is the same, and is published once the last is there."""
+    spec = make_spec()
+    assembly = assembly_of(place)
+    for number in (4, *order):
+        assert not assembly.is_complete
+        assert number in [part.number for part in assembly.missing()]
+        assembly.add(write_part(place, spec, number))
+
+    assert assembly.is_complete
+    assert list(assembly.missing()) == []
+    assert assembly.publish() == reference[1]
+    assert finished_files(place) == reference[0]
+    assert not part_folder(place / ".datamat", spec.name).exists()
+
+
+@pytest.mark.parametrize("done", [c for n in range(6) for c in itertools.combinations(range(5), n)])
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])
+def test_work_goes_on_from_any_parts_that_are_done(place, done, joined, reference):
+    """Whether or not they were joined to the shard before; only the others are made."""
+    spec, assembly = make_spec(), assembly_of(place)
+    for number in done:
+        receipt = write_part(place, spec, number)
+        if joined:
+            assembly.add(receipt)
+
+    made, info = make(place)
+
+    assert made == [number for number in range(5) if number not in done]
+    assert (finished_files(place), info) == reference
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL: nothing catches it by name, and nothing goes on after it."""
+
+
+class Disk:
+    """Stands before every call that changes files, and kills at the n-th: before it, or half-way where it writes."""
+
+    def __init__(self, monkeypatch, at):
+        self.calls, self.at = 0, at
+        for owner, names in {
+            os: ("open", "replace", "rename", "unlink", "truncate", "fsync", "mkdir", "rmdir"),
+            pathlib.Path: ("unlink", "write_bytes", "mkdir"),
+            shutil: ("rmtree",),
+            builtins: ("open",),
+            ShardAssembly: ("_append",),
+        }.items():
+            for name in names:
+                monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
+
+    def _watched(self, name, real):
+        def call(*arguments, **options):
+            if self.calls >= self.at:
+                if self.calls == self.at:
+                    self.calls += 1
+                    self._half(name, real, arguments)
+                raise Killed  # after a kill nothing more is done, whoever cleans up
+            self.calls += 1
+            return real(*arguments, **options)
+
+        return call
+
+    def _half(self, name, real, arguments):
+        """Leave what a kill in the middle of a write leaves: a file cut short."""
+        if name == "write_bytes":
+            path, data = arguments
+            descriptor = self.real_open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.write(descriptor, data[: len(data) // 2])
+            os.close(descriptor)
+        elif name == "_append":
+            assembly, part = arguments
+            target = self.real_open(assembly._growing, os.O_WRONLY | os.O_APPEND)
+            source = self.real_open(part, os.O_RDONLY)
+            os.write(target, os.read(source, part.stat().st_size // 2))
+            os.close(target)
+            os.close(source)
+
+    real_open = staticmethod(os.open)
+
+
+def killed_at(place, at):
+    """Make the shard and be killed at the n-th change to files; tell whether it came to that."""
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch, at)
+        try:
+            make(place)
+        except Killed:
+            return True
+    assert disk.calls <= at
+    return False
+
+
+def whole_parts(place):
+    """Return the numbers of the parts whose receipt is on the disk."""
+    return {int(path.stem) for path in part_folder(place / ".datamat", make_spec().name).glob("?????.json")}
+
+
+@pytest.mark.slow
+def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, reference):
+    """Killed at the n-th change, for every n, and gone on with: the same bytes, and nothing that was done is redone."""
+    for at in itertools.count():
+        place = tmp_path / str(at)
+        (place / ".datamat" / "shards").mkdir(parents=True)
+        was_killed = killed_at(place, at)
+        done = whole_parts(place)
+        started = (place / ".datamat" / "shards" / f"{make_spec().name}.json").exists()
+
+        made, info = make(place)
+
+        assert (finished_files(place), info) == reference, f"killed at change {at}"
+        assert not done & set(made), f"killed at change {at}: parts {done & set(made)} were made again"
+        assert not (started and made), f"killed at change {at}: a shard with its entry was made again"
+        if not was_killed:
+            break
+    assert at > 60
+
+
+def test_kill_after_kill_ends_with_the_same_bytes(tmp_path, reference):
+    """Each run is killed in turn, a little later than the one before."""
+    for step in (3, 7, 11):
+        place = tmp_path / str(step)
+        (place / ".datamat" / "shards").mkdir(parents=True)
+        kills = 0
+        while killed_at(place, step + kills):
+            kills += 1
+
+        assert kills >= 2
+        assert (finished_files(place), make(place)[1]) == reference
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "lengthen", "remove"])
+@pytest.mark.parametrize("suffix", [".part", ".idx", ".json", ".tfrecord"])
+def test_what_a_power_cut_tears_is_made_again(place, damage, suffix, reference):
+    """Of parts, offsets, receipts and the growing shard: whatever is not as it was is not believed."""
+    spec, assembly = make_spec(), assembly_of(place)
+    for number in (0, 1, 2):
+        receipt = write_part(place, spec, number)
+        if suffix == ".tfrecord":
+            assembly.add(receipt)
+    for path in list((place / ".datamat").rglob(f"*{suffix}")):
+        data = path.read_bytes()
+        if damage == "remove":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(data[: len(data) // 2])
+        elif damage == "lengthen":
+            path.write_bytes(data + data[-20:])
+        else:
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 0x11]))
+
+    _, info = make(place)
+
+    assert (finished_files(place), info) == reference
+
+
+def test_parts_of_another_plan_are_not_taken(place, reference):
+    """Another fingerprint means other bytes."""
+    other = make_spec(fingerprint="f2")
+    for number in (0, 1, 4):
+        write_part(place, other, number)
+
+    made, info = make(place)
+
+    assert made == [0, 1, 2, 3, 4]
+    assert (finished_files(place), info) == reference
+
+
+def test_finished_shard_counts_while_it_is_whole_and_of_this_plan(place, reference):
+    """Its entry, its bytes and its offsets."""
+    make(place)
+    shard = place / reference[1].file
+
+    assert assembly_of(place).finished() == reference[1]
+    assert assembly_of(place, make_spec(fingerprint="f2")).finished() is None
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + b"\0")
+    assert assembly_of(place).finished() is None
+    shard.write_bytes(content)
+    (place / reference[1].index_file).unlink()
+    assert assembly_of(place).finished() is None
+
+
+def test_shard_that_its_receipts_do_not_describe_is_refused(place):
+    """Something else wrote into it: it never gets its name."""
+    spec, assembly = make_spec(), assembly_of(place)
+    for number in range(5):
+        assembly.add(write_part(place, spec, number))
+    growing = place / ".datamat" / "shards" / f"{spec.name}.tfrecord"
+    with open(growing, "ab") as file:
+        file.write(b"more")
+
+    with pytest.raises(CorruptDataError, match=rf"{growing} holds \d+ bytes and 8 offsets, its receipts say \d+ and 8"):
+        assembly.publish()
+    assert finished_files(place) == {}
+
+
+def test_shard_without_records_is_published(place):
+    """A transform that gives nothing for any of its rows."""
+    sizes = [0, 0]
+    spec = make_spec(sizes)
+    assembly = assembly_of(place, spec)
+    for number in range(2):
+        assembly.add(write_part(place, spec, number, sizes))
+
+    info = assembly.publish()
+
+    assert (info.num_rows, info.num_records, info.num_bytes) == (4, 0, 0)
+    assert set(finished_files(place).values()) == {b""}
