@@ -72,7 +72,7 @@ def main() -> None:
                 for kind in (work.images, work.matrices):
                     list(pool.map(kind, range(2 * options.workers)))
                     begin = time.perf_counter()
-                    list(pool.map(kind, range(40)))
+                    list(pool.map(kind, range(16)))
                     seconds.setdefault((name, kind.__name__), []).append(time.perf_counter() - begin)
     print(f"{options.workers} workers      images      matrices   (seconds)")
     for name in VARIANTS:
