@@ -148,8 +148,13 @@ def test_one_shard_is_written_by_all_workers(tmp_path):
             return [IndexRow(f"{n:03d}", fields={"blob": "x" * 200_000}) for n in range(60)]
 
         def read(self, row):
+            (marks / str(os.getpid())).touch()
+            while len(os.listdir(marks)) < 2:  # until another worker reads, too
+                pass
             return {"pid": os.getpid(), "blob": row.fields["blob"][:10]}
 
+    marks = tmp_path / "marks"
+    marks.mkdir()
     source = tmp_path / "x"
     source.mkdir()
     plan = Materializer(Who, source, tmp_path / "out").plan()

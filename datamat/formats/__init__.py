@@ -168,7 +168,7 @@ class Offsets:
 class ShardWriter(abc.ABC):
     """Writes the records of one part into a binary file that its caller opened and will hash, sync and close.
 
-    A writer buffers about 1 MiB and only ever calls `file.write`, with a buffer that it uses again: `write` must be
+    A writer buffers about 256 KiB and only ever calls `file.write`, with a buffer that it uses again: `write` must be
     done with it when it returns. The same records give the same bytes, whether they come by `append` or by
     `append_block`. One thread uses a writer; it does not travel between processes. After an exception from
     `file.write` the file is of no use; after a `SchemaError` nothing of the refused record or block was written.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GzipTFRecordFormat", "TFRecordFormat"]
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 18
 _MEMBER_BYTES = 64 << 10
 _GZIP_LEVEL = 6
 # From here on joining the pieces of single records is faster than packing a matrix (benchmarks/framing.py shows it).
@@ -210,7 +210,7 @@ class _Sink(Protocol):
 
 @final
 class _BufferedFile:
-    """Gathers pieces in one buffer of 1 MiB, which is written when full; larger pieces go to the file uncopied."""
+    """Gathers pieces in one buffer of 256 KiB, which is written when full; larger pieces go to the file uncopied."""
 
     __slots__ = ("_buffer", "_file", "_used", "num_bytes")
 

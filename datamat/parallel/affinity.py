@@ -14,7 +14,7 @@ import ctypes
 import math
 import os
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from datamat.errors import OptionError
@@ -28,7 +28,6 @@ __all__ = [
     "cpu_quota",
     "limit_loaded_libraries",
     "limit_thread_environment",
-    "opencv_at_rest",
     "parse_cpu_list",
     "physical_cores",
     "worker_masks",
@@ -144,25 +143,6 @@ def bind(mask: frozenset[int] | None) -> None:
     within = mask & os.sched_getaffinity(0)
     if within:
         os.sched_setaffinity(0, within)
-
-
-@contextmanager
-def opencv_at_rest() -> Iterator[None]:
-    """End OpenCV's thread pool for the block, in which the process is forked; it comes back when it is next used.
-
-    A forked process inherits the pool's records but not its threads: `cv2.setNumThreads` then waits for ever for them
-    to end (pthreads backend, OpenCV 4 and 5; the pool exists once the caller has run a parallel function).
-    """
-    cv2 = sys.modules.get("cv2")
-    if cv2 is None:
-        yield
-        return
-    num_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(num_threads)
 
 
 def limit_thread_environment(num_threads: int) -> None:

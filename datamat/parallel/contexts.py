@@ -5,13 +5,14 @@ parent's `__main__` there; without an `if __name__ == "__main__":` guard that ru
 again in each copy (156 times in 15 s under spawn, 864 under forkserver, before it was killed). The processes made
 here get no hint of a main module; what they need of it travels by value (`parallel.pickling`).
 
-    fork        caller ── os.fork ──> zygote ── os.fork ──> worker, worker, replacement, ...
+    fork        caller ── os.fork ──> worker, worker, ...            (all at the first task)
     forkserver  caller ── exec ─────> server (modules preloaded, kept for the session) ── os.fork ──> worker, ...
     spawn       caller ── exec ─────> worker
 
-The zygote is what makes fork last: it is forked once, at the first task, while the caller still has one thread, and
-has no threads itself. So a worker that replaces a dead one is forked from a sound image of the caller, although the
-caller has had threads for long. Zygote and server both run `multiprocess.forkserver.main`.
+Only the thread that submits the first task forks, while it is the only one; the caller has threads from then on, and a
+fork of it could inherit a lock that is never freed. So a worker that replaces a dead one comes from a server, which is
+started when it is needed for the first time. (A helper process forked beforehand would be as sound, and quicker to
+ask; it would also hold the caller's memory once more for as long as the pool lives.)
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from multiprocess import context, popen_spawn_posix, process, spawn, util
+from multiprocess import context, popen_fork, popen_spawn_posix, process, spawn, util
 from multiprocess import resource_tracker as tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
+    "ForkPopen",
     "MainFreeProcess",
     "SpawnPopen",
     "dump_for_child",
@@ -134,6 +136,33 @@ def forget_idle_tracker() -> None:
     if held._fd is not None and stat.S_ISCHR(os.fstat(held._fd).st_mode):
         os.close(held._fd)
         held._fd = None
+
+
+@contextmanager
+def _opencv_at_rest() -> Iterator[None]:
+    """End OpenCV's thread pool for the block, in which the process is forked; it comes back when it is next used.
+
+    A forked process inherits the pool's records but not its threads: `cv2.setNumThreads` then waits for ever for them
+    to end (pthreads backend, OpenCV 4 and 5; the pool exists once the caller has run a parallel function).
+    """
+    cv2 = sys.modules.get("cv2")
+    if cv2 is None:
+        yield
+        return
+    num_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(num_threads)
+
+
+class ForkPopen(popen_fork.Popen):  # type: ignore[misc]
+    """A fork of the calling thread, which must be the only one."""
+
+    def __init__(self, process_obj: MainFreeProcess) -> None:
+        with _opencv_at_rest(), interrupts_blocked():
+            super().__init__(process_obj)
 
 
 class SpawnPopen(popen_spawn_posix.Popen):  # type: ignore[misc]

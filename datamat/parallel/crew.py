@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import selectors
@@ -10,11 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from datamat.errors import UnpicklableError
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.channel import close_in_forks
-from datamat.parallel.contexts import SpawnPopen
+from datamat.parallel.contexts import ForkPopen, SpawnPopen
 from datamat.parallel.handle import Handle, WorkerStats
-from datamat.parallel.servers import Server, Zygote, shared_server
+from datamat.parallel.servers import Server, shared_server
 from datamat.parallel.worker import Request
 
 if TYPE_CHECKING:
@@ -73,37 +75,48 @@ class Crew:
         os.set_blocking(self._wake_w, False)
         self._selector.register(self._wake_r, selectors.EVENT_READ, None)
         self._server: Server | None = None
+        self._launcher: Callable[[Any], Any] | None = None
         self._initializer: bytes | None = None
         self._next_sample = 0.0
         self._is_starting = False
         self._is_closed = False
+        self._has_frozen = False
         close_in_forks(self)
 
     # ------------------------------------------------------------ for any thread
 
     def prepare(self, first: Code) -> None:
         """Make the source of the workers; where that is a fork, it is of the calling thread, and inherits `first`."""
-        options = self._options
-        if options.start_method == "fork":
-            self._server = self._fork_zygote(first)
-            return
-        if options.initializer is not None:
-            self._initializer = pickling.dumps_code(options.initializer).stream
-        if options.start_method == "forkserver":
-            needed = (worker.__name__, *options.preload, *first.modules())
-            self._server = shared_server(needed, options.num_threads)
+        if self._options.start_method == "fork":
+            self._fork_workers(first)
+        else:
+            self._prepare_launcher(first.modules() if self._options.start_method == "forkserver" else ())
 
-    def _fork_zygote(self, first: Code) -> Zygote:
+    def _fork_workers(self, first: Code) -> None:
         endings = [first.inherit()]
         if self._options.initializer is not None:
             endings.append(worker.bequeath(0, self._options.initializer, []))
-        zygote = Zygote()
         try:
-            zygote.ensure_running()
+            # A collection writes into the header of every object it looks at: here and in the workers, it would copy
+            # all pages that they share. What is there now is left out of collections while the pool lives.
+            if not gc.get_freeze_count():
+                gc.freeze()
+                self._has_frozen = True
+            while self._slots:
+                self._start(ForkPopen)
         finally:
             for end in endings:
                 end()
-        return zygote
+
+    def _prepare_launcher(self, modules: Sequence[str]) -> None:
+        options = self._options
+        if options.initializer is not None:
+            self._initializer = pickling.dumps_code(options.initializer).stream
+        if options.start_method == "spawn":
+            self._launcher = SpawnPopen
+        else:
+            self._server = shared_server((worker.__name__, *options.preload, *modules), options.num_threads)
+            self._launcher = self._server.launch
 
     def wake(self) -> None:
         """End `wait` at once."""
@@ -126,16 +139,28 @@ class Crew:
         """How many more workers there may be."""
         return len(self._slots)
 
-    def start_worker(self) -> None:
-        """Start one worker.
+    def start_worker(self, first: Code) -> None:
+        """Start one worker; where the first ones were forked, one that takes the place of another comes from a server.
+
+        Args:
+            first: what it will be asked to do first.
 
         Raises:
             OSError, EOFError: the system, or the server, did not give one.
         """
+        if self._launcher is None:
+            modules: Sequence[str] = ()
+            with suppress(UnpicklableError):  # told to the one who waits for it, when it is to be sent
+                modules = first.modules()
+            self._prepare_launcher(modules)
+        assert self._launcher is not None
+        self._start(self._launcher)
+
+    def _start(self, launcher: Callable[[Any], Any]) -> None:
         slot = self._slots.pop()
         self._is_starting = True
         try:
-            handle = Handle(self._worker_config(slot), slot, self._launcher())
+            handle = Handle(self._worker_config(slot, launcher), slot, launcher)
         except BaseException:
             self._slots.append(slot)
             raise
@@ -145,10 +170,7 @@ class Crew:
         self._selector.register(handle.channel, selectors.EVENT_READ, handle)
         self._selector.register(handle.sentinel, selectors.EVENT_READ, handle)
 
-    def _launcher(self) -> Callable[[Any], Any]:
-        return SpawnPopen if self._server is None else self._server.launch
-
-    def _worker_config(self, slot: int) -> worker.WorkerConfig:
+    def _worker_config(self, slot: int, launcher: Callable[[Any], Any]) -> worker.WorkerConfig:
         options = self._options
         return worker.WorkerConfig(
             name=f"datamat-worker-{slot}",
@@ -156,7 +178,7 @@ class Crew:
             num_threads=options.num_threads,
             logging=logs.capture_state(),
             initializer=self._initializer,
-            environment=dict(os.environ) if options.start_method == "forkserver" else None,
+            environment=None if launcher in {ForkPopen, SpawnPopen} else dict(os.environ),
             max_tasks=options.max_tasks,
             authkey=bytes(multiprocessing.current_process().authkey),
         )
@@ -237,8 +259,8 @@ class Crew:
                 deadline += time.monotonic()
             for handle in self.wait(remaining):
                 attend(handle)
-        if isinstance(self._server, Zygote):
-            self._server.stop()
+        if self._has_frozen:
+            gc.unfreeze()
         self.abandon()
 
     def abandon(self) -> None:

@@ -16,7 +16,7 @@ from pathos.helpers import mp
 
 from datamat.parallel import worker
 from datamat.parallel.channel import ParentChannel, close_in_forks
-from datamat.parallel.contexts import start_process
+from datamat.parallel.contexts import ForkPopen, start_process
 from datamat.parallel.failures import Autopsy
 
 if TYPE_CHECKING:
@@ -79,8 +79,10 @@ class Handle:
         self._end.register(self.sentinel, select.POLLIN)
         self.in_flight: deque[Task] = deque()
         self.known_codes: set[int] = set()
+        self.is_fork = launcher is ForkPopen  # then it has what codes let it inherit
         self.is_ready = False
         self.is_leaving = False
+        self.has_hung_up = False
         self.num_sent = 0
         self.has_timed_out = False
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -108,7 +110,7 @@ class Handle:
     @property
     def takes_tasks(self) -> bool:
         """May it be given tasks?"""
-        return self.is_ready and not self.is_leaving and not self.has_timed_out
+        return self.is_ready and not (self.is_leaving or self.has_hung_up or self.has_timed_out)
 
     def count(self, num_calls: int, busy_s: float, peak_rss_bytes: int) -> None:
         """Note that a task is finished; the next one, if there is one, has begun."""

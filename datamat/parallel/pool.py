@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datamat.errors import BrokenPoolError, ParallelError
+from datamat.errors import BrokenPoolError, ParallelError, UnpicklableError
 from datamat.parallel import logs, payloads, worker
 from datamat.parallel.chunks import prefetch_depth
 from datamat.parallel.crew import Crew, PoolOptions
@@ -199,8 +199,14 @@ class Dispatcher:
     def _post(self, handle: Handle, task: Task) -> None:
         """Put a task, preceded by its code if need be, on its way."""
         code = task.code
-        if not code.is_inherited and code.number not in handle.known_codes:
-            handle.channel.post(Request.CODE, *code.frame())
+        if not (code.is_inherited and handle.is_fork) and code.number not in handle.known_codes:
+            try:
+                frame = code.frame()
+            except UnpicklableError as exc:  # of a code that other workers inherited: it was not pickled before
+                self.codes.give_back(code)
+                self._fail(task, exc)
+                return
+            handle.channel.post(Request.CODE, *frame)
             handle.known_codes.add(code.number)
         if not handle.in_flight:
             handle.head_since = time.monotonic()
@@ -215,7 +221,7 @@ class Dispatcher:
         idle = sum(handle.is_ready and not handle.in_flight for handle in handles)
         for _ in range(min(len(self._waiting) - idle - starting, self._crew.num_free_slots)):
             try:
-                self._crew.start_worker()
+                self._crew.start_worker(self._waiting[0].code)
             except (OSError, EOFError) as exc:
                 cause = f"{type(exc).__name__}: {exc}"
                 self._options.logger.warning("a worker could not be started: %s", cause)
@@ -269,8 +275,9 @@ class Dispatcher:
             self._hear(handle, kind, data)
         if has_ended:
             self._bury(handle)
-        elif at_end:
-            handle.kill()  # it closed its socket, or is about to end
+        elif at_end:  # it closed its socket, or is about to end: nothing more is given to it
+            handle.has_hung_up = True
+            handle.kill()
 
     def _keep_time(self) -> None:
         """Do what is due: kill tasks that run too long, sample memory, report progress."""

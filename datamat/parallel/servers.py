@@ -1,7 +1,4 @@
-"""Processes that fork workers on request: the zygote (a fork of the caller) and the session's forkserver.
-
-Both run `multiprocess.forkserver.main`; see `contexts` for who starts whom.
-"""
+"""The forkserver of the session: a process that forks workers on request. See `contexts` for who starts whom."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from multiprocess import context, forkserver, popen_forkserver, spawn, util
 from pathos.helpers import mp
 
 from datamat.parallel import role
-from datamat.parallel.affinity import limit_thread_environment, opencv_at_rest
+from datamat.parallel.affinity import limit_thread_environment
 from datamat.parallel.channel import close_in_forks
 from datamat.parallel.contexts import (
     MainFreeProcess,
@@ -34,7 +31,7 @@ from datamat.parallel.contexts import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ExecServer", "Server", "Zygote", "main_free_context", "serve", "shared_server"]
+__all__ = ["ExecServer", "Server", "main_free_context", "serve", "shared_server"]
 
 
 class ServerPopen(popen_forkserver.Popen):  # type: ignore[misc]
@@ -162,38 +159,6 @@ class Server:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
-
-
-class Zygote(Server):
-    """A server that is a fork of the caller: its workers inherit everything the caller has now."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._process: Any = None
-
-    def _begin(self, listener_fd: int, alive_r: int, alive_w: int) -> int:
-        self._process = mp.get_context("fork").Process(
-            target=_zygote_main, args=(listener_fd, alive_r, alive_w), name="datamat-zygote", daemon=True
-        )
-        with opencv_at_rest():
-            self._process.start()
-        return int(self._process.pid)
-
-    def _has_ended(self) -> bool:
-        return not self._process.is_alive()
-
-    def _reap(self) -> None:
-        self._process.join()
-        self._process.close()
-        self._process = None
-
-
-def _zygote_main(listener_fd: int, alive_r: int, alive_w: int) -> None:
-    os.close(alive_w)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the caller's Python handlers are not for this process
-        signal.signal(number, signal.SIG_DFL)
-    gc.freeze()  # collections in the workers then leave the inherited pages shared
-    forkserver.main(listener_fd, alive_r, preload=())
 
 
 class ExecServer(Server):
