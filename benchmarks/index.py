@@ -3,9 +3,9 @@
     python benchmarks/index.py                # ten million rows
     python benchmarks/index.py --rows 1000000
 
-The rows come from a Python generator, as those of a writer do (its own cost is measured apart, in the same run), each
-with a key, a path-like string and a number; no files are looked at. What is timed is what `Materializer.run` does before
-the first worker starts. The goal: ten million within 60 s and 1.5 GB on two cores.
+The rows come from a Python generator, as those of a writer do (its own cost is measured apart, in the same run),
+each with a key, a path-like string and a number; no files are looked at. What is timed is what `Materializer.run`
+does before the first worker starts. The goal: ten million within 60 s and 1.5 GB on two cores.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def main() -> None:
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{platform.platform()}, {os.cpu_count()} logical CPUs, Python {platform.python_version()}")
     print(plan)
-    print(f"{num_rows:,} rows indexed, planned and fingerprinted in {elapsed_s:.1f} s, of which the generator of the rows "
-          f"takes {generator_s:.1f} s; peak memory {peak_mb:,.0f} MB")
+    print(
+        f"{num_rows:,} rows indexed, planned and fingerprinted in {elapsed_s:.1f} s, of which the generator of the "
+        f"rows takes {generator_s:.1f} s; peak memory {peak_mb:,.0f} MB"
+    )
 
 
 if __name__ == "__main__":

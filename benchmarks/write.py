@@ -142,9 +142,7 @@ def run_contestant(name: str, source: str, output: str) -> None:
 def augmentation():
     import albumentations as A  # noqa: N812
 
-    return A.Compose(
-        [A.HorizontalFlip(p=0.5), A.Rotate(limit=10, p=0.7), A.RandomBrightnessContrast(p=0.5)], seed=7
-    )
+    return A.Compose([A.HorizontalFlip(p=0.5), A.Rotate(limit=10, p=0.7), A.RandomBrightnessContrast(p=0.5)], seed=7)
 
 
 def reseed(transform, seed: int) -> None:
@@ -223,9 +221,7 @@ def _write_chunk(job):
 
 def _example(tf, key: str, jpeg: bytes, png: bytes) -> bytes:
     columns = {"image": jpeg, "mask": png, "key": key.encode()}
-    features = {
-        name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value])) for name, value in columns.items()
-    }
+    features = {name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value])) for name, value in columns.items()}
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 

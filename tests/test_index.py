@@ -1,10 +1,11 @@
 """Rows from folders, lists, tables and iterables."""
 
+from pathlib import PurePosixPath as P
+
 import pytest
 
 from datamat.errors import SourceError
 from datamat.index import Index, IndexRow, pair_files
-from pathlib import PurePosixPath as P
 
 
 def _touch(root, *names):

@@ -62,7 +62,7 @@ def test_what_is_no_manifest_is_refused(tmp_path, damage):
     """A pickle, other JSON, a later version."""
     (tmp_path / "manifest.json").write_bytes(damage)
 
-    with pytest.raises(CorruptDataError, match="manifest.json"):
+    with pytest.raises(CorruptDataError, match=r"manifest.json"):
         Manifest.read(tmp_path)
 
 

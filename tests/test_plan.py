@@ -8,7 +8,6 @@ from datamat.options import ShardOptions
 from datamat.plan import make_plan
 from datamat.rows import write_rows
 
-
 GOLDEN = ["6", "5", "4", "1", "0", "2", "7", "3"]
 
 
@@ -129,7 +128,7 @@ def test_select_takes_wildcards(tmp_path):
     assert [shard.number for shard in plan.select("train-0000?", "train-0000[1-9]")] == [0]
     assert [shard.number for shard in plan.select(["*-of-00012"], ["train-*[0-8]"])] == [9]
     assert len(plan.select(None, None)) == 12
-    with pytest.raises(OptionError, match="include='val-.' names no shard of the plan; its shards are train-00000"):
+    with pytest.raises(OptionError, match=r"include='val-.' names no shard of the plan; its shards are train-00000"):
         plan.select("val-*", None)
 
 
@@ -168,7 +167,7 @@ def test_name_must_fit_into_file_names(tmp_path):
     folder = tmp_path / "r"
     folder.mkdir()
     store = write_rows([IndexRow("a")], folder, source="")
-    with pytest.raises(OptionError, match="data set name 'a.b'"):
+    with pytest.raises(OptionError, match=r"data set name 'a.b'"):
         make_plan(
             store,
             name="a.b",

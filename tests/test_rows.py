@@ -83,7 +83,7 @@ def test_missing_files_name_their_lines(tmp_path):
 
 def test_empty_index_is_an_error(tmp_path):
     """No rows at all."""
-    with pytest.raises(SourceError, match="the index of .* is empty"):
+    with pytest.raises(SourceError, match=r"the index of .* is empty"):
         _store(tmp_path, [])
 
 
