@@ -1,9 +1,10 @@
 """PNG files to pixels and back, up to twice as fast as cv2 and with the same pixels.
 
-cv2 spends most of a picture on inflating it, so here the scanlines are inflated by ISA-L and handed on, as a PNG file whose
-deflate stream is only *stored*, to libspng, which undoes the filters with SIMD. The file that libspng sees is always the same
-simple kind: 8 bits, no palette, not interlaced. What palettes, small depths, transparent colours and Adam7 mean is
-decided here, in numpy, so that it does not depend on the library and a mask's class ids stay what they are.
+cv2 spends most of a picture on inflating it, so here the scanlines are inflated by ISA-L and handed on, as a PNG file
+whose deflate stream is only *stored*, to libspng, which undoes the filters with SIMD. The file that libspng sees is
+always the same simple kind: 8 bits, no palette, not interlaced. What palettes, small depths, transparent colours and
+Adam7 mean is decided here, in numpy, so that it does not depend on the library and a mask's class ids stay what they
+are.
 
     file -> chunks, CRCs -> zlib stream -> scanlines -> per pass: rows of bytes -> samples -> colours
             png_chunks      ISA-L                       libspng                    numpy
