@@ -80,9 +80,9 @@ class Image(Feature):
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
             info = codecs.probe(value, name=name)
-            upright = (info.height, info.width) if info.orientation < 5 else (info.width, info.height)
             if codecs.can_keep_image(info, channels=self.channels):
-                check_array(name, self, np.uint8, (*upright, self.channels), self.shape, np.dtype(np.uint8))
+                shape = (info.height, info.width, self.channels)
+                check_array(name, self, np.uint8, shape, self.shape, np.dtype(np.uint8))
                 codecs.check_complete(value, info, name=name)
                 return {name: value}
             value = self.prepare(name, value)
