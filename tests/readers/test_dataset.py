@@ -13,7 +13,7 @@ import shutil
 import numpy as np
 import pytest
 import sets
-from conftest import Everything
+from every_feature import Everything
 
 from datamat import CorruptDataError, IndexRow, OptionError, OutputError, load
 from datamat.formats import get_format

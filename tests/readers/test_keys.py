@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import sets
-from conftest import ONE_WORKER
+from every_feature import ONE_WORKER
 
 from datamat import CorruptDataError, Index, Materializer, ShardOptions, load
 from datamat.readers.dataset import ShardedDataset

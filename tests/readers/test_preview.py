@@ -7,7 +7,7 @@ import io
 import numpy as np
 import PIL.Image
 import pytest
-from conftest import ONE_WORKER
+from every_feature import ONE_WORKER
 
 from datamat import DatasetWriter, Features, Image, IndexRow, Mask, Materializer, OptionError, Scalar, load
 from datamat.codecs import decode_image

@@ -1,0 +1,86 @@
+"""A writer with every feature type, for the readers to read back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from datamat import (
+    BBoxes,
+    ClassLabel,
+    DatasetWriter,
+    Features,
+    Image,
+    IndexRow,
+    Mask,
+    Scalar,
+    Tensor,
+    Text,
+    WorkerOptions,
+)
+from datamat.codecs import encode_jpeg
+
+DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
+ONE_WORKER = WorkerOptions(num_workers=1)
+
+
+class Everything(DatasetWriter):
+    """Every feature type, with values that try their bounds."""
+
+    name = "everything"
+    features = Features(
+        {
+            "png": Image((8, 6, 3)),
+            "jpeg": Image((8, 6, 3), encoding="jpeg"),
+            "grey": Image((8, 6, 1)),
+            "grey_jpeg": Image((8, 6, 3)),
+            "rgba": Image((8, 6, 4)),
+            "mask": Mask((8, 6), names=("a", "b", "c")),
+            "label": ClassLabel(num_classes=5),
+            "labels": ClassLabel(num_classes=5, shape=(2,)),
+            "boxes": BBoxes(),
+            "caption": Text(),
+            "open": Tensor((None, 2, None), "int32"),
+            "empty": Tensor((None, 0), "float32"),
+            **{f"scalar_{dtype}": Scalar(dtype) for dtype in DTYPES},
+            **{f"list_{dtype}": Tensor((3,), dtype) for dtype in DTYPES},
+            **{f"raw_{dtype}": Tensor((None, 3), dtype, "raw") for dtype in DTYPES},
+        }
+    )
+
+    def index(self, source):
+        return [IndexRow(f"row{number:02d}", fields={"number": number}) for number in range(7)]
+
+    def read(self, row):
+        rng = np.random.default_rng(int(row.fields["number"]))
+        pixels = rng.integers(0, 256, (8, 6, 4), np.uint8)
+        corners = np.sort(rng.random((2, 2), np.float32), 0)
+        numbers = {dtype: _numbers(rng, dtype) for dtype in DTYPES}
+        return {
+            "png": pixels[..., :3],
+            "jpeg": pixels[..., :3],
+            "grey": pixels[..., 0],
+            "grey_jpeg": encode_jpeg(pixels[..., 0]),
+            "rgba": pixels,
+            "mask": pixels[..., 0] % 3,
+            "label": int(rng.integers(5)),
+            "labels": rng.integers(0, 5, 2),
+            "boxes": corners.reshape(1, 4),
+            "caption": f"Nummer {row.key} – größer",
+            "open": rng.integers(-9, 9, (2, 2, 3), np.int32),
+            "empty": np.zeros((4, 0), np.float32),
+            **{f"scalar_{dtype}": values[0] for dtype, values in numbers.items()},
+            **{f"list_{dtype}": values for dtype, values in numbers.items()},
+            **{f"raw_{dtype}": values[None] for dtype, values in numbers.items()},
+        }
+
+
+def _numbers(rng, dtype):
+    """Return three numbers of a dtype, the bounds of integers among them."""
+    kind = np.dtype(dtype).kind
+    if kind in "iu":
+        bounds = np.iinfo(dtype)
+        return rng.permutation(np.array([bounds.min, bounds.max, 7], dtype))
+    if kind == "b":
+        return rng.random(3) < 0.5
+    return (rng.standard_normal(3) + (1j * rng.standard_normal(3) if kind == "c" else 0)).astype(dtype)
