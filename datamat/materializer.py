@@ -229,8 +229,7 @@ class Materializer:
             min(self._num_workers(), num_parts),
             start_method=options.start_method,
             affinity=options.affinity,
-            initializer=_set_up,
-            initargs=(self.writer,),
+            initializer=_set_up_process,
             max_retries=options.max_retries,
             logger=self.logger,
         )
@@ -379,16 +378,17 @@ class _Opened:
 
 @functools.lru_cache(maxsize=1)
 def _open(folder: pathlib.Path, job: Materializer) -> _Opened:
+    job.writer.setup_worker()
     return _Opened(RowStore(folder), Pipeline(job.writer, job.augmenter, job.seed))
 
 
-def _set_up(writer: DatasetWriter) -> None:
+def _set_up_process() -> None:
+    """Prepare a worker before anything is sent to it."""
     forbid_update_check()
     # glibc gives large blocks back as soon as they are freed, and the next picture faults every page in again: a third
     # of the time of decoding. Freeing one block of nearly 32 MB, the largest that it learns from, raises its
     # thresholds for good (mallopt(3), M_MMAP_THRESHOLD); the pages of this one are never touched.
     np.empty((32 << 20) - (1 << 16), np.uint8)
-    writer.setup_worker()
 
 
 def _local_folder(output: str | os.PathLike[str]) -> pathlib.Path:

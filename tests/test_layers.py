@@ -20,7 +20,7 @@ LAYERS = """
 errors
 
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
-parallel: affinity channel chunks contexts logs namespaces role serial shipment startmethod < byvalue standins
+parallel: affinity channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
 options seeding storage
 

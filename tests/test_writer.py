@@ -156,7 +156,6 @@ def test_bind_is_called_once_and_before_the_index(tmp_path):
     assert calls == [("bind", 4), ("index", 4)]
 
 
-@pytest.mark.xfail(strict=True, reason="the writer that is set up is another copy than the one that reads")
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path, num_workers):
     """What it opens there is there in read; the parent is not set up."""
@@ -177,9 +176,9 @@ def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path, num_worker
     Materializer(writer, 300, tmp_path / "out", workers=WorkerOptions(num_workers=num_workers)).run(progress=False)
 
     pids = [int(line) for line in log.read_text().split()]
-    assert len(pids) == len(set(pids)) == num_workers
+    assert 1 <= len(pids) == len(set(pids)) <= num_workers
     assert os.getpid() not in pids
-    assert {int(sample["pid"]) for sample in load(tmp_path / "out")} <= set(pids)
+    assert {int(sample["pid"]) for sample in load(tmp_path / "out")} == set(pids)
     assert not hasattr(writer, "pid")
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "is_installed",
     "known_id",
     "lookup",
+    "lost_its_name",
     "lru_cache_of",
     "make_cell",
     "make_class",
@@ -122,6 +123,15 @@ def lookup(module_name: str | None, qualified_name: str) -> Any:
         return functools.reduce(getattr, qualified_name.split("."), sys.modules.get(module_name or ""))
     except AttributeError:
         return None
+
+
+def lost_its_name(cls: type) -> bool:
+    """Is it a class of a Python module under whose name there is something else by now?
+
+    A module that was loaded twice, as pytest's conftest files are, or a class that was defined anew.
+    """
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return path.endswith(".py") and lookup(cls.__module__, cls.__qualname__) is not cls
 
 
 @functools.lru_cache(maxsize=4096)

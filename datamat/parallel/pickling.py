@@ -151,7 +151,7 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
             self.save_reduce(byvalue.class_by_id, (identity,), obj=cls)
         elif self._goes_by_name(cls):
             self.save_global(cls, name=cls.__qualname__)
-        elif byvalue.is_by_value(cls.__module__) or "<locals>" in cls.__qualname__:
+        elif byvalue.is_by_value(cls.__module__) or "<locals>" in cls.__qualname__ or byvalue.lost_its_name(cls):
             make, arguments, state = byvalue.class_parts(cls)
             self.save_reduce(make, arguments, state, None, None, byvalue.fill_class, obj=cls)
         else:
