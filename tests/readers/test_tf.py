@@ -17,6 +17,7 @@ def keys_of(dataset):
     return [key.decode() for sample in dataset.as_numpy_iterator() for key in np.ravel(sample["key"])]
 
 
+@pytest.mark.slow
 def test_every_feature_has_the_numpy_readers_value(everything):
     """dtype, shape and bits, images to the pixel, JPEG too; text and keys as bytes."""
     data = load(everything)
