@@ -16,8 +16,10 @@ import pathlib
 import queue
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from datamat.pipeline import Pipeline
 from datamat.plan import PartSpec, Plan, make_plan
 from datamat.rows import RowStore, write_rows
 from datamat.running import Dispatched, Run
+from datamat.seeding import global_state_kept
 from datamat.storage import locked
 from datamat.transforms import Augmenter, forbid_update_check
 from datamat.verification import VerifyReport, verify
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from datamat.features import Features
+    from datamat.formats import ShardWriter
     from datamat.report import RunReport
 
 __all__ = ["Materializer", "materialize"]
@@ -175,23 +179,13 @@ class Materializer:
         Raises:
             SampleError: a sample failed.
         """
-        started = time.process_time()
-        opened = _open(self._rows(), self)
-        store, pipeline = opened.store, opened.pipeline
-        positions = np.asarray(store.order[spec.start : spec.stop])
-        columns = self.writer.features.columns
-        keys = KeyDigest()
-        with PartFile(self._rows().parent, spec) as file:
-            writer = self.format.writer(file, columns)  # type: ignore[arg-type]  # it needs `write` only
-            if spec.augmented or spec.copies > 1 or not _write_block(writer, store, pipeline, positions, keys):
-                rows = store.read(positions)
-                if spec.augmented and not opened.is_checked:
-                    pipeline.check_determined(rows[0])
-                    opened.is_checked = True
-                for row in rows:
-                    for key, record in pipeline.records(row, copies=spec.copies, augmented=spec.augmented):
-                        writer.append(record)
-                        keys.add(key)
+        folder = self._rows()
+        opened = _open(folder, self)
+        # One part at a time in a process: a transform keeps the generators of the draw it is at.
+        with opened.lock, global_state_kept(), PartFile(folder.parent, spec) as file:
+            started = time.process_time()
+            writer = self.format.writer(file, self.writer.features.columns)  # type: ignore[arg-type]  # `write` is enough
+            keys = _write_records(opened, spec, writer)
             offsets = writer.finish()
             return file.finish(offsets, keys, time.process_time() - started)
 
@@ -221,6 +215,8 @@ class Materializer:
             finally:
                 for future in futures:
                     future.cancel()
+                if self.executor is not None:
+                    wait(futures)  # parts that are under way end before the output is given free
                 self._rows_folder = None
 
     def _own_executor(self, num_parts: int) -> PathosExecutor:
@@ -283,7 +279,11 @@ class Materializer:
     def _make_plan(self, store: RowStore) -> Plan:
         copies = self._copies_by_split(store)
         augmented = {split: self._is_augmented(split) for split in store.splits}
-        digests = {split: self._fingerprint(copies[split], augmented=augmented[split]) for split in store.splits}
+        unaugmented, drawn = self._fingerprints()
+        digests = {
+            split: fingerprint([drawn if augmented[split] else unaugmented, copies[split]], where="options")
+            for split in store.splits
+        }
         return make_plan(
             store,
             name=self.writer.name or type(self.writer).__name__.lower(),
@@ -306,17 +306,15 @@ class Materializer:
         named = isinstance(self.copies, int) or split in self.copies
         return named and (self.transform is not None or self._hook() is not None)
 
-    def _fingerprint(self, copies: int, *, augmented: bool) -> str:
-        parts = {
-            "writer": fingerprint(self.writer, where="writer"),
-            "features": fingerprint(self.writer.features.to_json(), where="writer.features"),
-            "format": fingerprint([self.format.name, self.format.options()], where="format"),
-            "copies": str(copies),
-        }
-        if augmented:  # what is not augmented depends on neither
-            parts["transform"] = fingerprint(self.transform, where="transform")
-            parts["seed"] = str(self.seed)
-        return fingerprint(parts, where="options")
+    def _fingerprints(self) -> tuple[str, str]:
+        """Return the digests of what decides, beside the rows, the records as they are and those that are drawn."""
+        parts = [
+            fingerprint(self.writer, where="writer"),
+            fingerprint(self.writer.features.to_json(), where="writer.features"),
+            fingerprint([self.format.name, self.format.options()], where="format"),
+        ]
+        drawn = [*parts, fingerprint(self.transform, where="transform"), str(self.seed)]
+        return fingerprint(parts, where="options"), fingerprint(drawn, where="options")
 
 
 def materialize(
@@ -353,26 +351,13 @@ def materialize(
     return Materializer(writer, None, output, **options).run(progress=progress)
 
 
-def _write_block(writer: Any, store: RowStore, pipeline: Pipeline, positions: np.ndarray, keys: KeyDigest) -> bool:
-    """Write rows as one block, where the writer plug-in reads blocks; tell whether it did."""
-    if type(pipeline.writer).read_block is DatasetWriter.read_block:
-        return False
-    names = store.keys(positions)
-    block = pipeline.block(names, dict(store.columns(positions)))
-    if block is None:
-        return False
-    writer.append_block(block)
-    for name in names:
-        keys.add(name)
-    return True
-
-
 class _Opened:
     """What a worker keeps from part to part."""
 
     def __init__(self, store: RowStore, pipeline: Pipeline) -> None:
         self.store = store
         self.pipeline = pipeline
+        self.lock = threading.Lock()
         self.is_checked = False  # whether the transform was seen to draw from the seed alone
 
 
@@ -380,6 +365,37 @@ class _Opened:
 def _open(folder: pathlib.Path, job: Materializer) -> _Opened:
     job.writer.setup_worker()
     return _Opened(RowStore(folder), Pipeline(job.writer, job.augmenter, job.seed))
+
+
+def _write_records(opened: _Opened, spec: PartSpec, writer: ShardWriter) -> KeyDigest:
+    """Write the records of a part, and return the digest of their keys."""
+    positions = np.asarray(opened.store.order[spec.start : spec.stop])
+    if not spec.augmented and spec.copies == 1:
+        keys = _write_block(opened, positions, writer)
+        if keys is not None:
+            return keys
+    keys = KeyDigest()
+    rows = opened.store.read(positions)
+    if spec.augmented and not opened.is_checked:
+        opened.pipeline.check_determined(rows[0])
+        opened.is_checked = True
+    for row in rows:
+        for key, record in opened.pipeline.records(row, copies=spec.copies, augmented=spec.augmented):
+            writer.append(record)
+            keys.add(key)
+    return keys
+
+
+def _write_block(opened: _Opened, positions: np.ndarray, writer: ShardWriter) -> KeyDigest | None:
+    """Write rows as one block, or return None where the plug-in wants to be asked for each."""
+    if type(opened.pipeline.writer).read_block is DatasetWriter.read_block:
+        return None
+    names = opened.store.keys(positions)
+    block = opened.pipeline.block(names, dict(opened.store.columns(positions)))
+    if block is None:
+        return None
+    writer.append_block(block)
+    return KeyDigest(names)
 
 
 def _set_up_process() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import albumentations as A
 import numpy as np
@@ -116,6 +117,23 @@ def test_bytes_do_not_depend_on_the_workers(pairs, tmp_path, reference, num_work
     _augmented(pairs, tmp_path / "out", workers=options).run(progress=False)
 
     assert sets.digests(tmp_path / "out") == reference
+
+
+@pytest.mark.parametrize("make", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_any_executor_gives_the_same_bytes(pairs, tmp_path, reference, make):
+    """Threads share one transform, and take turns; the caller's random state is as before."""
+    np.random.seed(3)
+    before = np.random.get_state()[1].tobytes()
+    transform = A.Compose([A.HorizontalFlip(p=0.5), A.GaussNoise(p=0.5), A.Lambda(image=_global_noise, p=1)])
+    _job(pairs, tmp_path / "wanted", copies=3, transform=transform).run(progress=False)
+
+    with make(3) as executor:
+        _augmented(pairs, tmp_path / "out", executor=executor).run(progress=False)
+        _job(pairs, tmp_path / "drawn", copies=3, transform=transform, executor=executor).run(progress=False)
+
+    assert sets.digests(tmp_path / "out") == reference
+    assert sets.digests(tmp_path / "drawn") == sets.digests(tmp_path / "wanted")
+    assert np.random.get_state()[1].tobytes() == before
 
 
 def test_bytes_do_not_depend_on_where_or_when(pairs, tmp_path, reference):
@@ -276,7 +294,7 @@ def _stopping(source, output, *, after):
         return read(row)
 
     job.writer.__dict__["read"] = stop
-    job._fingerprint = lambda copies, *, augmented: _augmented(source, output)._fingerprint(copies, augmented=augmented)
+    job._fingerprints = _augmented(source, output)._fingerprints
     return job
 
 
@@ -372,9 +390,7 @@ def test_worker_that_dies_once_costs_nothing(pairs, tmp_path, reference):
         return read(row)
 
     job.writer.__dict__["read"] = once
-    job._fingerprint = lambda copies, *, augmented: _augmented(pairs, tmp_path)._fingerprint(
-        copies, augmented=augmented
-    )
+    job._fingerprints = _augmented(pairs, tmp_path)._fingerprints
     job.run(progress=False)
 
     assert marker.exists()
