@@ -61,7 +61,7 @@ class Index:
 
     @classmethod
     def from_rows(cls, rows: Iterable[IndexRow | tuple[Any, ...] | str]) -> Index:
-        """Return an index of rows that are at hand: `IndexRow`s, tuples of its fields, or mere keys."""
+        """Return an index of rows that are at hand: each an `IndexRow`, a tuple of its fields, or a mere key."""
         listed = [_as_row(row, number) for number, row in enumerate(rows)]
         return cls(lambda: listed)
 

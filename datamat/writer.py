@@ -154,6 +154,8 @@ def _load(name: str) -> Any:
             f"Pass 'package.module:Class' or a subclass of DatasetWriter"
         )
     module, _, attribute = target.partition(":")
+    if not module or not attribute:
+        raise OptionError(f"writer {name!r}: want 'package.module:Class'")
     try:
         loaded: Any = importlib.import_module(module)
         for part in attribute.split("."):

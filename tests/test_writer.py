@@ -182,6 +182,13 @@ def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path, num_worker
     assert not hasattr(writer, "pid")
 
 
+@pytest.mark.parametrize("name", [":Class", "module:"])
+def test_half_a_name_is_refused(name):
+    """Both the module and the class are wanted."""
+    with pytest.raises(OptionError, match=r"want 'package.module:Class'"):
+        resolve_writer(name, 3)
+
+
 def test_hooks_do_nothing_unless_they_are_replaced():
     """A sample passes through augment, and blocks are not offered."""
     writer, sample = Squares(), {"square": 4}

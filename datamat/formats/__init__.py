@@ -156,7 +156,7 @@ class Offsets:
             number, line = _first_bad_line(text, num_columns)
             raise CorruptDataError(
                 f"line {number} of the record index is {line!r}, expected 'OFFSET SIZE' or, for compressed shards, "
-                f"'OFFSET SIZE SKIP' in every line; rebuild the index with repair"
+                f"'OFFSET SIZE SKIP' in every line; remove the shard and run the job again"
             )
         numbers = np.fromstring(text, np.uint64, sep=" ").reshape(-1, num_columns)
         return Offsets(*(np.ascontiguousarray(column) for column in numbers.T))

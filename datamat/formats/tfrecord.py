@@ -359,5 +359,5 @@ def _row(columns: Block, index: int) -> dict[str, Value]:
 def _located(error: CorruptDataError, path: str, number: int, offset: int) -> CorruptDataError:
     return CorruptDataError(
         f"{path or 'shard'}: record {number} at byte {offset} is damaged: {error}; "
-        f"repair rebuilds the shard from its source"
+        f"remove the file and run the job again, which makes it anew"
     )

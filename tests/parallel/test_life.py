@@ -76,15 +76,16 @@ def test_pools_leave_nothing_behind(method):
     assert snapshot() == before
 
 
+@pytest.mark.stress
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_thousand_pools_leave_nothing_behind():
-    """Each with two workers."""
+def test_many_pools_leave_nothing_behind(request):
+    """Each with two workers; a thousand of them under --stress."""
     use_pool("fork")
     before = snapshot()
     shared = set(os.listdir("/dev/shm"))
 
-    for _ in range(1000):
+    for _ in range(1000 if request.config.getoption("--stress") else 100):
         use_pool("fork")
 
     assert snapshot() == before

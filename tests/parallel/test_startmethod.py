@@ -18,8 +18,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is alwa
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    """Pretend that this test runs without the threads of its runner."""
+    """Pretend that this test runs without the threads of its runner, and without what other tests left in use."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
+    for name in ("tensorflow.python.eager.context", "torch", "jax._src.xla_bridge", "ray", "grpc._cython.cygrpc"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @linux
