@@ -97,7 +97,7 @@ def test_names_of_writers_are_told_without_importing_them():
         ("", OptionError, "there is no writer ''; registered are camvid"),
         (f"{__name__}:Cubes", OptionError, "but the module has no 'Cubes'; check the name"),
         (f"{__name__}:Squares.Inner", OptionError, "but the module has no 'Squares.Inner'; check the name"),
-        (f"{__name__}:", OptionError, "but the module has no ''; check the name"),
+        (f"{__name__}:", OptionError, "want 'package.module:Class'"),
         ("no_such_module:A", MissingDependencyError, "which needs the module 'no_such_module'; install the package"),
         (f"{__name__}:os", OptionError, "want a DatasetWriter, a subclass, a registered name or 'module:Class'"),
         (3, OptionError, "writer is 3; want a DatasetWriter, a subclass, a registered name"),

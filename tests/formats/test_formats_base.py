@@ -72,7 +72,7 @@ def test_no_offsets_are_an_empty_text():
 )
 def test_from_text_names_the_bad_line(text, line):
     """A damaged index is refused with the number of its first bad line."""
-    with pytest.raises(CorruptDataError, match=rf"line {line} of the record index is .*rebuild the index"):
+    with pytest.raises(CorruptDataError, match=rf"line {line} of the record index is .*remove the shard"):
         Offsets.from_text(text)
 
 
