@@ -11,12 +11,12 @@ PNG image and mask, and COPIES times flip, rotate, change brightness and contras
     floor          two forked processes, half of the pairs each: only that work, written raw to one file per process.
                    No framing, no checksum, no flush, no receipts. With cv2 as codec.
     datamat        everything on: checksums, flush, manifest, index, progress; its built-in codecs
-    datamat-cv2    the same with cv2 as codec (isal and pyspng hidden), as the floor has it
+    datamat-own    the same with codecs of the user's own: cv2 in `read` and in the transform, just as the floor
     pathos-tf      pathos' pool over pairs, one tf.io.TFRecordWriter per chunk
     tf             one process, TensorFlow's decoders and writer
 
-Memory is the proportional set size (shared pages counted once) of the whole process tree, at its peak, sampled in a
-run of its own. `--rows N` times N tiny numeric rows in whole blocks instead.
+Memory is that of the whole process tree at its peak, sampled in a run of its own: the sum of resident sizes (RSS), and
+of proportional ones, which count shared pages once (PSS). `--rows N` times N tiny numeric rows in whole blocks instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import tempfile
 import time
 
 COPIES = 4
-CONTESTANTS = ("floor", "datamat-cv2", "datamat", "pathos-tf", "tf")
+CONTESTANTS = ("floor", "datamat-own", "datamat", "pathos-tf", "tf")
 
 
 def main() -> None:
@@ -69,11 +69,11 @@ def race_pairs(folder: pathlib.Path, options: argparse.Namespace) -> None:
                 times[name].append(elapsed)
     memory = {name: peak_memory(name, source, folder / "out") for name in names} if options.memory else {}
     print(f"{options.pairs} pairs x {COPIES} copies, {options.rounds} rounds; ratio = median of the rounds' ratios")
-    print(f"{'contestant':14}{'median s':>10}{'min s':>8}{'x floor':>9}{'peak MB':>9}")
+    print(f"{'contestant':14}{'median s':>10}{'min s':>8}{'x floor':>9}{'RSS MB':>9}{'PSS MB':>9}")
     for name in names:
         ratios = [mine / floor for mine, floor in zip(times[name], times.get("floor", times[name]), strict=True)]
         row = f"{name:14}{statistics.median(times[name]):10.2f}{min(times[name]):8.2f}{statistics.median(ratios):9.3f}"
-        print(row + (f"{memory[name]:9.0f}" if memory else ""))
+        print(row + ("".join(f"{megabytes:9.0f}" for megabytes in memory[name]) if memory else ""))
 
 
 def command(name: str, source: pathlib.Path, output: pathlib.Path) -> list[str]:
@@ -90,25 +90,24 @@ def timed(name: str, source: pathlib.Path, output: pathlib.Path) -> float:
     return elapsed
 
 
-def peak_memory(name: str, source: pathlib.Path, output: pathlib.Path) -> float:
+def peak_memory(name: str, source: pathlib.Path, output: pathlib.Path) -> tuple[float, float]:
     import psutil
 
     output.mkdir()
     process = subprocess.Popen(command(name, source, output), stderr=subprocess.DEVNULL)
     tree = psutil.Process(process.pid)
-    peak = 0
+    peak_pss = peak_rss = 0
     while process.poll() is None:
-        total = 0
         try:
-            for member in [tree, *tree.children(recursive=True)]:
-                total += member.memory_full_info().pss
+            found = [member.memory_full_info() for member in [tree, *tree.children(recursive=True)]]
         except psutil.Error:
             continue  # one of them has just ended
-        peak = max(peak, total)
+        peak_pss = max(peak_pss, sum(memory.pss for memory in found))
+        peak_rss = max(peak_rss, sum(memory.rss for memory in found))
         time.sleep(0.02)
     assert process.returncode == 0
     shutil.rmtree(output)
-    return peak / 1e6
+    return peak_rss / 1e6, peak_pss / 1e6
 
 
 def make_source(folder: pathlib.Path, real: str | None, pairs: int) -> None:
@@ -134,7 +133,7 @@ def make_source(folder: pathlib.Path, real: str | None, pairs: int) -> None:
 
 def run_contestant(name: str, source: str, output: str) -> None:
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
-    {"floor": floor, "datamat": datamat, "datamat-cv2": datamat_cv2, "pathos-tf": pathos_tf, "tf": tensorflow}[name](
+    {"floor": floor, "datamat": datamat, "datamat-own": datamat_own, "pathos-tf": pathos_tf, "tf": tensorflow}[name](
         source, output
     )
 
@@ -170,10 +169,15 @@ def augmented(transform, number: int, image_path: str, mask_path: str):
     mask = cv2.imread(mask_path, cv2.IMREAD_UNCHANGED)
     for copy in range(COPIES):
         reseed(transform, number * COPIES + copy)
-        drawn = transform(image=image, mask=mask)
-        picture = cv2.cvtColor(drawn["image"], cv2.COLOR_RGB2BGR)
-        jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
-        yield jpeg, cv2.imencode(".png", drawn["mask"])[1].tobytes()
+        yield encoded(transform(image=image, mask=mask))
+
+
+def encoded(drawn) -> tuple[bytes, bytes]:
+    import cv2
+
+    picture = cv2.cvtColor(drawn["image"], cv2.COLOR_RGB2BGR)
+    jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+    return jpeg, cv2.imencode(".png", drawn["mask"])[1].tobytes()
 
 
 def floor(source: str, output: str) -> None:
@@ -201,9 +205,30 @@ def datamat(source: str, output: str) -> None:
     Materializer("camvid", source, output, copies=COPIES, transform=augmentation()).run()
 
 
-def datamat_cv2(source: str, output: str) -> None:
-    sys.modules["isal"] = sys.modules["pyspng"] = None  # type: ignore[assignment]  # as where the wheels are missing
-    datamat(source, output)
+def datamat_own(source: str, output: str) -> None:
+    import random
+
+    import cv2
+
+    from datamat import Materializer
+    from datamat.writers.camvid import CamVidWriter
+
+    pipeline = augmentation()
+
+    class OwnCodecs(CamVidWriter):
+        def read(self, row):
+            paths = row.fields
+            return {
+                "image": cv2.imread(paths["image"], cv2.IMREAD_COLOR_RGB),
+                "mask": cv2.imread(paths["mask"], cv2.IMREAD_UNCHANGED),
+            }
+
+    def draw(sample, rng):
+        pipeline.set_random_state(rng, random.Random(int(rng.integers(1 << 32))))
+        image, mask = encoded(pipeline(image=sample["image"], mask=sample["mask"]))
+        return {**sample, "image": image, "mask": mask}
+
+    Materializer(OwnCodecs, source, output, copies=COPIES, transform=draw).run()
 
 
 def _write_chunk(job):
