@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from datamat.errors import SampleError, SchemaError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from datamat.writer import DatasetWriter, Sample
 
 __all__ = ["Pipeline"]
+
+_MOST_ATTEMPTS = 8  # to draw a copy unlike the earlier ones; a transform that changes nothing is left at that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +99,28 @@ class Pipeline:
 
     def _drawn(self, row: IndexRow, sample: Sample, copies: int) -> Iterator[tuple[str, dict[str, Column]]]:
         decoded = self.writer.features.prepare(sample)  # once, for all copies
+        earlier: list[list[dict[str, Column]]] = []
         for copy in range(copies):
-            drawn = self.augmenter.draw(decoded, key=row.key, copy=copy, seed=self.seed)
-            for number, result in enumerate(drawn):
-                key = f"{row.key}#{copy}" if len(drawn) == 1 else f"{row.key}#{copy}-{number}"
-                yield key, self.writer.features.encode({**result, "key": key})
+            # Transforms with probabilities leave some copies untouched: two of those would be the same record twice.
+            for attempt in range(_MOST_ATTEMPTS):
+                encoded = self._draw(decoded, row.key, copy, attempt)
+                if not any(_are_equal(encoded, other) for other in earlier):
+                    break
+            earlier.append(encoded)
+            for number, columns in enumerate(encoded):
+                key = f"{row.key}#{copy}" if len(encoded) == 1 else f"{row.key}#{copy}-{number}"
+                yield key, {**columns, "key": key.encode()}
+
+    def _draw(self, decoded: Sample, key: str, copy: int, attempt: int) -> list[dict[str, Column]]:
+        drawn = self.augmenter.draw(decoded, key=key, copy=copy, seed=self.seed, attempt=attempt)
+        return [self.writer.features.encode({**result, "key": key}) for result in drawn]
+
+
+def _are_equal(some: list[dict[str, Column]], others: list[dict[str, Column]]) -> bool:
+    if len(some) != len(others):
+        return False
+    pairs = ((mine[name], other[name]) for mine, other in zip(some, others, strict=True) for name in mine)
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
 
 def _told(row: IndexRow, error: BaseException) -> str:

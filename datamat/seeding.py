@@ -33,7 +33,7 @@ def mix64(values: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def sample_seed(seed: int, key: str, copy: int) -> np.random.SeedSequence:
+def sample_seed(seed: int, key: str, copy: int, attempt: int = 0) -> np.random.SeedSequence:
     """Return the seed of one record.
 
     The entropy is (seed, the 128-bit XXH3 hash of the key, copy): two records share a stream only if a 128-bit
@@ -43,6 +43,7 @@ def sample_seed(seed: int, key: str, copy: int) -> np.random.SeedSequence:
         seed: the seed of the run, not negative.
         key: the key of the input row, without the `#COPY` suffix.
         copy: number of the copy, from 0.
+        attempt: above 0 for a copy that is drawn anew because it came out as an earlier one did.
 
     Returns:
         A `numpy.random.SeedSequence`; equal arguments give equal streams on every machine.
@@ -52,7 +53,7 @@ def sample_seed(seed: int, key: str, copy: int) -> np.random.SeedSequence:
         [590214412, 1920399982]
     """
     high, low = divmod(xxhash.xxh3_128_intdigest(key.encode()), 1 << 64)
-    return np.random.SeedSequence([seed, high, low, copy])
+    return np.random.SeedSequence([seed, high, low, copy, attempt] if attempt else [seed, high, low, copy])
 
 
 def sample_rng(seed: int, key: str, copy: int) -> np.random.Generator:

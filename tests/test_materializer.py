@@ -428,6 +428,20 @@ def test_copies_are_distinct_and_image_and_mask_stay_together(pairs, tmp_path):
     assert max(map(len, flips.values())) > 1
 
 
+def test_copies_are_distinct_though_the_transform_may_do_nothing(pairs, tmp_path):
+    """A copy that comes out as an earlier one did is drawn anew, from a stream of its own."""
+    transform = A.Compose([A.HorizontalFlip(p=0.1), A.RandomBrightnessContrast(p=0.3)])
+    for workers in (1, 2):
+        options = WorkerOptions(num_workers=workers)
+        _job(pairs, tmp_path / f"out{workers}", copies=3, transform=transform, workers=options).run(progress=False)
+
+    train = load(tmp_path / "out1", "train")
+    drawn = {n: {train[f"train{n:03d}#{copy}"]["image"].tobytes() for copy in range(3)} for n in range(20)}
+
+    assert all(len(copies) == 3 for copies in drawn.values())
+    assert sets.digests(tmp_path / "out1") == sets.digests(tmp_path / "out2")
+
+
 def test_albumentations_gives_the_same_bytes_for_any_workers(pairs, tmp_path):
     """Its own generators, and numpy's and random's global ones, are set for each copy."""
     for workers in (1, 3):

@@ -60,7 +60,7 @@ class Augmenter:
             stages.append(_stage_of(self.transform, self.features))
         object.__setattr__(self, "_stages", tuple(stages))
 
-    def draw(self, sample: Mapping[str, Any], *, key: str, copy: int, seed: int) -> list[Sample]:
+    def draw(self, sample: Mapping[str, Any], *, key: str, copy: int, seed: int, attempt: int = 0) -> list[Sample]:
         """Return one copy of a sample: as many samples as the hook and the transform make of it, mostly one.
 
         Sets the global random states of `random` and `numpy.random`.
@@ -70,13 +70,14 @@ class Augmenter:
             key: of the input row.
             copy: number of the copy, from 0.
             seed: of the run, not negative.
+            attempt: above 0 to draw the copy anew.
 
         Raises:
             SchemaError: the hook or the transform returned no sample, or the sample lacks a field.
             InputError: an encoded image of the sample does not decode.
             OptionError: a label cannot pass through albumentations unchanged.
         """
-        return _drawn(self._stages, self.features, sample, _chance(seed, key, copy))
+        return _drawn(self._stages, self.features, sample, _chance(seed, key, copy, attempt))
 
     def check_determined(self, sample: Mapping[str, Any], *, key: str, seed: int) -> None:
         """Draw a copy twice and compare: chance of a transform's own would give other bytes in every run.
@@ -107,9 +108,9 @@ class Augmenter:
         )
 
 
-def _chance(seed: int, key: str, copy: int) -> Chance:
+def _chance(seed: int, key: str, copy: int, attempt: int = 0) -> Chance:
     """Return the generators of one copy and seed the global ones: independent streams of one `SeedSequence`."""
-    sequence = sample_seed(seed, key, copy)
+    sequence = sample_seed(seed, key, copy, attempt)
     # PCG64 takes the first 8 of these words: `rng` is `seeding.sample_rng`, and the others share none with it.
     *_, numpy_word, random_word, global_word = (int(word) for word in sequence.generate_state(11))
     seed_globals(global_word)
