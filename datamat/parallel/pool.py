@@ -174,7 +174,12 @@ class Dispatcher:
         if not self._waiting:
             return
         self._start_workers()
-        ready = [handle for handle in self._crew.handles if handle.takes_tasks]
+        # An idle worker may have been killed since the last look: a call given to it would seem to be the cause.
+        ready = [
+            handle
+            for handle in self._crew.handles
+            if handle.takes_tasks and (handle.in_flight or not handle.has_ended())
+        ]
         if not ready:
             return
         depth = 1 if self._options.max_tasks else prefetch_depth(self._cost)
