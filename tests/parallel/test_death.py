@@ -329,6 +329,7 @@ def test_process_that_the_parent_forked_does_not_keep_workers_alive(method):
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from datamat.parallel import PathosExecutor
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background has it ignored
 def sleep(_): time.sleep(600)
 try:
     with PathosExecutor(2, start_method=sys.argv[1]) as pool:
