@@ -70,8 +70,8 @@ class WorkerOptions:
         start_method: "fork", "forkserver", "spawn", or None for the fastest that is safe here and now.
         affinity: "physical" keeps workers on one logical CPU per core, "pinned" gives each its own core, None
             leaves the mask alone.
-        sample_timeout_s: seconds that one sample may take, None for no limit.
-        max_rss: bytes of memory that a worker may use before it is replaced, None for no limit.
+        sample_timeout_s: seconds that one sample may take; only None, no limit, in this version.
+        max_rss: bytes of memory that a worker may use before it is replaced; only None, no limit, in this version.
         max_retries: how often a part is tried again after its worker died.
 
     Raises:
@@ -98,6 +98,9 @@ class WorkerOptions:
             )
         if self.affinity not in {None, "physical", "pinned"}:
             raise OptionError(f"WorkerOptions: affinity is {self.affinity!r}; want 'physical', 'pinned' or None")
+        for name in ("sample_timeout_s", "max_rss"):
+            if getattr(self, name) is not None:
+                raise OptionError(f"WorkerOptions: this version does not keep {name} yet; leave it out")
         if self.max_retries < 0:
             raise OptionError(f"WorkerOptions: max_retries is {self.max_retries}; want 0 or more")
 
