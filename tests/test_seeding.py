@@ -6,13 +6,13 @@ import numpy as np
 
 from datamat.seeding import global_state_kept, key_hash, mix64, sample_rng, sample_seed, seed_globals
 
-GOLDEN_DRAWS = [1316520980, 2150004837]
+GOLDEN_DRAWS = [2222550871, 2566471044]
 GOLDEN_HASH = 9854349604957331739
 
 
 def test_streams_are_pinned():
     """Golden values: a change here changes every augmented data set."""
-    assert sample_seed(7, "0001TP_006690", 0).generate_state(2).tolist() == [590214412, 1920399982]
+    assert sample_seed(7, "0001TP_006690", 0).generate_state(2).tolist() == [1528537292, 4123725432]
     assert sample_rng(7, "é", 3).integers(1 << 32, size=2).tolist() == GOLDEN_DRAWS
     assert key_hash("0001TP_006690") == GOLDEN_HASH
 

@@ -1,7 +1,7 @@
 """Encoded pictures and masks: look at, check, decode, encode them. Pure functions, safe in forked workers.
 
     files       bytes of an input file, read once
-    pictures    probe, decode_image, decode_mask, check_complete, can_keep_*    <- start reading here
+    pictures    probe, decode_image, decode_mask, can_keep_*    <- start reading here
     encode      encode_jpeg, encode_png
     info        ImageInfo, EXIF orientation
     png, png_chunks, jpeg, webp, bmp   one format each
@@ -21,7 +21,6 @@ from datamat.codecs.libraries import codec_versions
 from datamat.codecs.pictures import (
     can_keep_image,
     can_keep_mask,
-    check_complete,
     decode_image,
     decode_mask,
     probe,
@@ -32,7 +31,6 @@ __all__ = [
     "ImageInfo",
     "can_keep_image",
     "can_keep_mask",
-    "check_complete",
     "codec_versions",
     "decode_image",
     "decode_mask",

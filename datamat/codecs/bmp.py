@@ -6,7 +6,7 @@ import struct
 
 from datamat.codecs.info import RESTORE, ImageInfo, refuse
 
-__all__ = ["check_bmp", "probe_bmp"]
+__all__ = ["probe_bmp"]
 
 _BITFIELDS = 3  # compression: masks say where in a pixel each colour lies; 0 is plain
 _USUAL_MASKS = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)  # red, green, blue: as plain; cv2 4 knows no others
@@ -14,13 +14,15 @@ _CHANNELS = {1: 1, 4: 1, 8: 1, 24: 3, 32: 4}  # bits per pixel to samples; up to
 _INFO = struct.Struct("<IiiHHI")  # size, width, height, planes, bits per pixel, compression
 
 
-def probe_bmp(data: bytes, name: str) -> ImageInfo:
-    """Return what the headers say."""
+def probe_bmp(data: bytes, name: str, *, whole: bool) -> ImageInfo:
+    """Return what the headers say; `whole` also checks that the file holds all rows."""
     width, height, bits, compression, header_bytes = _header(data, name)
     is_usual = compression == 0 or (compression == _BITFIELDS and bits == 32 and data[54:66] == _USUAL_MASKS)
     if not is_usual or bits not in _CHANNELS:
         found = f"BMP of {bits} bits per pixel with compression {compression}, or unusual colour masks"
         raise refuse(name, found, "plain 1, 4, 8, 24 or 32 bits", "save it as PNG")
+    if whole:
+        _check_length(data, name)
     # The mask of the alpha bits is at byte 52 of BITMAPV3INFOHEADER and later; before that the 4th byte is padding.
     alpha = bits == 32 and header_bytes >= 56 and data[66:70] not in {b"", bytes(4)}
     return ImageInfo(
@@ -34,7 +36,7 @@ def probe_bmp(data: bytes, name: str) -> ImageInfo:
     )
 
 
-def check_bmp(data: bytes, name: str) -> None:
+def _check_length(data: bytes, name: str) -> None:
     """Refuse a file that is too short for its rows."""
     width, height, bits, _, header_bytes = _header(data, name)
     offset = int.from_bytes(data[10:14], "little")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ _ORIENTATION_TAG = 0x0112
 _SHORT = 3  # TIFF field type, 16 bits unsigned
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ImageInfo:
+class ImageInfo(NamedTuple):
     """What the header of an encoded picture says; nothing here needs its pixels decoded.
 
     Attributes:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from datamat.codecs.info import RESTORE, ImageInfo, exif_orientation, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["check_jpeg", "probe_jpeg"]
+__all__ = ["probe_jpeg"]
 
 _EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 stand without a length
@@ -28,12 +28,22 @@ _MAX_SCANS = 500  # a tiny progressive file with thousands of scans costs minute
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
-def probe_jpeg(data: bytes, name: str) -> ImageInfo:
-    """Return what the segments before the first scan say."""
+def probe_jpeg(data: bytes, name: str, *, whole: bool) -> ImageInfo:
+    """Return what the segments before the first scan say.
+
+    Args:
+        data: the file.
+        name: what to call it in messages.
+        whole: also refuse a file without a scan, or whose markers do not lead to its end. What follows EOI is ignored:
+            cameras and phones append previews, depth maps and video there; every decoder stops at it.
+    """
     info: ImageInfo | None = None
     orientation: int | None = None
-    for marker, start, stop in _segments(data, name):
+    segments = _segments(data, name)
+    for marker, start, stop in segments:
         if marker in {_SOS, _EOI}:
+            if whole:
+                _check_scans(marker, segments, name)
             break
         if marker in _FRAMES:
             if info is not None:
@@ -43,24 +53,18 @@ def probe_jpeg(data: bytes, name: str) -> ImageInfo:
             orientation = exif_orientation(memoryview(data)[start + 6 : stop])
     if info is None:
         raise refuse(name, "JPEG without a frame header before its pixels", "a whole JPEG file", RESTORE)
-    height, width, channels, depth = info.height, info.width, info.channels, info.bit_depth
-    return ImageInfo("jpeg", height, width, channels, depth, orientation=orientation or 1, cmyk=channels == 4)
+    return info._replace(orientation=orientation) if orientation else info
 
 
-def check_jpeg(data: bytes, name: str) -> None:
-    """Refuse a file without a scan, or whose markers do not lead to its end; what follows EOI is ignored.
-
-    Cameras and phones append previews, depth maps and video after EOI; every decoder stops there.
-    """
-    scans = 0
-    for marker, _, _ in _segments(data, name):
-        scans += marker == _SOS
+def _check_scans(marker: int, later: Iterable[tuple[int, int, int]], name: str) -> None:
+    """Refuse a file without a scan; walking on to the end of image refuses one that is cut off."""
+    scans = int(marker == _SOS)
+    for following, _, _ in later:
+        scans += following == _SOS
         if scans > _MAX_SCANS:
             raise refuse(name, f"JPEG with over {_MAX_SCANS} scans", "a picture, not a decoding bomb", RESTORE)
-        if marker == _EOI:
-            if not scans:
-                raise refuse(name, "JPEG without pixels", "at least one scan", RESTORE)
-            return
+    if not scans:
+        raise refuse(name, "JPEG without pixels", "at least one scan", RESTORE)
 
 
 def _segments(data: bytes, name: str) -> Iterator[tuple[int, int, int]]:
@@ -101,4 +105,4 @@ def _frame(marker: int, frame: bytes, name: str) -> ImageInfo:
     if channels not in {1, 3, 4} or len(frame) != 6 + 3 * channels:
         raise refuse(name, f"JPEG frame of {channels} components in {len(frame)} bytes", "1, 3 or 4", RESTORE)
     height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
-    return ImageInfo("jpeg", height, width, channels, bit_depth=frame[0])
+    return ImageInfo("jpeg", height, width, channels, bit_depth=frame[0], cmyk=channels == 4)

@@ -1,6 +1,6 @@
-"""What the rest of datamat asks of a picture file: probe, decode, check, may it be kept.
+"""What the rest of datamat asks of a picture file: probe, decode, may it be kept.
 
-Order of every decode: header, refusals, structure, pixels. So nothing large is allocated for a file that is refused,
+Order of every decode: header and structure, refusals, pixels. So nothing large is allocated for a file that is refused,
 and what is refused does not depend on which library decodes.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from datamat.codecs.bmp import check_bmp, probe_bmp
+from datamat.codecs.bmp import probe_bmp
 from datamat.codecs.info import MAX_PIXELS, RESTORE, refuse, turn_upright
-from datamat.codecs.jpeg import check_jpeg, probe_jpeg
+from datamat.codecs.jpeg import probe_jpeg
 from datamat.codecs.opencv import decode_with_cv2
 from datamat.codecs.png import decode_png_image, decode_png_samples
-from datamat.codecs.png_chunks import SIGNATURE, check_png, probe_png
-from datamat.codecs.webp import check_webp, probe_webp
+from datamat.codecs.png_chunks import SIGNATURE, probe_png, walk_chunks
+from datamat.codecs.webp import probe_webp
 from datamat.errors import OptionError
 
 if TYPE_CHECKING:
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "can_keep_image",
     "can_keep_mask",
-    "check_complete",
     "decode_image",
     "decode_mask",
     "probe",
 ]
 
 _PROBES = {"png": probe_png, "jpeg": probe_jpeg, "webp": probe_webp, "bmp": probe_bmp}
-_CHECKS = {"png": check_png, "jpeg": check_jpeg, "webp": check_webp, "bmp": check_bmp}
 _FOREIGN = {
     b"GIF8": "GIF",
     b"II*\0": "TIFF",
@@ -46,17 +44,21 @@ _FOREIGN = {
 _KEPT_ENCODINGS = {"png", "jpeg"}
 
 
-def probe(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> ImageInfo:
+def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int = MAX_PIXELS) -> ImageInfo:
     """Return what an encoded picture's header says; no pixel is decoded.
 
     Args:
-        data: the file; its first bytes are enough, up to where the pixels begin (for PNG with an eXIf chunk after
-            them and for WebP, the whole file).
+        data: the file; without `whole` its first bytes are enough, up to where the pixels begin (for PNG with an eXIf
+            chunk after them and for WebP, the whole file).
+        whole: also refuse a file that is cut off or damaged, as far as that is seen without decoding it. PNG: every
+            chunk with its CRC, up to IEND. JPEG: every marker up to end of image; damage inside the compressed data
+            is not seen. WebP and BMP: lengths. Bytes after the end are allowed, as every decoder does.
         name: what to call it in messages: a path, key or field.
         max_pixels: most pixels (width * height) accepted, by default as in Pillow.
 
     Raises:
-        InputError: it is not PNG, JPEG, WebP or BMP, its header is damaged, it has no pixels or more than `max_pixels`.
+        InputError: it is not PNG, JPEG, WebP or BMP, its header is damaged, it has no pixels or more than `max_pixels`,
+            or it is not whole.
 
     Example:
         >>> import numpy as np
@@ -65,7 +67,7 @@ def probe(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image
         >>> info.encoding, info.height, info.width, info.channels
         ('png', 2, 3, 1)
     """
-    info = _PROBES[_encoding(data, name)](data, name)
+    info = _PROBES[_encoding(data, name)](data, name, whole=whole)
     found = f"{info.encoding} of {info.width} x {info.height} pixels"
     if info.height < 1 or info.width < 1:
         raise refuse(name, found, "at least one pixel", "take it out of the index")
@@ -103,12 +105,11 @@ def decode_image(data: bytes, *, channels: int = 3, name: str = "", max_pixels: 
     """
     if channels not in {1, 3, 4}:
         raise OptionError(f"decode_image: channels is {channels!r}; want 1 (grey), 3 (RGB) or 4 (RGBA)")
-    info = probe(data, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=True, name=name, max_pixels=max_pixels)
     _refuse_image(info, channels, name)
     if info.encoding == "png":
-        pixels = decode_png_image(check_png(data, name), info, channels, name)
+        pixels = decode_png_image(walk_chunks(data, name), info, channels, name)
     else:
-        check_complete(data, info, name=name)
         pixels = _decode_other(data, info, channels, name)
     return pixels if info.orientation == 1 else turn_upright(pixels, info.orientation)
 
@@ -137,27 +138,10 @@ def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) ->
         >>> decode_mask(encode_png(np.array([[0, 7]], np.uint8))).tolist()
         [[0, 7]]
     """
-    info = probe(data, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=True, name=name, max_pixels=max_pixels)
     _refuse_mask(info, name)
-    ids = decode_png_samples(check_png(data, name), info, name)[..., 0]
+    ids = decode_png_samples(walk_chunks(data, name), info, name)[..., 0]
     return ids if info.orientation == 1 else turn_upright(ids, info.orientation)
-
-
-def check_complete(data: bytes, info: ImageInfo, *, name: str = "") -> None:
-    """Refuse a file that is cut off or damaged, as far as that is seen without decoding it.
-
-    PNG: every chunk with its CRC, up to IEND. JPEG: every marker up to end of image; damage inside the compressed data
-    is not seen. WebP and BMP: lengths. Bytes after the end are allowed, as every decoder does.
-
-    Args:
-        data: the whole file.
-        info: what `probe` said of it.
-        name: what to call it in messages.
-
-    Raises:
-        InputError: the file is not whole.
-    """
-    _CHECKS[info.encoding](data, name)
 
 
 def can_keep_image(info: ImageInfo, *, channels: int = 3) -> bool:

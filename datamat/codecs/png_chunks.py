@@ -82,15 +82,15 @@ def walk_chunks(data: bytes, name: str) -> PngFile:
     return PngFile(data, tuple(chunks))
 
 
-def probe_png(data: bytes, name: str) -> ImageInfo:
-    """Return what the header and the chunk types say; the pixels may still be cut off or damaged."""
+def probe_png(data: bytes, name: str, *, whole: bool) -> ImageInfo:
+    """Return what the header and the chunk types say; `whole` also checks that the chunks are all there and intact."""
     if len(data) < len(SIGNATURE) + 8 + _HEADER.size or data[8:16] != b"\0\0\0\rIHDR":
         raise refuse(name, "PNG signature without a complete IHDR chunk", "a whole PNG file", RESTORE)
     width, height, depth, colour, compression, filtering, interlace = _HEADER.unpack_from(data, 16)
     if depth not in _DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
         found = f"PNG header with colour type {colour}, depth {depth}, methods {compression}, {filtering}, {interlace}"
         raise refuse(name, found, "a combination that PNG defines", RESTORE)
-    file = walk_chunks(data, name)
+    file = check_png(data, name) if whole else walk_chunks(data, name)
     kinds = {chunk.kind for chunk in file.chunks}
     return ImageInfo(
         encoding="png",

@@ -9,14 +9,16 @@ from datamat.codecs.info import RESTORE, ImageInfo, exif_orientation, refuse
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_webp", "probe_webp"]
+__all__ = ["probe_webp"]
 
 _HEADERS = {b"VP8X", b"VP8 ", b"VP8L", b"ANIM", b"EXIF"}
 _ALPHA_FLAG, _ANIMATION_FLAG = 0x10, 0x02
 
 
-def probe_webp(data: bytes, name: str) -> ImageInfo:
-    """Return what the container's chunks say."""
+def probe_webp(data: bytes, name: str, *, whole: bool) -> ImageInfo:
+    """Return what the container's chunks say; `whole` also checks that the file is as long as they say."""
+    if whole:
+        _check_length(data, name)
     chunks: dict[bytes, bytes] = {}
     for kind, start, stop in _chunks(data):
         if kind in _HEADERS and kind not in chunks:
@@ -45,7 +47,7 @@ def probe_webp(data: bytes, name: str) -> ImageInfo:
     )
 
 
-def check_webp(data: bytes, name: str) -> None:
+def _check_length(data: bytes, name: str) -> None:
     """Refuse a file that is shorter than its container says, or whose chunks go past its end."""
     wanted = 8 + _uint(data[4:8])
     end = max((stop for _, _, stop in _chunks(data)), default=0)

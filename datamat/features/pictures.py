@@ -79,11 +79,10 @@ class Image(Feature):
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
-            info = codecs.probe(value, name=name)
+            info = codecs.probe(value, whole=True, name=name)
             if codecs.can_keep_image(info, channels=self.channels):
                 shape = (info.height, info.width, self.channels)
                 check_array(name, self, np.uint8, shape, self.shape, np.dtype(np.uint8))
-                codecs.check_complete(value, info, name=name)
                 return {name: value}
             value = self.prepare(name, value)
         value = array_of(name, self, value)
@@ -144,10 +143,9 @@ class Mask(Feature):
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
-            info = codecs.probe(value, name=name)
+            info = codecs.probe(value, whole=True, name=name)
             if codecs.can_keep_mask(info):
                 check_array(name, self, np.uint8, (info.height, info.width), self.shape, np.dtype(np.uint8))
-                codecs.check_complete(value, info, name=name)
                 return {name: value}
             value = self.prepare(name, value)
         value = array_of(name, self, value)

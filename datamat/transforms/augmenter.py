@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import random
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
@@ -46,7 +45,7 @@ class Augmenter:
         ...     return {**sample, "x": sample["x"] + int(rng.integers(100))}
         >>> augmenter = Augmenter(Features({"x": Scalar("int64")}), shift)
         >>> augmenter.draw({"key": "a", "x": 0}, key="a", copy=1, seed=7)
-        [{'key': 'a', 'x': 57}]
+        [{'key': 'a', 'x': 10}]
     """
 
     features: Features
@@ -109,16 +108,10 @@ class Augmenter:
 
 
 def _chance(seed: int, key: str, copy: int, attempt: int = 0) -> Chance:
-    """Return the generators of one copy and seed the global ones: independent streams of one `SeedSequence`."""
-    sequence = sample_seed(seed, key, copy, attempt)
-    # PCG64 takes the first 8 of these words: `rng` is `seeding.sample_rng`, and the others share none with it.
-    *_, numpy_word, random_word, global_word = (int(word) for word in sequence.generate_state(11))
-    seed_globals(global_word)
-    return Chance(
-        rng=np.random.Generator(np.random.PCG64(sequence)),
-        pipeline_rng=np.random.Generator(np.random.PCG64(numpy_word)),
-        pipeline_random=random.Random(random_word),  # noqa: S311 -- not for secrets
-    )
+    """Return the generators of one copy and seed the global ones."""
+    chance = Chance(sample_seed(seed, key, copy, attempt))
+    seed_globals(chance.global_seed)
+    return chance
 
 
 def _drawn(stages: Sequence[Stage], features: Features, sample: Mapping[str, Any], chance: Chance) -> list[Sample]:

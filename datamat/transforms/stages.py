@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Iterator
 
 __all__ = ["Call", "Chance", "Hook", "Sample", "Stage"]
@@ -20,13 +21,26 @@ Hook: TypeAlias = Callable[[Sample, np.random.Generator], Any]
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
 class Chance:
-    """The generators of one copy: for the hook and callables, and the two that a pipeline draws from."""
+    """The generators of one copy: independent streams of one `SeedSequence`.
 
-    rng: np.random.Generator
-    pipeline_rng: np.random.Generator
-    pipeline_random: random.Random
+    Args:
+        sequence: of the copy.
+
+    Attributes:
+        rng: for the hook and for callables.
+        global_seed: 32 bits for the generators that a process has anyway.
+    """
+
+    def __init__(self, sequence: np.random.SeedSequence) -> None:
+        # PCG64 takes the first 8 of these words; the other streams share none with it.
+        *_, self._numpy_word, self._random_word, self.global_seed = sequence.generate_state(11).tolist()
+        self.rng = np.random.Generator(np.random.PCG64(sequence))
+
+    @functools.cached_property
+    def of_pipeline(self) -> tuple[np.random.Generator, random.Random]:
+        """The two generators that an albumentations pipeline draws from; made only where there is one."""
+        return np.random.Generator(np.random.PCG64(self._numpy_word)), random.Random(self._random_word)  # noqa: S311
 
 
 class Stage(abc.ABC):
