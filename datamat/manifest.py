@@ -32,12 +32,13 @@ class ShardInfo:
     Attributes:
         file: its name in the directory; the offsets of its records are in the file of that name ending in `.idx`.
         split: the split that it belongs to.
-        num_rows: input rows in it.
+        num_rows: input rows that are accounted for in it: those that gave records, and those that failed.
         num_records: records in it.
         num_bytes: its size.
         checksum: XXH3-128 of the whole file, 32 hex digits.
         key_digest: `KeyDigest` of the keys of its records, in order.
         fingerprint: digest of all that decides its bytes.
+        num_failed: input rows that gave no record; the ledger says why.
     """
 
     file: str
@@ -48,6 +49,7 @@ class ShardInfo:
     checksum: str
     key_digest: str
     fingerprint: str
+    num_failed: int = 0
 
     def __post_init__(self) -> None:
         kinds = {field.name: str if field.type == "str" else int for field in dataclasses.fields(self)}
@@ -126,6 +128,7 @@ class Manifest:
             split: {
                 "num_shards": len(shards),
                 "num_rows": sum(shard.num_rows for shard in shards),
+                "num_failed": sum(shard.num_failed for shard in shards),
                 "num_records": sum(shard.num_records for shard in shards),
             }
             for split, shards in self.splits.items()

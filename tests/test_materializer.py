@@ -628,7 +628,12 @@ def test_manifest_tells_what_made_it(pairs, tmp_path):
     manifest = Manifest.read(tmp_path / "out")
 
     assert manifest.features == sets.Pairs.features and manifest.copies == {"train": 3, "val": 1}
-    assert json.loads(text)["splits"]["train"] == {"num_shards": 2, "num_rows": 20, "num_records": 60}
+    assert json.loads(text)["splits"]["train"] == {
+        "num_shards": 2,
+        "num_rows": 20,
+        "num_failed": 0,
+        "num_records": 60,
+    }
     assert "hostname" not in text and str(os.getpid()) not in text
 
 
