@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from datamat.parallel.logs import get_logger
     from datamat.parallel.pathos_pool import PathosPool
     from datamat.parallel.pool import Progress
+    from datamat.parallel.role import retire
 
 __all__ = [
     "PathosExecutor",
@@ -45,6 +46,7 @@ __all__ = [
     "compute_chunksize",
     "get_logger",
     "physical_cores",
+    "retire",
 ]
 
 _HOMES = {
@@ -56,6 +58,7 @@ _HOMES = {
     "compute_chunksize": "chunks",
     "get_logger": "logs",
     "physical_cores": "affinity",
+    "retire": "role",
 }
 
 

@@ -15,7 +15,7 @@ from datamat.errors import UnpicklableError
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.channel import close_in_forks
 from datamat.parallel.contexts import ForkPopen, SpawnPopen
-from datamat.parallel.handle import Handle, WorkerStats
+from datamat.parallel.handle import LAST_WORDS_S, Handle, WorkerStats
 from datamat.parallel.servers import Server, shared_server
 from datamat.parallel.worker import Request
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Crew", "PoolOptions"]
 
-_LAST_WORDS_S = 1.0  # between QUIT and SIGKILL
 _SAMPLE_S = 0.5
 
 
@@ -249,13 +248,13 @@ class Crew:
                 handle.kill()
             else:
                 handle.channel.send(Request.QUIT)
-        deadline = time.monotonic() + _LAST_WORDS_S
+        deadline = time.monotonic() + LAST_WORDS_S
         while self.handles:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 for handle in self.handles:
                     handle.kill()
-                remaining = deadline = _LAST_WORDS_S
+                remaining = deadline = LAST_WORDS_S
                 deadline += time.monotonic()
             for handle in self.wait(remaining):
                 attend(handle)

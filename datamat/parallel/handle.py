@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from datamat.parallel.tasks import Task
 
-__all__ = ["Handle", "WorkerStats"]
+__all__ = ["LAST_WORDS_S", "Handle", "WorkerStats"]
 
+LAST_WORDS_S = 1.0  # between the request to end and SIGKILL
 _LAST_LINES = 20
 _EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed too
 
@@ -123,6 +124,11 @@ class Handle:
         """Has the process ended?"""
         return bool(self._end.poll(0))
 
+    def leave(self) -> None:
+        """Give it no more tasks; SIGKILL follows if it does not end by itself."""
+        self.is_leaving = True
+        self.kill_at = time.monotonic() + LAST_WORDS_S
+
     def kill(self) -> None:
         """Send SIGKILL; its effect is noticed like any death."""
         with suppress(ProcessLookupError, OSError):
@@ -130,7 +136,7 @@ class Handle:
 
     def kill_with_stack(self) -> None:
         """Have the worker write down its Python stack and end; SIGKILL follows if it cannot."""
-        self.kill_at = time.monotonic() + 1.0
+        self.kill_at = time.monotonic() + LAST_WORDS_S
         with suppress(ProcessLookupError, OSError):
             self._send_signal(worker.TRACE_SIGNAL)
 

@@ -314,6 +314,9 @@ class Dispatcher:
         elif kind == Reply.RETURNED:
             self._requeue([handle.in_flight.popleft()])
             handle.head_since = time.monotonic()
+        elif kind == Reply.RETIRED:
+            handle.leave()
+            self._take_back(handle)
         elif kind == Reply.BY_VALUE:
             self._ship_by_value(handle, data)
         elif kind == Reply.BROKEN:
@@ -355,6 +358,12 @@ class Dispatcher:
         if code is not None:
             self._options.logger.debug("%s: %s travels by value, a worker could not import it", code.label, module)
             code.send_by_value(module)
+
+    def _take_back(self, handle: Handle) -> None:
+        """Give to others what a worker that ends has not begun."""
+        unbegun = list(handle.in_flight)
+        handle.in_flight.clear()
+        self._requeue(unbegun)
 
     def _requeue(self, tasks: list[Task]) -> None:
         with self._lock:

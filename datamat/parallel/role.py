@@ -16,9 +16,19 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Iterator
 
-__all__ = ["NestedRunError", "become_worker", "importing", "is_worker", "modules_being_run", "refuse_while_importing"]
+__all__ = [
+    "NestedRunError",
+    "become_worker",
+    "importing",
+    "is_retiring",
+    "is_worker",
+    "modules_being_run",
+    "refuse_while_importing",
+    "retire",
+]
 
 _is_worker = False
+_is_retiring = False
 _importer: types.FrameType | None = None  # the frame that imports the caller's modules, while it does
 
 
@@ -39,6 +49,31 @@ def become_worker() -> None:
 def is_worker() -> bool:
     """Is this process one of our workers?"""
     return _is_worker
+
+
+def retire() -> None:
+    """Have this worker end after the task that it runs, and the pool start another in its place.
+
+    For a task that finds its process used up: a library in it leaks memory, or has come into a state from which only a
+    new process leads. The result of the task is returned as ever. The end of the worker is no death: nothing is
+    repeated, no retry counts, nothing is logged. Outside of a worker of this library this does nothing.
+
+    Example:
+        >>> from datamat.parallel import PathosExecutor, retire
+        >>> def measure(x):
+        ...     retire()
+        ...     return 2 * x
+        >>> with PathosExecutor(max_workers=2) as pool:
+        ...     list(pool.map(measure, range(3)))
+        [0, 2, 4]
+    """
+    global _is_retiring  # noqa: PLW0603 -- one worker per process
+    _is_retiring = _is_worker
+
+
+def is_retiring() -> bool:
+    """Has this worker been asked to end?"""
+    return _is_retiring
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The worker process: it reads frames, runs tasks one after the other, and answers each of them.
 
     parent ── CODE, TASK, FORGET, QUIT ──────────────────────────> worker
-    parent <── READY, DONE, FAILED, RETURNED, LOG, BY_VALUE, ... ── worker      (one socket pair each)
+    parent <── READY, DONE, FAILED, RETURNED, LOG, RETIRED, ... ─── worker      (one socket pair each)
     parent <── stack of Python frames, when it hangs or crashes ─── worker      (a pipe)
     parent <── nothing, ever ────────────────────────────────────── worker      (a second socket pair, the lifeline)
 
@@ -75,6 +75,7 @@ class Reply(enum.IntEnum):
     LOG = 14
     BY_VALUE = 15  # CODE header, name of a module to send by value
     BROKEN = 16  # the initializer failed: traceback
+    RETIRED = 17  # it takes no more tasks; those that it has not answered are not begun
 
 
 class Mode(enum.IntEnum):
@@ -234,7 +235,8 @@ class _Loop:
             kind, data = self._channel.receive()
             if kind == Request.TASK:
                 self._serve(data)
-                if self._remaining == 0:
+                if self._remaining == 0 or role.is_retiring():
+                    self._channel.send(Reply.RETIRED)
                     return
             elif kind == Request.CODE:
                 self._load(data)
