@@ -13,6 +13,9 @@ import json
 import os
 import pathlib
 import socket
+import stat
+import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -23,10 +26,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-__all__ = ["commit", "commit_json", "digest_file", "fsync_folder", "locked", "publish", "read_json"]
+__all__ = [
+    "commit",
+    "commit_json",
+    "digest_file",
+    "fsync_folder",
+    "lock_holder",
+    "locked",
+    "publish",
+    "read_json",
+    "read_regular",
+    "render_json",
+]
 
 _COPY_BYTES = 1 << 20
 _HELD: set[str] = set()
+_HELD_LOCK = threading.Lock()  # held while the set and the system's locks are made to agree
+_MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; more is no file of ours
+_FLOCK = struct.Struct("hhqqi")  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid
 
 
 def fsync_folder(folder: str | os.PathLike[str]) -> None:
@@ -75,24 +92,60 @@ def commit(path: str | os.PathLike[str], *, through: pathlib.Path | None = None)
         raise
 
 
+def render_json(value: Any) -> bytes:
+    """Return the one form in which we write a value: readable JSON with sorted keys, so that equal values are equal."""
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
 def commit_json(path: str | os.PathLike[str], value: Any, *, through: pathlib.Path | None = None) -> None:
-    """Write `value` as readable JSON with sorted keys, so that equal values give equal bytes; see `commit`."""
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    """Write `value` as `render_json` gives it; see `commit`."""
     with commit(path, through=through) as file:
-        file.write(text.encode() + b"\n")
+        file.write(render_json(value))
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file; `ValueError` names the file where it is not JSON.
+def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
+    """Return the content of a regular file of a limited size: never waits for a FIFO, never reads a device.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not UTF-8 JSON.
+        ValueError: it is something else than a regular file, or larger; names the file.
     """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{os.fspath(path)} is not a regular file")
+        if found.st_size > max_bytes:
+            raise ValueError(f"{os.fspath(path)} has {found.st_size} bytes, more than the {max_bytes} it may have")
+        return file.read(max_bytes + 1)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a file of strict JSON: UTF-8, no name twice in an object, no NaN or Infinity.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not that; names the file.
+    """
+    content = read_regular(path, max_bytes=_MOST_JSON_BYTES)
     try:
-        return json.loads(pathlib.Path(path).read_bytes())
+        return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(f"{os.fspath(path)} is not JSON of ours: it is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def digest_file(path: str | os.PathLike[str], *, start: int = 0, num_bytes: int | None = None) -> str:
@@ -119,24 +172,55 @@ def locked(path: pathlib.Path) -> Iterator[None]:
         OutputLockedError: it is held; names the holder's process and host.
     """
     name = os.path.realpath(path)
+    with _HELD_LOCK:
+        descriptor = _lock(path, name)
+    try:
+        yield
+    finally:
+        with _HELD_LOCK:
+            _HELD.discard(name)
+            os.close(descriptor)
+
+
+def _lock(path: pathlib.Path, name: str) -> int:
     if name in _HELD:
         raise _locked_by(path, f"another thread of this process ({os.getpid()})")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-            raise _locked_by(path, holder or "a process that is just starting") from error
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise _locked_by(path, holder or "a process that is just starting") from error
+    try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        _HELD.add(name)
-        try:
-            yield
-        finally:
-            _HELD.discard(name)
-    finally:
+    except OSError:
         os.close(descriptor)
+        raise
+    _HELD.add(name)
+    return descriptor
+
+
+def lock_holder(path: pathlib.Path) -> str:
+    """Return who holds a lock file, as text ("process 71 on host"), or "" where nobody does; takes no lock.
+
+    Never waits, and never disturbs a run: a process that is about to lock sees nothing of it.
+    """
+    with _HELD_LOCK:
+        if os.path.realpath(path) in _HELD:  # closing any descriptor of the file would end this process's own lock
+            return f"process {os.getpid()} on {socket.gethostname()}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+            found = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+    return "" if kind == fcntl.F_UNLCK else found or f"process {pid}"
 
 
 def _locked_by(path: pathlib.Path, holder: str) -> OutputLockedError:

@@ -22,14 +22,13 @@ errors
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
 parallel: affinity channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
-options seeding storage
+options seeding storage text
 
 features: base < pictures values < schema < __init__
-formats: __init__ < gzip_members wire
 parallel: pickling servers < payloads
 index
 
-formats: example < block < framing < tfrecord
+formats: offsets < __init__ < buffered gzip_members ranges wire < example < block < framing < tfrecord
 parallel: worker < tasks < failures < handle
 manifest rows writer
 transforms: stages < pipeline < augmenter < __init__

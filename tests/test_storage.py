@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from datamat.errors import OutputLockedError
-from datamat.storage import commit, commit_json, digest_file, locked, publish, read_json
+from datamat.storage import commit, commit_json, digest_file, lock_holder, locked, publish, read_json
 
 
 def test_commit_names_the_file_only_at_the_end(tmp_path):
@@ -118,3 +118,54 @@ def test_lock_names_its_holder_and_dies_with_it(tmp_path):
     with locked(path), pytest.raises(OutputLockedError, match="another thread of this process"), locked(path):
         pass
     holder.stdin.close(), holder.stdout.close()
+
+
+def test_lock_holder_is_told_without_disturbing_it(tmp_path):
+    """From the holding process itself, from another one, and when nobody holds it any more."""
+    lock = tmp_path / "lock"
+    assert lock_holder(lock) == ""
+    ask = "import sys, pathlib; from datamat.storage import lock_holder; print(lock_holder(pathlib.Path(sys.argv[1])))"
+
+    with locked(lock):
+        told = [lock_holder(lock), subprocess.check_output([sys.executable, "-c", ask, lock], text=True).strip()]
+        with pytest.raises(OutputLockedError), locked(lock):
+            pass
+        again = subprocess.check_output([sys.executable, "-c", ask, lock], text=True).strip()
+
+    assert told[0] == told[1] == again and told[0].startswith(f"process {os.getpid()} on ")
+    assert lock.exists() and lock_holder(lock) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x04\x95", "is not JSON"),
+        (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
+        (b'{"a": NaN}', "NaN is no number of JSON"),
+        (b'{"a": -Infinity}', "-Infinity is no number"),
+        (b"\xff{}", "is not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 10_000, "is not JSON"),
+    ],
+)
+def test_only_strict_json_is_read(tmp_path, content, message):
+    """Whatever Python's parser would let pass, or die of."""
+    (tmp_path / "f").write_bytes(content)
+
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "f")
+
+
+def test_json_is_read_from_regular_files_of_a_sane_size_only(tmp_path):
+    """A FIFO would block for ever, a device has no end, and a sparse file of a terabyte costs its author nothing."""
+    os.mkfifo(tmp_path / "fifo")
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 40)
+
+    for path, message in {
+        tmp_path / "fifo": "not a regular",
+        tmp_path / "huge": "more than",
+        "/dev/zero": "not a reg",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            read_json(path)
