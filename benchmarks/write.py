@@ -7,11 +7,14 @@
 Each contestant is a cold interpreter that ends with finished files; the wall time is of the whole process. The rounds
 are interleaved, so that a machine whose speed drifts is fair to all. What they do per pair is the same: decode the
 PNG image and mask, and COPIES times flip, rotate, change brightness and contrast, encode as JPEG (quality 95) and PNG.
+Floor and datamat-own draw the very same copies, from the same seeds: a percent more or fewer rotations would show.
 
     floor          two forked processes, half of the pairs each: only that work, written raw to one file per process.
                    No framing, no checksum, no flush, no receipts. With cv2 as codec.
-    datamat        everything on: checksums, flush, manifest, index, progress; its built-in codecs
-    datamat-own    the same with codecs of the user's own: cv2 in `read` and in the transform, just as the floor
+    datamat-own    everything on (checksums, flush, manifest, index, progress), with codecs of the user's own: cv2 in
+                   `read` and in the transform, just as the floor
+    floor-codecs   the floor again, with the codecs behind datamat's Image and Mask in place of cv2
+    datamat        everything on, with those codecs
     pathos-tf      pathos' pool over pairs, one tf.io.TFRecordWriter per chunk
     tf             one process, TensorFlow's decoders and writer
 
@@ -33,7 +36,7 @@ import tempfile
 import time
 
 COPIES = 4
-CONTESTANTS = ("floor", "datamat-own", "datamat", "pathos-tf", "tf")
+CONTESTANTS = ("floor", "datamat-own", "floor-codecs", "datamat", "pathos-tf", "tf")
 
 
 def main() -> None:
@@ -133,9 +136,15 @@ def make_source(folder: pathlib.Path, real: str | None, pairs: int) -> None:
 
 def run_contestant(name: str, source: str, output: str) -> None:
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
-    {"floor": floor, "datamat": datamat, "datamat-own": datamat_own, "pathos-tf": pathos_tf, "tf": tensorflow}[name](
-        source, output
-    )
+    contestants = {
+        "floor": floor,
+        "floor-codecs": floor_codecs,
+        "datamat": datamat,
+        "datamat-own": datamat_own,
+        "pathos-tf": pathos_tf,
+        "tf": tensorflow,
+    }
+    contestants[name](source, output)
 
 
 def augmentation():
@@ -144,13 +153,27 @@ def augmentation():
     return A.Compose([A.HorizontalFlip(p=0.5), A.Rotate(limit=10, p=0.7), A.RandomBrightnessContrast(p=0.5)], seed=7)
 
 
-def reseed(transform, seed: int) -> None:
+def reseed(transform, rng) -> None:
     """The quickest way: one stream for all transforms of the pipeline."""
     import random
 
+    transform.set_random_state(rng, random.Random(int(rng.integers(1 << 32))))
+
+
+def distinct_copies(key: str, draw):
+    """Yield `draw(rng)` of every copy, each unlike the others, from the seeds of datamat."""
     import numpy as np
 
-    transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
+    from datamat.seeding import sample_seed
+
+    earlier = []
+    for copy in range(COPIES):
+        for attempt in range(8):
+            drawn = draw(np.random.Generator(np.random.PCG64(sample_seed(0, key, copy, attempt))))
+            if drawn not in earlier:
+                break
+        earlier.append(drawn)
+        yield drawn
 
 
 def pairs_of(source: str) -> list[tuple[str, str]]:
@@ -161,15 +184,33 @@ def pairs_of(source: str) -> list[tuple[str, str]]:
     return found
 
 
-def augmented(transform, number: int, image_path: str, mask_path: str):
+def augmented(transform, image_path: str, mask_path: str):
     """The work that everybody does, with cv2: yields (JPEG bytes, PNG bytes) of each copy."""
     import cv2
 
     image = cv2.imread(image_path, cv2.IMREAD_COLOR_RGB)
     mask = cv2.imread(mask_path, cv2.IMREAD_UNCHANGED)
-    for copy in range(COPIES):
-        reseed(transform, number * COPIES + copy)
-        yield encoded(transform(image=image, mask=mask))
+
+    def draw(rng):
+        reseed(transform, rng)
+        return encoded(transform(image=image, mask=mask))
+
+    yield from distinct_copies(pathlib.Path(image_path).stem, draw)
+
+
+def augmented_with_codecs(transform, image_path: str, mask_path: str):
+    """The same work with datamat's codecs."""
+    from datamat import codecs
+
+    image = codecs.decode_image(pathlib.Path(image_path).read_bytes())
+    mask = codecs.decode_mask(pathlib.Path(mask_path).read_bytes())
+
+    def draw(rng):
+        reseed(transform, rng)
+        drawn = transform(image=image, mask=mask)
+        return codecs.encode_jpeg(drawn["image"], quality=95), codecs.encode_png(drawn["mask"])
+
+    yield from distinct_copies(pathlib.Path(image_path).stem, draw)
 
 
 def encoded(drawn) -> tuple[bytes, bytes]:
@@ -180,7 +221,7 @@ def encoded(drawn) -> tuple[bytes, bytes]:
     return jpeg, cv2.imencode(".png", drawn["mask"])[1].tobytes()
 
 
-def floor(source: str, output: str) -> None:
+def floor(source: str, output: str, work=augmented) -> None:
     import cv2
 
     transform, pairs = augmentation(), pairs_of(source)
@@ -191,12 +232,16 @@ def floor(source: str, output: str) -> None:
             cv2.setNumThreads(1)
             with open(os.path.join(output, f"{half}.raw"), "wb", buffering=1 << 20) as file:
                 for number in range(half, len(pairs), 2):
-                    for record in augmented(transform, number, *pairs[number]):
+                    for record in work(transform, *pairs[number]):
                         file.writelines(record)
             os._exit(0)
         children.append(child)
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
+
+
+def floor_codecs(source: str, output: str) -> None:
+    floor(source, output, augmented_with_codecs)
 
 
 def datamat(source: str, output: str) -> None:
@@ -206,8 +251,6 @@ def datamat(source: str, output: str) -> None:
 
 
 def datamat_own(source: str, output: str) -> None:
-    import random
-
     import cv2
 
     from datamat import Materializer
@@ -224,7 +267,7 @@ def datamat_own(source: str, output: str) -> None:
             }
 
     def draw(sample, rng):
-        pipeline.set_random_state(rng, random.Random(int(rng.integers(1 << 32))))
+        reseed(pipeline, rng)
         image, mask = encoded(pipeline(image=sample["image"], mask=sample["mask"]))
         return {**sample, "image": image, "mask": mask}
 
@@ -240,7 +283,7 @@ def _write_chunk(job):
     transform = augmentation()
     with tf.io.TFRecordWriter(path) as writer:
         for number, (image, mask) in numbered:
-            for copy, (jpeg, png) in enumerate(augmented(transform, number, image, mask)):
+            for copy, (jpeg, png) in enumerate(augmented(transform, image, mask)):
                 writer.write(_example(tf, f"{number}#{copy}", jpeg, png))
 
 
@@ -273,11 +316,15 @@ def tensorflow(source: str, output: str) -> None:
         for number, (image_path, mask_path) in enumerate(pairs_of(source)):
             image = tf.io.decode_png(tf.io.read_file(image_path), channels=3).numpy()
             mask = tf.io.decode_png(tf.io.read_file(mask_path), channels=1).numpy()
-            for copy in range(COPIES):
-                reseed(transform, number * COPIES + copy)
+
+            def draw(rng, image=image, mask=mask):
+                reseed(transform, rng)
                 drawn = transform(image=image, mask=mask)
                 jpeg = tf.io.encode_jpeg(drawn["image"], quality=95).numpy()
-                writer.write(_example(tf, f"{number}#{copy}", jpeg, tf.io.encode_png(drawn["mask"]).numpy()))
+                return jpeg, tf.io.encode_png(drawn["mask"]).numpy()
+
+            for copy, (jpeg, png) in enumerate(distinct_copies(pathlib.Path(image_path).stem, draw)):
+                writer.write(_example(tf, f"{number}#{copy}", jpeg, png))
 
 
 def race_rows(folder: pathlib.Path, num_rows: int, rounds: int) -> None:
