@@ -1,0 +1,228 @@
+"""Cause faults to a job and look at what is left: the shim's control block, runs under it, and what must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+import sets
+
+HERE = pathlib.Path(__file__).parent
+LIMIT_S = 40.0
+ORPHAN_S = 2.0
+
+ACTIONS = ("nothing", "fail", "short", "kill", "kill group", "tear", "lie", "clock")
+KINDS = {"open": 1, "write": 2, "fsync": 4, "rename": 8, "unlink": 16, "mkdir": 32, "truncate": 64, "read": 128}
+KINDS["close"] = 256
+CHANGES = ("open", "write", "fsync", "rename", "unlink", "mkdir", "truncate", "close")
+_FOREVER = 1 << 62
+
+
+class _Block(ctypes.Structure):
+    """The shim's `struct control`."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("shift", ctypes.c_int64),
+        ("action", ctypes.c_int32),
+        ("error", ctypes.c_int32),
+        ("kinds", ctypes.c_uint32),
+        ("fired", ctypes.c_int32),
+        ("folder", ctypes.c_char * 4096),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """What is to happen to which operation.
+
+    Attributes:
+        action: one of `ACTIONS`: an error; half of the data is taken; the process, or its group, is killed before the
+            operation; it is killed after half of the data was written; nothing is done, and success is told.
+        at: which operation, from 1.
+        error: number of the error, for "fail".
+        goes_on: whether all later operations are hit, too.
+        kinds: which operations count.
+        shift_s: how far the clock is set back from then on, for "clock".
+    """
+
+    action: str = "nothing"
+    at: int = 0
+    error: int = 0
+    goes_on: bool = False
+    kinds: tuple[str, ...] = CHANGES
+    shift_s: int = 0
+
+
+class Control:
+    """The control block that the shim maps.
+
+    Args:
+        path: file for it; made.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        path.write_bytes(bytes(ctypes.sizeof(_Block)))
+        self.path = path
+        with open(path, "r+b") as file:
+            self._block = _Block.from_buffer(mmap.mmap(file.fileno(), 0))
+
+    def set(self, fault: Fault, folder: str | os.PathLike[str]) -> None:
+        """Choose what happens, to files below a folder, and count from 0."""
+        block = self._block
+        block.kinds = 0  # nothing is counted while the block is half written
+        block.folder = os.path.realpath(folder).encode()
+        block.count = block.fired = 0
+        block.first = fault.at
+        block.last = _FOREVER if fault.goes_on else fault.at
+        block.action = ACTIONS.index(fault.action)
+        block.error, block.shift = fault.error, fault.shift_s
+        block.kinds = sum(KINDS[kind] for kind in fault.kinds)
+
+    @property
+    def count(self) -> int:
+        """How many operations there were."""
+        return int(self._block.count)
+
+    @property
+    def fired(self) -> int:
+        """How many of them were hit."""
+        return int(self._block.fired)
+
+    def environment(self, shim: pathlib.Path) -> dict[str, str]:
+        """Return the environment of a process that is to be under control."""
+        return {**os.environ, "LD_PRELOAD": str(shim), "FAULT_CONTROL": str(self.path)}
+
+
+def compiled(folder: pathlib.Path) -> pathlib.Path:
+    """Return the shim, compiled into `folder`; skips the test where there is no compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("the shim needs Linux and a C compiler")
+    library = folder / "shim.so"
+    subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, HERE / "shim.c"], check=True
+    )
+    return library
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        code: its exit code, negative for a signal, None if it hung and was killed.
+        said: what it wrote.
+        num_orphans: processes of it that lived 2 s longer.
+        num_operations: operations that the shim counted.
+        num_hit: and those that it hit.
+    """
+
+    code: int | None
+    said: str
+    num_orphans: int
+    num_operations: int
+    num_hit: int
+
+    @property
+    def error(self) -> str:
+        """The error that it ended with, and its notes: what follows the last traceback."""
+        lines = self.said.splitlines()
+        last = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+        return "\n".join(lines[last + 1 :])
+
+
+class Nursery:
+    """Runs jobs in forks of a process that has imported everything; see `nursery.py`.
+
+    Args:
+        shim: the library; None runs without faults.
+        folder: for the control block and logs.
+    """
+
+    def __init__(self, shim: pathlib.Path | None, folder: pathlib.Path) -> None:
+        self.control = Control(folder / "control")
+        self._log = folder / "log"
+        environment = self.control.environment(shim) if shim else dict(os.environ)
+        self._process = subprocess.Popen(
+            [sys.executable, HERE / "nursery.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            bufsize=1,
+        )
+
+    def run(self, job: Any, fault: Fault | None = None, *, limit_s: float = LIMIT_S) -> Ended:
+        """Run a job under a fault to its end, and put an end to what it leaves."""
+        assert self._process.stdin
+        self.control.set(fault or Fault(kinds=()), job.output)
+        order = {"job": dataclasses.asdict(job), "log": str(self._log)}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        pid = self._answer(LIMIT_S)
+        code = self._answer(limit_s)
+        if code is None:
+            os.killpg(pid, signal.SIGKILL)
+            self._answer(LIMIT_S)
+        num_orphans = bury(psutil.Process(self._process.pid))
+        said = self._log.read_text(errors="replace")
+        return Ended(code, said, num_orphans, self.control.count, self.control.fired)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _answer(self, limit_s: float) -> Any:
+        assert self._process.stdout
+        if select.select([self._process.stdout], [], [], limit_s)[0]:
+            return json.loads(self._process.stdout.readline())
+        return None
+
+
+def bury(parent: psutil.Process) -> int:
+    """Wait for the processes below `parent`; kill those that take over 2 s, and return their number."""
+    deadline = time.monotonic() + ORPHAN_S
+    alive = [process for process in parent.children(recursive=True) if not _has_ended(process, deadline)]
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return len(alive)
+
+
+def _has_ended(process: psutil.Process, deadline: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:  # readable once it has ended, also where nobody has waited for it yet
+        return bool(select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0])
+    finally:
+        os.close(descriptor)
+
+
+def check_visible(output: pathlib.Path, reference: dict[str, str]) -> None:
+    """Check that each file with a final name has the content that belongs there."""
+    found = sets.digests(output) if output.is_dir() else {}
+    assert {name: reference.get(name) for name in found} == found
+
+
+def left_behind(output: pathlib.Path) -> list[str]:
+    """Return what lies in `.datamat` that should not after a run."""
+    kept = {"lock", "ledger.jsonl", "quarantine"}
+    return sorted(path.name for path in (output / ".datamat").iterdir() if path.name not in kept)
