@@ -1,9 +1,11 @@
 """The index that was used, beside the shards: `index/SPLIT.parquet`, one row per input sample, in shard order.
 
-key     string   of the input row
-shard   int32    number of the shard in the split
-record  int64    number of the row's first record in the shard; null where a transform returned several samples
-...              the fields of the row
+key             string  of the input row
+shard           int32   number of the shard in the split
+record          int64   number of the row's first record in the shard; null in shards where rows differ in how many
+FIELD                   each field of the row; `field_FIELD` where the name would be one of these, or hold a colon
+FIELD:size      int64   of fields that hold the path of an input file: its size in bytes, ...
+FIELD:mtime_ns  int64   ... and its time of change, nanoseconds since 1970
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datamat.errors import CorruptDataError
+from datamat.manifest import IndexInfo
 from datamat.storage import commit, fsync_folder
 
 if TYPE_CHECKING:
@@ -24,10 +28,13 @@ if TYPE_CHECKING:
     from datamat.plan import Plan, ShardSpec
     from datamat.rows import RowStore
 
-__all__ = ["load_parquet", "write_index_files"]
+__all__ = ["MTIME", "SIZE", "field_of_column", "load_parquet", "read_index_file", "write_index_files"]
 
 _GROUP_ROWS = 65_536
 _OWN = ("key", "shard", "record")
+_PREFIX = "field_"
+SIZE, MTIME = ":size", ":mtime_ns"
+"""What the columns of an input file's size and time of change end in."""
 
 
 def load_parquet() -> None:
@@ -37,8 +44,8 @@ def load_parquet() -> None:
 
 def write_index_files(
     folder: pathlib.Path, store: RowStore, plan: Plan, infos: Sequence[ShardInfo], *, through: pathlib.Path
-) -> None:
-    """Write the index of every split, and remove those of splits that are no more.
+) -> tuple[IndexInfo, ...]:
+    """Write the index of every split, remove those of splits that are no more, and return what the manifest says of it.
 
     Args:
         folder: `index` in the output.
@@ -49,13 +56,48 @@ def write_index_files(
     """
     folder.mkdir(exist_ok=True)
     told = {info.name: info for info in infos}
+    written = []
     for split, shards in groupby(plan.shards, key=lambda shard: shard.split):
         with commit(folder / f"{split}.parquet", through=through) as file:
             _write_split(file, store, [(shard, told[shard.name]) for shard in shards])
+        written.append(IndexInfo.of_file(folder / f"{split}.parquet"))
     for path in folder.glob("*.parquet"):
         if path.stem not in plan.splits:
             path.unlink()
     fsync_folder(folder)
+    return tuple(written)
+
+
+def read_index_file(path: pathlib.Path, columns: Sequence[str] | None = None) -> Any:
+    """Return an index file as a `pyarrow.Table`.
+
+    Args:
+        path: of the file.
+        columns: names of those to read; None reads all.
+
+    Raises:
+        CorruptDataError: it is not there, or cannot be read.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with open(path, "rb") as file:
+            return parquet.read_table(file, columns=columns, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise CorruptDataError(f"index file {path}: {reason}; run repair() to write it anew") from error
+
+
+def field_of_column(name: str) -> str | None:
+    """Return the field that a column holds, or None for one that holds something else of the row."""
+    if name in _OWN or name.endswith((SIZE, MTIME)):
+        return None
+    return name.removeprefix(_PREFIX)
+
+
+def _column_of_field(name: str) -> str:
+    return _PREFIX + name if name in _OWN or ":" in name or name.startswith(_PREFIX) else name
 
 
 def _write_split(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
@@ -77,7 +119,9 @@ def _groups(store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> I
     first, last = shards[0][0].start, shards[-1][0].stop
     numbers = np.array([shard.number for shard, _ in shards], np.int32)
     starts = np.array([shard.start for shard, _ in shards], np.int64)
-    even = np.array([info.num_records == shard.num_rows * shard.copies for shard, info in shards])
+    even = np.array(
+        [not info.num_failed and info.num_records == shard.num_rows * shard.copies for shard, info in shards]
+    )
     for begin in range(first, last, _GROUP_ROWS):
         places = np.arange(begin, min(begin + _GROUP_ROWS, last))
         of = np.searchsorted(starts, places, side="right") - 1
@@ -86,7 +130,12 @@ def _groups(store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> I
             "key": store.keys(rows),
             "shard": numbers[of],
             "record": _nullable((places - starts[of]) * shards[0][0].copies, even[of]),
-            **{f"field_{name}" if name in _OWN else name: values for name, values in store.columns(rows)},
+            **{_column_of_field(name): values for name, values in store.columns(rows)},
+            **{
+                _column_of_field(name) + ending: values
+                for name, *columns in store.file_columns(rows)
+                for ending, values in zip((SIZE, MTIME), columns, strict=True)
+            },
         }
 
 

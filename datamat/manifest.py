@@ -5,24 +5,33 @@ JSON only. It holds no time, host or number of workers: the same data gives the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import pathlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.features import Features
-from datamat.storage import commit_json, read_json
+from datamat.storage import commit, digest_file, read_json, read_regular, render_json
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-__all__ = ["MANIFEST_FILE", "KeyDigest", "Manifest", "ShardInfo"]
+__all__ = ["MANIFEST_FILE", "IndexInfo", "KeyDigest", "Manifest", "ShardInfo", "salvaged_shards"]
 
 MANIFEST_FILE = "manifest.json"
 _VERSION = 1
+# What names of files are made of: a manifest is read from wherever people got it, and nothing in it may lead elsewhere.
+_NAME = re.compile(r"\w+(?:-\w+)*\Z")
+_SPLIT = re.compile(r"\w+\Z")
+_SHARD_FILE = re.compile(r"\w+(?:-\w+)*-\d{5}-of-\d{5}(?:\.\w+)+\Z")
+_MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
+_MOST_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,10 +61,13 @@ class ShardInfo:
     num_failed: int = 0
 
     def __post_init__(self) -> None:
-        kinds = {field.name: str if field.type == "str" else int for field in dataclasses.fields(self)}
-        wrong = [name for name, kind in kinds.items() if type(getattr(self, name)) is not kind]
-        if wrong or pathlib.PurePath(self.file).name != self.file or self.file.startswith("."):
-            raise CorruptDataError(f"shard entry {self.file!r}: {wrong or 'its file'} is not as datamat writes it")
+        wrong = _wrong_fields(self)
+        if not wrong and not _SHARD_FILE.match(self.file):
+            wrong = ["file"]
+        if wrong or not _SPLIT.match(self.split):
+            raise CorruptDataError(
+                f"shard entry {self.file!r}: {', '.join(wrong) or 'split'} is not as datamat writes it"
+            )
 
     @property
     def name(self) -> str:
@@ -80,6 +92,48 @@ class ShardInfo:
             raise CorruptDataError(f"shard entry {value!r}: {error}") from error
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """One file of the index: `index/SPLIT.parquet`.
+
+    Attributes:
+        split: whose rows it holds.
+        num_bytes: its size.
+        checksum: XXH3-128 of the whole file, 32 hex digits.
+    """
+
+    split: str
+    num_bytes: int
+    checksum: str
+
+    def __post_init__(self) -> None:
+        wrong = _wrong_fields(self)
+        if wrong or not _SPLIT.match(self.split):
+            raise CorruptDataError(
+                f"index entry {self.split!r}: {', '.join(wrong) or 'split'} is not as datamat writes it"
+            )
+
+    @property
+    def file(self) -> str:
+        """Its path below the directory."""
+        return f"index/{self.split}.parquet"
+
+    @classmethod
+    def of_file(cls, path: pathlib.Path) -> IndexInfo:
+        """Return the entry of a file that is there."""
+        return cls(path.stem, path.stat().st_size, digest_file(path))
+
+
+def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
+    """Return the fields that are not of their type, or numbers out of range."""
+    values = {field.name: (getattr(entry, field.name), field.type) for field in dataclasses.fields(entry)}
+    return [
+        name
+        for name, (value, kind) in values.items()
+        if (type(value) is not str if kind == "str" else type(value) is not int or not 0 <= value < _MOST)
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
     """All there is to know of a finished directory before a shard is opened.
@@ -93,6 +147,8 @@ class Manifest:
         copies: records per row, by split.
         augmented: the splits whose keys are KEY#COPY because a transform drew their records.
         made_by: what decided the output beside the rows: writer, transform, and the packages, as text.
+        index: the files of the index, by split.
+        ingredients: digests of what decided the output beside the rows; see `datamat.ingredients`.
     """
 
     name: str
@@ -103,6 +159,8 @@ class Manifest:
     copies: Mapping[str, int] = dataclasses.field(default_factory=dict)
     augmented: tuple[str, ...] = ()
     made_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    index: tuple[IndexInfo, ...] = ()
+    ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def splits(self) -> dict[str, tuple[ShardInfo, ...]]:
@@ -143,16 +201,31 @@ class Manifest:
             "copies": dict(self.copies),
             "augmented": list(self.augmented),
             "made_by": dict(self.made_by),
+            "index": [dataclasses.asdict(info) for info in self.index],
+            "ingredients": dict(self.ingredients),
             "shards": [shard.to_json() for shard in self.shards],
         }
 
+    def render(self) -> bytes:
+        """Return the content of the file: the JSON values and their digest, in the one form in which they are written.
+
+        So a file that differs from this in any bit was not written so.
+        """
+        values = self.to_json()
+        return render_json({**values, "digest": xxhash.xxh3_128_hexdigest(render_json(values))})
+
     def write(self, folder: pathlib.Path, *, through: pathlib.Path | None = None) -> None:
         """Write the manifest of `folder`, in one step; `through` is as for `commit`."""
-        commit_json(folder / MANIFEST_FILE, self.to_json(), through=through)
+        with commit(folder / MANIFEST_FILE, through=through) as file:
+            file.write(self.render())
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> Manifest:
+    def read(cls, folder: str | os.PathLike[str], *, strict: bool = True) -> Manifest:
         """Return the manifest of a finished directory.
+
+        Args:
+            folder: the directory.
+            strict: refuse a manifest that was changed since it was written, whatever it says now.
 
         Raises:
             OutputError: there is none: the directory is not finished, or not datamat's.
@@ -167,7 +240,12 @@ class Manifest:
             raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
         except ValueError as error:
             raise CorruptDataError(f"{error}; restore it, or run the job again to write it anew") from error
-        return cls._from_json(value, path)
+        manifest = cls._from_json(value, path)
+        if strict and manifest.render() != read_regular(path, max_bytes=_MOST_BYTES):
+            raise CorruptDataError(
+                f"{path} was changed since it was written: it does not have its digest; restore it, or run repair()"
+            )
+        return manifest
 
     @classmethod
     def _from_json(cls, value: Any, path: pathlib.Path) -> Manifest:
@@ -176,8 +254,10 @@ class Manifest:
                 raise CorruptDataError(
                     f"{path} has version {value['datamat_manifest']!r}; this datamat reads {_VERSION}"
                 )
+            if not _NAME.match(value["name"]):
+                raise ValueError(f"name {value['name']!r}")
             return cls(
-                name=str(value["name"]),
+                name=value["name"],
                 format=str(value["format"]),
                 features=Features.from_json(value["features"]),
                 shards=tuple(ShardInfo.from_json(shard) for shard in value["shards"]),
@@ -185,11 +265,30 @@ class Manifest:
                 copies={str(split): int(number) for split, number in value["copies"].items()},
                 augmented=tuple(str(split) for split in value["augmented"]),
                 made_by=dict(value["made_by"]),
+                index=tuple(IndexInfo(**info) for info in value["index"]),
+                ingredients={str(name): str(digest) for name, digest in value["ingredients"].items()},
             )
         except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
             raise CorruptDataError(
                 f"{path} is not a manifest of datamat ({error!r}); restore it or run again"
             ) from error
+
+
+def salvaged_shards(folder: pathlib.Path) -> list[ShardInfo]:
+    """Return the entries of shards that can still be read in a manifest that is damaged: innermost objects of the text.
+
+    They are only worth something where the checksum in the entry is that of the file.
+    """
+    try:
+        text = read_regular(folder / MANIFEST_FILE, max_bytes=_MOST_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return []
+    found = []
+    for entry in re.findall(r"\{[^{}]*\}", text):
+        with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, which is one
+            value = json.loads(entry)
+            found += [ShardInfo.from_json(value)] if "key_digest" in value else []
+    return found
 
 
 class KeyDigest:

@@ -26,9 +26,9 @@ import numpy as np
 
 from datamat import codecs
 from datamat.errors import OptionError, OutputError
-from datamat.fingerprint import fingerprint
 from datamat.formats import get_format
-from datamat.manifest import KeyDigest, Manifest, ShardInfo
+from datamat.ingredients import Ingredients, method_digests
+from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import PathosExecutor, get_logger, physical_cores
 from datamat.parts import PartFile, Receipt
@@ -37,6 +37,7 @@ from datamat.plan import PartSpec, Plan, make_plan
 from datamat.rows import RowStore, write_rows
 from datamat.running import Dispatched, Run
 from datamat.seeding import global_state_kept
+from datamat.snapshot import write_snapshot
 from datamat.storage import locked
 from datamat.transforms import Augmenter, forbid_update_check
 from datamat.verification import VerifyReport, verify
@@ -131,7 +132,7 @@ class Materializer:
             FingerprintError: the writer or the transform cannot be fingerprinted.
         """
         with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
-            return self._make_plan(self._write_rows(pathlib.Path(folder)))
+            return self._make_plan(self._write_rows(pathlib.Path(folder)), self._fingerprints())
 
     def run(self, *, progress: bool = True) -> RunReport:
         """Make what is missing of the output, and nothing else.
@@ -154,9 +155,11 @@ class Materializer:
             shutil.rmtree(work / "rows", ignore_errors=True)
             (work / "rows").mkdir()
             store = self._write_rows(work / "rows")
-            plan = self._make_plan(store)
+            ingredients = self._fingerprints()
+            plan = self._make_plan(store, ingredients)
+            write_snapshot(work / "rows", plan)
             chosen = plan.select(self.include, self.exclude)
-            describe = functools.partial(self._manifest, plan)
+            describe = functools.partial(self._manifest, plan, ingredients)
             run = Run(self.output, work, store, plan, chosen, self.format, describe, self.logger)
             dispatched = Dispatched(functools.partial(self._dispatch, work / "rows"))
             report = run.execute(dispatched, started=started, show=progress)
@@ -233,7 +236,9 @@ class Materializer:
     def _num_workers(self) -> int:
         return self.workers.num_workers or len(physical_cores())
 
-    def _manifest(self, plan: Plan, infos: tuple[ShardInfo, ...]) -> Manifest:
+    def _manifest(
+        self, plan: Plan, ingredients: Ingredients, infos: tuple[ShardInfo, ...], index: tuple[IndexInfo, ...]
+    ) -> Manifest:
         return Manifest(
             name=plan.name,
             format=self.format.name,
@@ -247,6 +252,8 @@ class Materializer:
                 "transform": None if self.transform is None else type(self.transform).__qualname__,
                 "codecs": codecs.codec_versions(),
             },
+            index=index,
+            ingredients={**ingredients.to_json(), **method_digests(self.writer)},
         )
 
     def _hook(self) -> Callable[..., Any] | None:
@@ -276,13 +283,11 @@ class Materializer:
         rows = self.writer.index(self.source)
         return write_rows(rows, folder, source=base, splits=self.splits, file_fields=self.writer.file_fields)
 
-    def _make_plan(self, store: RowStore) -> Plan:
+    def _make_plan(self, store: RowStore, ingredients: Ingredients) -> Plan:
         copies = self._copies_by_split(store)
         augmented = {split: self._is_augmented(split) for split in store.splits}
-        unaugmented, drawn = self._fingerprints()
         digests = {
-            split: fingerprint([drawn if augmented[split] else unaugmented, copies[split]], where="options")
-            for split in store.splits
+            split: ingredients.of_split(augmented=augmented[split], copies=copies[split]) for split in store.splits
         }
         return make_plan(
             store,
@@ -306,15 +311,8 @@ class Materializer:
         named = isinstance(self.copies, int) or split in self.copies
         return named and (self.transform is not None or self._hook() is not None)
 
-    def _fingerprints(self) -> tuple[str, str]:
-        """Return the digests of what decides, beside the rows, the records as they are and those that are drawn."""
-        parts = [
-            fingerprint(self.writer, where="writer"),
-            fingerprint(self.writer.features.to_json(), where="writer.features"),
-            fingerprint([self.format.name, self.format.options()], where="format"),
-        ]
-        drawn = [*parts, fingerprint(self.transform, where="transform"), str(self.seed)]
-        return fingerprint(parts, where="options"), fingerprint(drawn, where="options")
+    def _fingerprints(self) -> Ingredients:
+        return Ingredients.of(self.writer, self.format, self.transform, self.seed)
 
 
 def materialize(

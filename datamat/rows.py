@@ -343,6 +343,16 @@ class RowStore:
             else:
                 yield field.name, np.asarray(self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions])
 
+    def file_columns(self, positions: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Yield name, sizes in bytes and times of change in nanoseconds, int64 (n,), of each field that holds files.
+
+        Both are 0 where a row has no such file.
+        """
+        for field in self._fields:
+            if field.holds_file:
+                sizes, mtimes = (self._codes(f"{field.stem}.{what}", np.int64)[positions] for what in ("size", "mtime"))
+                yield field.name, np.asarray(sizes), np.asarray(mtimes)
+
     def _values(self, field: _Field, positions: np.ndarray) -> list[Any]:
         if field.kind != "text":
             numbers: list[Any] = self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions].tolist()

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError
 from datamat.index_files import load_parquet, write_index_files
-from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo
+from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, salvaged_shards
 from datamat.parts import ShardAssembly
 from datamat.report import RunReport, progress_bar
-from datamat.storage import commit_json, fsync_folder
+from datamat.storage import commit_json, fsync_folder, publish
 
 if TYPE_CHECKING:
     import logging
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from datamat.formats import ShardFormat
+    from datamat.manifest import IndexInfo
     from datamat.parts import Receipt
     from datamat.plan import PartSpec, Plan, ShardSpec
     from datamat.report import Progress
@@ -63,7 +64,7 @@ class Run:
         plan: the whole plan.
         chosen: the shards of the plan to make.
         shard_format: their format.
-        describe: makes the manifest from the finished shards.
+        describe: makes the manifest from the finished shards and the files of the index.
         logger: for messages.
     """
 
@@ -75,7 +76,7 @@ class Run:
         plan: Plan,
         chosen: Sequence[ShardSpec],
         shard_format: ShardFormat,
-        describe: Callable[[tuple[ShardInfo, ...]], Manifest],
+        describe: Callable[[tuple[ShardInfo, ...], tuple[IndexInfo, ...]], Manifest],
         logger: logging.Logger,
     ) -> None:
         self._output = output
@@ -138,8 +139,8 @@ class Run:
         except OutputError:
             return False
         except CorruptDataError as error:
-            self._logger.warning("%s: its shards are made anew", error)
-            (self._output / MANIFEST_FILE).unlink()
+            self._logger.warning("%s: shards that it no longer tells of are made anew", error)
+            self._put_aside(salvaged_shards(self._output))
             return False
         wanted = {shard.name: shard.fingerprint for shard in self._plan.shards}
         fresh = {
@@ -150,13 +151,19 @@ class Run:
         if len(fresh) == len(wanted) == len(manifest.shards):
             self._finished = fresh
             return True
-        # The manifest no longer tells the truth once a shard changes: what it says of each is kept aside.
-        (self._work / "shards").mkdir(exist_ok=True)
-        for info in manifest.shards:
-            commit_json(self._work / "shards" / f"{info.name}.json", info.to_json())
-        (self._output / MANIFEST_FILE).unlink()
-        fsync_folder(self._output)
+        self._put_aside(manifest.shards)
         return False
+
+    def _put_aside(self, infos: Sequence[ShardInfo]) -> None:
+        """Keep what a manifest says of each shard: it does not tell the truth any more once one of them changes.
+
+        The manifest itself stays beside these entries until the run is complete, for `status` to compare with.
+        """
+        (self._work / "shards").mkdir(exist_ok=True)
+        for info in infos:
+            commit_json(self._work / "shards" / f"{info.name}.json", info.to_json())
+        publish(self._output / MANIFEST_FILE, self._work / "shards" / MANIFEST_FILE)
+        fsync_folder(self._output)
 
     def _make(self, dispatched: Dispatched, *, show: bool) -> None:
         num_resumed = sum([self._resume(assembly) for assembly in self._assemblies.values()])
@@ -213,8 +220,8 @@ class Run:
         if is_complete and not (self._output / MANIFEST_FILE).exists():
             self._remove_stale({info.name for info in infos})
             through = self._work / "shards"
-            write_index_files(self._output / "index", self._store, self._plan, infos, through=through)
-            self._describe(infos).write(self._output, through=through)
+            index = write_index_files(self._output / "index", self._store, self._plan, infos, through=through)
+            self._describe(infos, index).write(self._output, through=through)
         if is_complete:
             for folder in ("parts", "shards"):
                 shutil.rmtree(self._work / folder, ignore_errors=True)

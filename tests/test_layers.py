@@ -35,12 +35,14 @@ transforms: stages < pipeline < augmenter < __init__
 
 parallel: crew < pool < maps
 readers: keys preview tf
-pipeline plan
+ingredients pipeline plan
 
 parallel: executor < pathos_pool < __init__
 readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files parts report verification
+index_files parts report snapshot
+
+verification
 
 running
 
