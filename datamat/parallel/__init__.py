@@ -8,13 +8,13 @@
 The names load when they are first used, so importing the package costs nothing. Inside it, a module imports only from
 the lines above its own:
 
-    affinity, channel, chunks, logs, namespaces, role, serial, shipment, slot, startmethod
+    affinity, blackbox, channel, chunks, logs, namespaces, role, serial, shipment, slot, startmethod
     byvalue, contexts, standins
     pickling, servers
     payloads
     worker
     failures, tasks
-    handle
+    handle, inquest
     crew
     pool
     maps

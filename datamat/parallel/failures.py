@@ -40,6 +40,7 @@ class Autopsy:
         pid: process id.
         exitcode: as in `multiprocessing`: negative for a signal; None where it could not be learnt.
         peak_rss_bytes: highest resident memory seen.
+        last_begun: number of the task, or callable, that it had begun and was not done with, else 0.
         stack: Python frames that it left behind when it crashed or was told to, else "".
         log_lines: its last log messages.
     """
@@ -47,8 +48,13 @@ class Autopsy:
     pid: int
     exitcode: int | None
     peak_rss_bytes: int
+    last_begun: int
     stack: str
     log_lines: tuple[str, ...]
+
+    def had_begun(self, task: Task) -> bool:
+        """Did the worker work on this task, or on its callable, when it died?"""
+        return self.last_begun in (task.number, task.code.number)
 
     @property
     def signal(self) -> int | None:
@@ -79,10 +85,11 @@ class Autopsy:
 def death_error(task: Task, autopsy: Autopsy) -> WorkerDied:
     """Return the error of a task whose worker died once too often."""
     attempts = "" if task.tries == 1 else f" ({task.tries} attempts)"
-    error = WorkerDied(
-        f"{task.label}: worker {autopsy.pid} ended while it ran this task{attempts}: {autopsy.cause()}; "
-        f"{autopsy.report()}"
-    )
+    if autopsy.had_begun(task):
+        when = f"while it ran this task{attempts}"
+    else:
+        when = f"before it began this task, as {task.unbegun - 1} others did; the task may be too large to be received"
+    error = WorkerDied(f"{task.label}: worker {autopsy.pid} ended {when}: {autopsy.cause()}; {autopsy.report()}")
     _attach(error, task, autopsy)
     return error
 

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pathos.helpers import mp
-
 from datamat.parallel import worker
+from datamat.parallel.blackbox import BlackBox
 from datamat.parallel.channel import ParentChannel, close_in_forks
 from datamat.parallel.contexts import ForkPopen, start_process
 from datamat.parallel.failures import Autopsy
@@ -61,18 +60,19 @@ class Handle:
         lifeline, their_lifeline = socket.socketpair()
         self.channel = ParentChannel(ours)
         self._lifeline = lifeline
-        self._stack, their_stack = mp.Pipe(duplex=False)
+        self._box = BlackBox.create()
+        their_box = self._box.share()
         close_in_forks(self)
         self.pidfd: int | None = None
         try:
-            arguments = (config, theirs, their_lifeline, their_stack)
+            arguments = (config, theirs, their_lifeline, their_box)
             self.process = start_process(launcher, worker.main, arguments, config.name)
         except BaseException:
             self.channel.close()
             self.abandon()
             raise
         finally:
-            for end in (theirs, their_lifeline, their_stack):
+            for end in (theirs, their_lifeline, their_box):
                 end.close()
         self.pid = int(self.process.pid)
         self.pidfd = _open_pidfd(self.pid)
@@ -98,7 +98,7 @@ class Handle:
     def abandon(self) -> None:
         """In a fork of the parent: let go of the descriptors."""
         self._lifeline.close()
-        self._stack.close()
+        self._box.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
@@ -163,21 +163,12 @@ class Handle:
         self.process.join(_EXIT_CODE_S)
         exitcode = self.process.exitcode
         self._ended = time.time()
-        stack = self._read_stack()
+        last_begun, stack = self._box.last_begun(), self._box.stacks()
         self.channel.close()
         self.abandon()
         with suppress(ValueError):  # it did not end after all: its server lost sight of it
             self.process.close()
-        return Autopsy(self.pid, exitcode, self.peak_rss_bytes, stack, tuple(self.last_lines))
-
-    def _read_stack(self) -> str:
-        descriptor = self._stack.fileno()
-        os.set_blocking(descriptor, False)
-        data = b""
-        with suppress(BlockingIOError):
-            while chunk := os.read(descriptor, 1 << 16):
-                data += chunk
-        return data.decode(errors="replace")
+        return Autopsy(self.pid, exitcode, self.peak_rss_bytes, last_begun, stack, tuple(self.last_lines))
 
 
 def _open_pidfd(pid: int) -> int | None:

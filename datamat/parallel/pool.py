@@ -5,7 +5,8 @@
                                          ^── pidfd of each worker: readable once it has ended
 
 There is no queue, lock or semaphore that two processes share, so no death can poison another worker. A worker answers
-its tasks in order: when it dies, the first one without an answer is the suspect and the rest go back, unblamed.
+its tasks in order: when it dies, the first one without an answer is the suspect and the rest go back, unblamed. The
+suspect goes back too if the worker's black box says that it had not begun it.
 
 Only this thread touches the workers. Callers append to `_waiting` under the lock and wake the thread through a pipe.
 """
@@ -24,12 +25,13 @@ from datamat.errors import BrokenPoolError, ParallelError, UnpicklableError
 from datamat.parallel import logs, payloads, worker
 from datamat.parallel.chunks import prefetch_depth
 from datamat.parallel.crew import Crew, PoolOptions
-from datamat.parallel.failures import death_error, timeout_error, with_remote_traceback
-from datamat.parallel.tasks import CodeBook, split
+from datamat.parallel.failures import with_remote_traceback
+from datamat.parallel.inquest import hold_inquest
+from datamat.parallel.tasks import CodeBook
 from datamat.parallel.worker import Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from datamat.parallel.failures import Autopsy
     from datamat.parallel.handle import Handle, WorkerStats
@@ -76,6 +78,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._waiting: deque[Task] = deque()
         self._is_asleep = False
+        self._is_over = False
         self._is_shutting_down = False
         self._cancels_waiting = False
         self._kills = False
@@ -98,9 +101,13 @@ class Dispatcher:
         return self.thread
 
     def submit(self, *tasks: Task) -> None:
-        """Queue tasks."""
+        """Queue tasks; those that come when the thread has ended fail with the reason."""
         with self._lock:
-            self._waiting.extend(tasks)
+            is_over = self._is_over
+            if not is_over:
+                self._waiting.extend(tasks)
+        if is_over:
+            self._give_up(tasks)
         self._wake()
 
     def shutdown(self, *, cancel_waiting: bool = False, kill: bool = False) -> None:
@@ -174,12 +181,7 @@ class Dispatcher:
         if not self._waiting:
             return
         self._start_workers()
-        # An idle worker may have been killed since the last look: a call given to it would seem to be the cause.
-        ready = [
-            handle
-            for handle in self._crew.handles
-            if handle.takes_tasks and (handle.in_flight or not handle.has_ended())
-        ]
+        ready = [handle for handle in self._crew.handles if handle.takes_tasks]
         if not ready:
             return
         depth = 1 if self._options.max_tasks else prefetch_depth(self._cost)
@@ -187,8 +189,7 @@ class Dispatcher:
         share = max(1, min(depth, -(-len(self._waiting) // len(ready))))
         for handle in ready:
             # Deep queues are refilled when half empty: one write for many tasks.
-            # An idle worker may have died unnoticed; the call that it never began is not to be blamed for that.
-            if len(handle.in_flight) <= share // 2 and (handle.in_flight or not handle.has_ended()):
+            if len(handle.in_flight) <= share // 2:
                 self._top_up(handle, share)
 
     def _top_up(self, handle: Handle, depth: int) -> None:
@@ -268,8 +269,9 @@ class Dispatcher:
             return True
         if not self._waiting:
             return False
-        idle = (handle for handle in self._crew.handles if handle.takes_tasks and not handle.in_flight)
-        return any(not handle.has_ended() for handle in idle) or (not self._crew.handles and self.broken is None)
+        if not self._crew.handles:
+            return self.broken is None
+        return any(handle.takes_tasks and not handle.in_flight for handle in self._crew.handles)
 
     def _attend(self, handle: Handle) -> None:
         self._crew.flush(handle)
@@ -365,7 +367,7 @@ class Dispatcher:
         handle.in_flight.clear()
         self._requeue(unbegun)
 
-    def _requeue(self, tasks: list[Task]) -> None:
+    def _requeue(self, tasks: Sequence[Task]) -> None:
         with self._lock:
             self._waiting.extendleft(reversed(tasks))
 
@@ -377,29 +379,24 @@ class Dispatcher:
         lost = list(handle.in_flight)
         handle.in_flight.clear()
         if lost:
-            self._blame(lost, autopsy, has_timed_out=handle.has_timed_out)
+            self._judge(lost, autopsy, has_timed_out=handle.has_timed_out)
         if not handle.is_ready and not handle.is_leaving and not self._kills:
             self._count_startup_death(f"{autopsy.cause()}; {autopsy.report()}")
 
-    def _blame(self, lost: list[Task], autopsy: Autopsy, *, has_timed_out: bool) -> None:
-        suspect, *others = lost
-        if suspect.count > 1:
-            self._requeue([*split(suspect, self.codes), *others])
-            return
-        suspect.tries += 1
-        if has_timed_out:
-            self.codes.give_back(suspect.code)
-            self._fail(suspect, timeout_error(suspect, autopsy, self._options.task_timeout_s or 0.0))
-        elif suspect.tries > self._options.max_retries:
-            self.codes.give_back(suspect.code)
-            self._fail(suspect, death_error(suspect, autopsy))
-        else:
-            attempts = f"attempt {suspect.tries + 1} of {self._options.max_retries + 1}"
-            self._options.logger.warning(
-                "%s: worker %d ended by %s; %s follows", suspect.label, autopsy.pid, autopsy.cause(), attempts
-            )
-            others.insert(0, suspect)
-        self._requeue(others)
+    def _judge(self, lost: list[Task], autopsy: Autopsy, *, has_timed_out: bool) -> None:
+        verdict = hold_inquest(
+            lost,
+            autopsy,
+            self.codes,
+            timeout_s=self._options.task_timeout_s if has_timed_out else None,
+            max_retries=self._options.max_retries,
+        )
+        if verdict.failed is not None and verdict.error is not None:
+            self.codes.give_back(verdict.failed.code)
+            self._fail(verdict.failed, verdict.error)
+        if verdict.warning is not None:
+            self._options.logger.warning("%s", verdict.warning)
+        self._requeue(verdict.again)
 
     def _break(self, what: str, details: str) -> None:
         if self.broken is None:
@@ -407,13 +404,18 @@ class Dispatcher:
 
     def _settle_all(self) -> None:
         """Settle every future that is left: with the cause if the pool broke, else it is being killed."""
-        reason = self.broken or BrokenPoolError("the pool was shut down before the task ended")
+        with self._lock:
+            self._is_over = True
         under_way = [task for handle in self._crew.handles for task in handle.in_flight]
         for handle in self._crew.handles:
             handle.in_flight.clear()
         if self.broken is not None:
             under_way += self._take_waiting()
-        for task in under_way:
+        self._give_up(under_way)
+        self._cancel_waiting()
+
+    def _give_up(self, tasks: Sequence[Task]) -> None:
+        reason = self.broken or BrokenPoolError("the pool was shut down before the task ended")
+        for task in tasks:
             self.codes.give_back(task.code)
             self._fail(task, reason)
-        self._cancel_waiting()

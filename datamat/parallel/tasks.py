@@ -199,11 +199,12 @@ class Task:
         count: number of calls.
         future: gets the result, or the list of results of a chunk.
         tries: workers that have died under it.
+        unbegun: workers that have died before they began it, when it was next in line there.
         is_started: has it been at a worker? Then its future is running, and cannot be cancelled.
         busy_s: seconds that it took, once done.
     """
 
-    __slots__ = ("busy_s", "code", "count", "future", "is_started", "mode", "number", "payload", "tries")
+    __slots__ = ("busy_s", "code", "count", "future", "is_started", "mode", "number", "payload", "tries", "unbegun")
 
     def __init__(
         self,
@@ -220,6 +221,7 @@ class Task:
         self.count = count
         self.future = future
         self.tries = 0
+        self.unbegun = 0
         self.is_started = False
         self.busy_s = 0.0
 

@@ -2,7 +2,7 @@
 
     parent ── CODE, TASK, FORGET, QUIT ──────────────────────────> worker
     parent <── READY, DONE, FAILED, RETURNED, LOG, RETIRED, ... ─── worker      (one socket pair each)
-    parent <── stack of Python frames, when it hangs or crashes ─── worker      (a pipe)
+    parent <── what it has begun, where it hangs or crashed ─────── worker      (a file in memory, `blackbox`)
     parent <── nothing, ever ────────────────────────────────────── worker      (a second socket pair, the lifeline)
 
 The worker ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is closed,
@@ -39,7 +39,8 @@ from datamat.parallel.contexts import forget_idle_tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
+
+    from datamat.parallel.blackbox import BlackBox
 
 __all__ = [
     "CODE",
@@ -141,14 +142,13 @@ def bequeath(code_id: int, obj: Any, hazards: list[standins.Hazard]) -> Callable
 # ---------------------------------------------------------------- set-up
 
 
-def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket, stack_pipe: Connection) -> None:
+def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket, box: BlackBox) -> None:
     """Run a worker until the parent sends QUIT or goes away."""
     role.become_worker()
     _set_signals()
     _hold_lifeline(lifeline)
-    os.set_blocking(stack_pipe.fileno(), False)  # a deep stack is cut; it must not keep the worker from ending
-    faulthandler.enable(stack_pipe, all_threads=True)
-    faulthandler.register(TRACE_SIGNAL, stack_pipe, all_threads=True, chain=True)  # chain: and then end
+    faulthandler.enable(box, all_threads=True)
+    faulthandler.register(TRACE_SIGNAL, box, all_threads=True, chain=True)  # chain: and then end
     forget_idle_tracker()
     multiprocessing.current_process().authkey = config.authkey  # the standard library's, beside that of multiprocess
     if config.environment is not None:
@@ -163,7 +163,7 @@ def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.sock
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         if _initialize(config, channel):
             channel.send(Reply.READY)
-            _Loop(channel, config.max_tasks).run()
+            _Loop(channel, box.begun(), config.max_tasks).run()
 
 
 def _set_signals() -> None:
@@ -222,8 +222,9 @@ def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
 class _Loop:
     """Reads requests and answers them."""
 
-    def __init__(self, channel: WorkerChannel, max_tasks: int | None) -> None:
+    def __init__(self, channel: WorkerChannel, begun: memoryview, max_tasks: int | None) -> None:
         self._channel = channel
+        self._begun = begun
         self._remaining = max_tasks
         self._codes: dict[int, Callable[..., Any]] = {}
         self._peak = 0
@@ -240,6 +241,7 @@ class _Loop:
                     return
             elif kind == Request.CODE:
                 self._load(data)
+                self._begun[0] = 0
             elif kind == Request.FORGET:
                 self._codes.pop(CODE.unpack_from(data)[0], None)
                 _inherited.pop(CODE.unpack_from(data)[0], None)
@@ -250,6 +252,7 @@ class _Loop:
     def _load(self, data: bytes) -> None:
         """Rebuild a callable; its tasks are returned, or fail with the reason, if that is not possible."""
         code_id = CODE.unpack_from(data)[0]
+        self._begun[0] = code_id
         self._codes.pop(code_id, None)
         try:
             with role.importing():
@@ -274,8 +277,10 @@ class _Loop:
 
     def _serve(self, data: bytes) -> None:
         number, code_id, mode = TASK.unpack_from(data)
+        self._begun[0] = number  # before anything that may kill: the arguments, and the user's `setup_worker`
         function = self._function(code_id)
         if function is None:
+            self._begun[0] = 0
             self._channel.send(Reply.RETURNED, OUTCOME.pack(number, 0.0, 0))
             return
         if self._remaining is not None:

@@ -17,6 +17,7 @@ import pytest
 
 from datamat.errors import BrokenPoolError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor
+from datamat.parallel.inquest import MAX_UNBEGUN
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -161,16 +162,52 @@ def test_call_is_repeated_as_often_as_allowed(method):
 
 
 def test_idle_worker_that_dies_is_replaced(method):
-    """Nothing was lost, so nobody is told."""
+    """A call given to it before anyone has noticed is not blamed: nothing was lost, so nobody is told."""
     with PathosExecutor(1, start_method=method) as pool:
         first = pool.submit(os.getpid).result(timeout=20)
         os.kill(first, signal.SIGKILL)
-        wait_until_gone(first)
-        while any(worker.ended is None for worker in pool.stats().workers):
-            pass  # until the pool has seen it: a call given before that would be blamed
         second = pool.submit(os.getpid).result(timeout=20)
 
     assert second != first
+
+
+def test_call_that_was_only_delivered_is_not_blamed(method, caplog):
+    """The worker is stopped before it can begin it, and then killed; no retry is used up."""
+    with PathosExecutor(1, start_method=method, max_retries=0) as pool:
+        for _ in range(MAX_UNBEGUN - 1):
+            stopped = pool.submit(os.getpid).result(timeout=20)
+            os.kill(stopped, signal.SIGSTOP)
+            futures = [pool.submit(abs, -i) for i in range(3)]
+            while pool._dispatcher.progress().in_flight == 0:
+                time.sleep(0.001)
+            os.kill(stopped, signal.SIGKILL)
+            assert [future.result(timeout=20) for future in futures] == [0, 1, 2]
+
+    assert not [record for record in caplog.records if record.name == "datamat.parallel"]
+
+
+class KillsWhenUnpickled:
+    """As data does that crashes the library that reads it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+    def run(self):
+        raise AssertionError("it is never there to be called")
+
+
+@pytest.mark.parametrize("as_callable", [False, True], ids=["argument", "callable"])
+def test_call_that_kills_while_it_is_received_is_given_up(as_callable):
+    """After the attempts that it has, as if it had died in the middle of it."""
+    with PathosExecutor(1, start_method="forkserver", max_retries=1) as pool:
+        pool.submit(abs, -1).result(timeout=20)
+        bomb = KillsWhenUnpickled()
+        future = pool.submit(bomb.run) if as_callable else pool.submit(id, bomb)
+        with pytest.raises(WorkerDied, match=r"exit code 9") as caught:
+            future.result(timeout=20)
+        assert pool.submit(abs, -2).result(timeout=20) == 2
+
+    assert "(2 attempts)" in str(caught.value)
 
 
 def wait_until_gone(pid):

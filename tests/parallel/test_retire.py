@@ -1,4 +1,4 @@
-"""A worker that retires ends after its task, and another takes its place: no death, nothing repeated, nothing logged."""
+"""A worker that retires ends after its task, and another takes its place: nothing is repeated, nothing logged."""
 
 from __future__ import annotations
 

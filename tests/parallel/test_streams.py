@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat.errors import OptionError, ParallelError
+from datamat.errors import BrokenPoolError, OptionError, ParallelError
 from datamat.parallel import PathosExecutor
 
 
@@ -209,3 +209,13 @@ def test_progress_callback_that_fails_does_not_end_the_pool(method, caplog):
         assert pool.submit(double, 1).result(timeout=20) == 2
 
     assert any("progress callback failed" in message for message in caplog.messages)
+
+
+def test_stream_that_outlives_its_pool_says_so(method):
+    """Items of a stream without a known length are not all sent at shutdown; asking for them is no wait for ever."""
+    with PathosExecutor(2, start_method=method) as pool:
+        stream = pool.map(abs, itertools.count())
+        assert next(stream) == 0
+
+    with pytest.raises(BrokenPoolError, match="the pool was shut down"):
+        list(stream)
