@@ -1,18 +1,19 @@
-"""What a shard format is: one small interface, a record's values, and a look-up by name.
+"""What a shard format is: a small interface, a record's values, and a look-up by name.
 
-A format turns encoded records into the bytes of a file and back. It knows nothing of images, splits or plans: a record
-is a mapping of column names to bytes, int64 numbers or float32 numbers.
+A format turns encoded records into the bytes of a file and back. It knows nothing of splits or plans: a record is a
+mapping of column names to bytes, int64 numbers or float32 numbers.
 
-    columns {name: kind} ── writer(file) ── append / append_block ── finish() ──> Offsets
-    a file  ── read(path) ──────────────> every record in order, every checksum tested
-    a range of bytes ── read_record() ──> one record, found through its line of Offsets
+    workers   columns {name: kind} ── writer(file) ── append / append_block ── finish() ──> a part, its Offsets
+    driver    parts, joined byte for byte, and the trailer ──> the shard          where the format allows it
+              parts ── assembler(path) ── add ... finish() ──> the shard, its Offsets     elsewhere
+    readers   a file ── read(path) ──> every record in order, every checksum tested
+              a file, its Offsets ── reader(path, offsets) ── read(number) ──> one record
 
-A worker writes a *part* (a run of records) into a file that its caller opened, hashes and syncs. The parts of a shard
-are joined byte for byte, and `Offsets.joined` gives the offsets inside the joined file, so that no record is encoded
-twice.
+A worker writes a *part* (a run of records) into a file that its caller opened, hashes and syncs. No record is encoded
+twice, and the parts of a shard come from the plan alone, so that equal records give equal files.
 
-To add a format, implement `ShardFormat` and `ShardWriter` and name the class under the entry-point group
-`datamat.formats`; `get_format` finds it by its name and imports it on first use.
+To add a format, implement `ShardFormat`, `ShardWriter` and, where records can't be found by their range of bytes alone,
+`ShardReader`; name the class under the entry-point group `datamat.formats`. `get_format` imports it on first use.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from __future__ import annotations
 import abc
 import importlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, TypeAlias, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, MissingDependencyError, OptionError
+from datamat.errors import MissingDependencyError, OptionError
+from datamat.formats.offsets import Offsets
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
+
+    from datamat.features import Features
 
 __all__ = [
     "Block",
@@ -39,7 +42,9 @@ __all__ = [
     "ColumnKind",
     "Offsets",
     "Record",
+    "ShardAssembler",
     "ShardFormat",
+    "ShardReader",
     "ShardWriter",
     "Value",
     "format_names",
@@ -56,120 +61,20 @@ Block: TypeAlias = Mapping[str, "NDArray[Any] | Sequence[bytes]"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _ENTRY_POINTS = "datamat.formats"
-_LINES_AT_ONCE = 1 << 14  # Python's integers take several times the memory of the table
 _BUILT_IN = {
+    "arrayrecord": "datamat.formats.arrayrecord:ArrayRecordFormat",
+    "parquet": "datamat.formats.parquet:ParquetFormat",
     "tfrecord": "datamat.formats.tfrecord:TFRecordFormat",
     "tfrecord.gz": "datamat.formats.tfrecord:GzipTFRecordFormat",
+    "webdataset": "datamat.formats.webdataset:WebDatasetFormat",
 }
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Offsets:
-    """Where each record of one file lies: the content of its `.idx` file.
-
-    Args:
-        offset: uint64 (n,), the first byte of the range that must be read for the record.
-        size: uint64 (n,), the bytes of that range, framing included.
-        skip: uint64 (n,), for compressed formats where the range is a compressed member: the position of the record
-            inside the member once it is decompressed. None where the range is the record itself.
-    """
-
-    offset: NDArray[np.uint64]
-    size: NDArray[np.uint64]
-    skip: NDArray[np.uint64] | None = None
-
-    def __post_init__(self) -> None:
-        for column in self._columns():
-            if column.dtype != np.uint64 or column.shape != (len(self.offset),):
-                raise OptionError(
-                    f"offsets need uint64 columns of {len(self.offset)} values, one per record; "
-                    f"got {column.dtype} {column.shape}"
-                )
-
-    def __len__(self) -> int:
-        return len(self.offset)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Offsets):
-            return NotImplemented
-        mine, others = self._columns(), other._columns()
-        if not len(self) and not len(other):  # without records nothing says whether there is a skip
-            return True
-        return len(mine) == len(others) and all(map(np.array_equal, mine, others))
-
-    __hash__ = None  # type: ignore[assignment]  # arrays decide equality, and arrays have no hash
-
-    def shifted(self, base: int) -> Offsets:
-        """Return the offsets of the same records when the file starts `base` bytes into a longer one."""
-        return Offsets(self.offset + np.uint64(base), self.size, self.skip)
-
-    @staticmethod
-    def joined(parts: Iterable[tuple[Offsets, int]]) -> Offsets:
-        """Return the offsets inside the file made of several files, one after the other.
-
-        Args:
-            parts: for each file, its offsets and its length in bytes.
-
-        >>> one = Offsets(np.array([0, 20], np.uint64), np.array([20, 30], np.uint64))
-        >>> Offsets.joined([(one, 50), (one, 50)]).offset.tolist()
-        [0, 20, 50, 70]
-        """
-        base, shifted = 0, []
-        for offsets, num_bytes in parts:
-            if len(offsets):  # an empty part has no say in whether there is a skip column
-                shifted.append(offsets.shifted(base)._columns())
-            base += num_bytes
-        if not shifted:
-            return Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        return Offsets(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
-
-    def to_text(self) -> str:
-        r"""Return the index file: a line `OFFSET SIZE` per record, `MEMBER_OFFSET MEMBER_SIZE SKIP` with a skip.
-
-        The two-column form is what NVIDIA DALI reads, byte for byte what its `tfrecord2idx` writes
-        (https://github.com/NVIDIA/DALI/blob/main/tools/tfrecord2idx).
-
-        >>> Offsets(np.array([0, 20], np.uint64), np.array([20, 30], np.uint64)).to_text()
-        '0 20\n20 30\n'
-        """
-        table = np.column_stack(self._columns())
-        line = " ".join(["%d"] * table.shape[1]) + "\n"
-        # One format call over many numbers takes half the time of a call per line (measured: 0.15 us per record).
-        blocks = (table[start : start + _LINES_AT_ONCE] for start in range(0, len(table), _LINES_AT_ONCE))
-        return "".join(line * len(block) % tuple(block.ravel().tolist()) for block in blocks)
-
-    @staticmethod
-    def from_text(text: str) -> Offsets:
-        r"""Read back what `to_text` wrote.
-
-        Raises:
-            CorruptDataError: a line is not two, or throughout three, numbers with one space between them.
-
-        >>> Offsets.from_text("0 20\n20 30\n").size.tolist()
-        [20, 30]
-        """
-        if not text:
-            return Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        num_columns = text.partition("\n")[0].count(" ") + 1
-        if num_columns not in (2, 3) or not _is_table(text, num_columns):
-            number, line = _first_bad_line(text, num_columns)
-            raise CorruptDataError(
-                f"line {number} of the record index is {line!r}, expected 'OFFSET SIZE' or, for compressed shards, "
-                f"'OFFSET SIZE SKIP' in every line; remove the shard and run the job again"
-            )
-        numbers = np.fromstring(text, np.uint64, sep=" ").reshape(-1, num_columns)
-        return Offsets(*(np.ascontiguousarray(column) for column in numbers.T))
-
-    def _columns(self) -> tuple[NDArray[np.uint64], ...]:
-        return (self.offset, self.size) if self.skip is None else (self.offset, self.size, self.skip)
 
 
 class ShardWriter(abc.ABC):
     """Writes the records of one part into a binary file that its caller opened and will hash, sync and close.
 
     A writer buffers about 256 KiB and only ever calls `file.write`, with a buffer that it uses again: `write` must be
-    done with it when it returns. The same records give the same bytes, whether they come by `append` or by
+    done with it when it returns. The same records give the same shard, whether they come by `append` or by
     `append_block`. One thread uses a writer; it does not travel between processes. After an exception from
     `file.write` the file is of no use; after a `SchemaError` nothing of the refused record or block was written.
     """
@@ -205,39 +110,39 @@ class ShardWriter(abc.ABC):
         """Write what is still buffered and return where the records lie. The file stays open."""
 
 
-class ShardFormat(abc.ABC):
-    """One file format. Without state: thread-safe, picklable, equal output from every instance.
+class ShardAssembler(abc.ABC):
+    """Makes a shard of its parts, where joining their bytes does not. One thread uses it, in one process.
 
-    Attributes:
-        name: what the user passes as `format=`.
-        extension: the ending of shard names, without the dot.
-        joins_parts: whether part files, one after the other, are a valid file of the format.
+    Memory does not grow with the shard. What a kill leaves of the file is of no use: parts are kept until the shard is
+    finished, and assembled anew.
     """
 
-    name: ClassVar[str]
-    extension: ClassVar[str]
-    joins_parts: ClassVar[bool]
+    @abc.abstractmethod
+    def add(self, part: str | os.PathLike[str]) -> None:
+        """Append the records of the next part.
+
+        Raises:
+            CorruptDataError: the part is not whole.
+        """
 
     @abc.abstractmethod
-    def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return everything that decides the bytes written, for fingerprints; it must survive JSON."""
+    def finish(self) -> Offsets:
+        """Write what is still buffered, close the file, and return where the records lie in it."""
 
     @abc.abstractmethod
-    def writer(self, file: BinaryIO, columns: Mapping[str, ColumnKind]) -> ShardWriter:
-        """Return a writer of records with these columns into `file`, any object with a `write` for bytes."""
+    def close(self) -> None:
+        """Give the file free, finished or not; may be called again."""
+
+
+class ShardReader(abc.ABC):
+    """Reads records of one finished file by their number, in any order. Thread-safe; works in forked children, too."""
 
     @abc.abstractmethod
-    def read_record(
-        self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Value]:
-        """Decode the one record that a line of `Offsets` points to, and test its checksums.
+    def read(self, number: int) -> dict[str, Value]:
+        """Return one record, decoded, its checksums tested.
 
         Args:
-            buffer: the `size` bytes at `offset` of the file.
-            skip: the record's `skip`, 0 where there is none.
-            path: the file, for messages only.
-            number: the record's place in the file, from 0, for messages only.
-            offset: where the buffer lies in the file, for messages only.
+            number: the record's place in the file, from 0.
 
         Returns:
             For each column a list of bytes, an int64 array (k,) or a float32 array (k,).
@@ -247,12 +152,67 @@ class ShardFormat(abc.ABC):
         """
 
     @abc.abstractmethod
+    def close(self) -> None:
+        """Give the file free; may be called again."""
+
+
+class ShardFormat(abc.ABC):
+    """One file format. An immutable value: thread-safe, picklable, equal output from equal instances.
+
+    Attributes:
+        name: what the user passes as `format=`.
+        extension: the ending of shard names, without the dot.
+        joins_parts: whether part files, one after the other, and the trailer are a valid file of the format. Where they
+            are not, `assembler` makes one.
+        trailer: what stands behind the last part of a joined file.
+    """
+
+    name: ClassVar[str]
+    extension: ClassVar[str]
+    joins_parts: ClassVar[bool]
+    trailer: ClassVar[bytes] = b""
+
+    @abc.abstractmethod
+    def options(self) -> dict[str, str | int | float | bool | None]:
+        """Return everything that decides the bytes written, for fingerprints; it must survive JSON."""
+
+    def with_features(self, features: Features) -> ShardFormat:
+        """Return the format for records of these features: itself where only the kinds of columns matter."""
+        del features
+        return self
+
+    @abc.abstractmethod
+    def writer(self, file: BinaryIO, columns: Mapping[str, ColumnKind]) -> ShardWriter:
+        """Return a writer of records with these columns into a part: `file`, any object with a `write` for bytes.
+
+        Raises:
+            OptionError: the format stores features and was not given them by `with_features`.
+        """
+
+    def assembler(self, path: str | os.PathLike[str]) -> ShardAssembler:
+        """Return what makes the shard `path` of its parts; only for formats whose parts can't be joined."""
+        raise OptionError(f"{path}: parts of the format {self.name!r} are joined byte for byte; do that")
+
+    @abc.abstractmethod
+    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+        """Return a reader of single records of a finished file.
+
+        Args:
+            path: the file.
+            offsets: where its records lie.
+
+        Raises:
+            OSError: the file can't be opened.
+            CorruptDataError: it is not of this format.
+        """
+
+    @abc.abstractmethod
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
         """Yield each record of an open file with its line of `Offsets`, in order, and test every checksum.
 
         Raises:
             CorruptDataError: names path, record, byte and what is wrong; also where the file ends inside a record.
-                Records missing at the very end can't be seen from the file: compare the count with the manifest.
+                Records missing at the very end can't always be seen from the file: compare with the manifest's count.
         """
 
     @final
@@ -309,28 +269,3 @@ def _plug_ins() -> dict[str, str]:
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
-
-
-def _is_table(text: str, num_columns: int) -> bool:
-    """Whether every line is `num_columns` runs of digits with single spaces between, and ends in a newline."""
-    try:
-        raw = np.frombuffer(text.encode("ascii"), np.uint8)
-    except UnicodeEncodeError:
-        return False
-    is_digit = (raw >= ord("0")) & (raw <= ord("9"))
-    ends = np.flatnonzero(~is_digit)
-    separators = raw[ends]
-    if len(ends) % num_columns or raw[-1] != ord("\n") or (np.diff(ends, prepend=-1) < 2).any():
-        return False
-    expected = np.array([ord(" ")] * (num_columns - 1) + [ord("\n")], np.uint8)
-    # 20 digits hold every uint64, but not every 20 digits are one: 19 do for files of eight exabytes.
-    return bool((separators.reshape(-1, num_columns) == expected).all() and np.diff(ends, prepend=-1).max() <= 20)
-
-
-def _first_bad_line(text: str, num_columns: int) -> tuple[int, str]:
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        is_last = number == len(lines)
-        if num_columns not in (2, 3) or is_last or not _is_table(line + "\n", num_columns):
-            return number, line[:80]
-    raise AssertionError("the text has no bad line")

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.formats import Block, ColumnKind
+    from datamat.formats import Block, ColumnKind, Record, Value
 
-__all__ = ["check_block", "pack_block"]
+__all__ = ["check_block", "check_record", "pack_block", "row_of"]
 
 _Size: TypeAlias = "int | NDArray[np.int64]"
 """A length in bytes: one for all rows, or int64 (n,)."""
@@ -72,6 +72,32 @@ def check_block(columns: Block, kinds: Mapping[str, ColumnKind]) -> int:
         if not fits:
             raise SchemaError(wrong_value(name, kind, values, per_row=True))
     return next(iter(num_rows.values()), 0)
+
+
+def check_record(record: Record, kinds: Mapping[str, ColumnKind]) -> None:
+    """Check a record whose bytes columns hold one value each.
+
+    Raises:
+        SchemaError: a column is missing, unknown or of another type.
+    """
+    if record.keys() != kinds.keys():
+        raise SchemaError(differing_columns(record.keys(), kinds.keys()))
+    for name, value in record.items():
+        kind = kinds[name]
+        if kind == "bytes":
+            fits = isinstance(value, bytes)
+        else:
+            fits = isinstance(value, np.ndarray) and value.dtype == DTYPE[kind] and value.ndim == 1
+        if not fits:
+            raise SchemaError(wrong_value(name, kind, value))
+
+
+def row_of(columns: Block, index: int) -> dict[str, Value]:
+    """Return one row of a block as a record."""
+    return {
+        name: values[index] if not isinstance(values, np.ndarray) else np.ravel(values[index])
+        for name, values in columns.items()
+    }
 
 
 def pack_block(

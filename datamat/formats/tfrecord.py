@@ -20,21 +20,24 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, OptionError, OutputError
-from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFormat, ShardWriter, Value
-from datamat.formats.block import check_block
+from datamat.errors import CorruptDataError
+from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFormat, ShardReader, ShardWriter, Value
+from datamat.formats.block import check_block, row_of
+from datamat.formats.buffered import BUFFER_BYTES, BufferedFile
 from datamat.formats.example import ExampleEncoder, decode_example
 from datamat.formats.framing import FRAMING_BYTES, encode_block, frame, read_payload, unframe
+from datamat.formats.guards import located, refuse_finished
 from datamat.formats.gzip_members import deflate_member, inflate_member, read_member
+from datamat.formats.ranges import RangeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
 __all__ = ["GzipTFRecordFormat", "TFRecordFormat"]
 
-_BUFFER_BYTES = 1 << 18
 _MEMBER_BYTES = 64 << 10
 _GZIP_LEVEL = 6
 # From here on joining the pieces of single records is faster than packing a matrix (benchmarks/framing.py shows it).
@@ -61,6 +64,10 @@ class TFRecordFormat(ShardFormat):
         """Return a writer of TFRecords."""
         return _TFRecordWriter(_PlainSink(file), columns)
 
+    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+        """Return a reader by ranges."""
+        return RangeReader(path, offsets, self.read_record)
+
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
     ) -> dict[str, Value]:
@@ -71,7 +78,7 @@ class TFRecordFormat(ShardFormat):
                 raise CorruptDataError(f"the record has {size} bytes, but the index says {len(buffer) - skip}")
             return decode_example(payload)
         except CorruptDataError as exc:
-            raise _located(exc, path, number, offset) from exc
+            raise located(exc, path, number, offset) from exc
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
         """Yield each record with its offset and size."""
@@ -83,7 +90,7 @@ class TFRecordFormat(ShardFormat):
                     return
                 record = decode_example(payload)
             except CorruptDataError as exc:
-                raise _located(exc, path, number, offset) from exc
+                raise located(exc, path, number, offset) from exc
             size = len(payload) + FRAMING_BYTES
             yield record, (offset, size)
             offset, number = offset + size, number + 1
@@ -105,6 +112,10 @@ class GzipTFRecordFormat(ShardFormat):
         """Return a writer of TFRecords in gzip members."""
         return _TFRecordWriter(_GzipSink(file), columns)
 
+    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+        """Return a reader by ranges."""
+        return RangeReader(path, offsets, self.read_record)
+
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
     ) -> dict[str, Value]:
@@ -115,13 +126,13 @@ class GzipTFRecordFormat(ShardFormat):
                 raise CorruptDataError(f"{rest} bytes follow the gzip member, which should end there")
             return decode_example(unframe(member, skip)[0])
         except CorruptDataError as exc:
-            raise _located(exc, path, number, offset) from exc
+            raise located(exc, path, number, offset) from exc
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
         """Yield each record with the offset and size of its member and its place inside."""
         number = offset = 0
         buffer = b""
-        while buffer := buffer or file.read(_BUFFER_BYTES):
+        while buffer := buffer or file.read(BUFFER_BYTES):
             skip = 0
             try:
                 member, size, buffer = read_member(file, buffer)
@@ -130,7 +141,7 @@ class GzipTFRecordFormat(ShardFormat):
                     yield decode_example(payload), (offset, size, skip)
                     skip, number = skip + frame_size, number + 1
             except CorruptDataError as exc:
-                raise _located(exc, path, number, offset) from exc
+                raise located(exc, path, number, offset) from exc
             offset += size
 
 
@@ -159,14 +170,14 @@ class _TFRecordWriter(ShardWriter):
 
     def append(self, record: Record) -> None:
         """Append one record."""
-        self._refuse_finished()
+        refuse_finished(self._finished)
         pieces, length = self._encoder.encode(record)
         self._sink.add_record(frame(pieces, length), length + FRAMING_BYTES)
         self._sizes.append(length + FRAMING_BYTES)
 
     def append_block(self, columns: Block) -> None:
         """Append n records, packed a buffer's worth of rows at a time."""
-        self._refuse_finished()
+        refuse_finished(self._finished)
         num_rows = check_block(columns, self._columns)
         if not num_rows:
             return
@@ -177,22 +188,18 @@ class _TFRecordWriter(ShardWriter):
 
     def finish(self) -> Offsets:
         """Write what is still buffered and return where the records lie."""
-        self._refuse_finished()
+        refuse_finished(self._finished)
         self._finished = True
         return self._sink.finish(np.array(self._sizes, np.uint64))
 
     def _append_rows(self, rows: Block, num_rows: int) -> None:
         if _padded_bytes(rows) > min(_LARGE_ROW_BYTES * num_rows, 2 * _num_bytes(rows) + 64 * num_rows):
             for index in range(num_rows):
-                self.append(_row(rows, index))
+                self.append(row_of(rows, index))
             return
         packed, sizes = encode_block(rows, self._columns)
         self._sink.add_block(packed.data, sizes)
         self._sizes.frombytes(sizes.astype(np.uint64).tobytes())
-
-    def _refuse_finished(self) -> None:
-        if self._finished:
-            raise OptionError("finish was called on this writer, which ends it; make another one for more records")
 
 
 class _Sink(Protocol):
@@ -209,54 +216,13 @@ class _Sink(Protocol):
 
 
 @final
-class _BufferedFile:
-    """Gathers pieces in one buffer of 256 KiB, which is written when full; larger pieces go to the file uncopied."""
-
-    __slots__ = ("_buffer", "_file", "_used", "num_bytes")
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        # One buffer for good: a fresh one for each write would cost a page fault per 4 KiB.
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._used = 0
-        self.num_bytes = 0
-
-    def add(self, pieces: Iterable[Buffer]) -> None:
-        for piece in pieces:
-            size = len(piece)
-            self.num_bytes += size
-            if self._used + size > _BUFFER_BYTES:
-                self.flush()
-                if size > _BUFFER_BYTES:
-                    self._write(memoryview(piece))
-                    continue
-            end = self._used + size
-            self._buffer[self._used : end] = piece
-            self._used = end
-
-    def flush(self) -> None:
-        self._write(self._buffer[: self._used])
-        self._used = 0
-
-    def _write(self, data: memoryview) -> None:
-        while data:  # an unbuffered file may take less than it is given
-            taken = self._file.write(data)
-            if not taken:
-                raise OutputError(
-                    f"the file took {taken} of {len(data)} bytes; pass a blocking binary file whose write returns "
-                    f"the number of bytes written"
-                )
-            data = data[taken:]
-
-
-@final
 class _PlainSink:
     """Records back to back."""
 
     __slots__ = ("_file",)
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = _BufferedFile(file)
+        self._file = BufferedFile(file)
 
     @property
     def num_bytes(self) -> int:
@@ -280,7 +246,7 @@ class _GzipSink:
     __slots__ = ("_counts", "_file", "_member", "_member_bytes", "_member_records", "_member_sizes")
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = _BufferedFile(file)
+        self._file = BufferedFile(file)
         self._member: list[Buffer] = []
         self._member_bytes = 0
         self._member_records = 0
@@ -345,19 +311,4 @@ def _padded_bytes(columns: Block) -> int:
     return sum(
         values.nbytes if isinstance(values, np.ndarray) else len(values) * max(map(len, values))
         for values in columns.values()
-    )
-
-
-def _row(columns: Block, index: int) -> dict[str, Value]:
-    """Return one row of a block as a record."""
-    return {
-        name: values[index] if not isinstance(values, np.ndarray) else np.ravel(values[index])
-        for name, values in columns.items()
-    }
-
-
-def _located(error: CorruptDataError, path: str, number: int, offset: int) -> CorruptDataError:
-    return CorruptDataError(
-        f"{path or 'shard'}: record {number} at byte {offset} is damaged: {error}; "
-        f"remove the file and run the job again, which makes it anew"
     )

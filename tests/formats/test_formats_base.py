@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from datamat.errors import CorruptDataError, MissingDependencyError, OptionError
 from datamat.formats import Offsets, ShardFormat, format_names, get_format
 
+EXTENSIONS = {"parquet": "parquet", "tfrecord": "tfrecord", "tfrecord.gz": "tfrecord.gz", "webdataset": "tar"}
 numbers = st.integers(0, 10**18)
 
 
@@ -129,17 +130,17 @@ def test_offsets_of_another_type_are_refused():
 
 def test_get_format_knows_its_built_ins():
     """Each built-in format answers to its own name."""
-    for name in ("tfrecord", "tfrecord.gz"):
+    for name, extension in EXTENSIONS.items():
         shard_format = get_format(name)
 
         assert isinstance(shard_format, ShardFormat)
         assert shard_format.name == name
-        assert shard_format.extension == name
+        assert shard_format.extension == extension
 
 
 def test_unknown_format_names_the_known_ones():
     """A typing error shows what there is."""
-    with pytest.raises(OptionError, match=r"no format 'tfrecords'; known are .*tfrecord, tfrecord\.gz"):
+    with pytest.raises(OptionError, match=r"no format 'tfrecords'; known are .*tfrecord, tfrecord\.gz, webdataset"):
         get_format("tfrecords")
 
 
@@ -156,7 +157,7 @@ def plug_in(monkeypatch):
 
 def test_listing_formats_imports_no_plug_in(plug_in):
     """The names are known without importing what they point to."""
-    assert format_names() == ["mine", "tfrecord", "tfrecord.gz"]
+    assert format_names() == ["arrayrecord", "mine", "parquet", "tfrecord", "tfrecord.gz", "webdataset"]
 
 
 def test_plug_in_without_its_package_says_what_to_install(plug_in):
@@ -165,25 +166,45 @@ def test_plug_in_without_its_package_says_what_to_install(plug_in):
         get_format("mine")
 
 
-def test_no_format_imports_tensorflow():
-    """Workers write and read shards without TensorFlow, protobuf or pyarrow in memory."""
+@pytest.mark.parametrize(
+    ("name", "loaded"), [("parquet", ["pyarrow"]), ("tfrecord", []), ("tfrecord.gz", []), ("webdataset", [])]
+)
+def test_format_imports_no_more_than_it_needs(name, loaded):
+    """Workers write, and readers read, without TensorFlow and protobuf in memory; pyarrow is Parquet's alone."""
     code = """
 import io, sys
 import numpy as np
-import datamat.formats as formats
-for name in formats.format_names():
-    shard_format, file = formats.get_format(name), io.BytesIO()
-    writer = shard_format.writer(file, {"key": "bytes", "n": "int64"})
-    writer.append({"key": b"a", "n": np.array([1])})
-    writer.append_block({"key": [b"b"], "n": np.array([2])})
-    writer.finish()
+import datamat.features, datamat.formats as formats
+features = datamat.features.Features({"n": datamat.features.Scalar("int64")})
+shard_format, file = formats.get_format(sys.argv[1]).with_features(features), io.BytesIO()
+writer = shard_format.writer(file, features.columns)
+writer.append({"key": b"a", "n": np.array([1])})
+writer.append_block({"key": [b"b"], "n": np.array([2])})
+offsets = writer.finish()
+if shard_format.joins_parts:
+    file.write(shard_format.trailer)
     file.seek(0)
     assert [record["key"] for record, _ in shard_format.read_file(file, path="")] == [[b"a"], [b"b"]]
 print(sorted({"tensorflow", "google.protobuf", "pyarrow", "cv2", "torch"} & sys.modules.keys()))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
 
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert (done.stdout, done.stderr) == (f"{loaded}\n", "")
+
+
+def test_format_without_its_package_says_what_to_install(monkeypatch):
+    """An optional package is asked for when the format is chosen, before any work is done."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(MissingDependencyError, match=r"array-record.*pip install 'datamat\[arrayrecord\]'"):
+        get_format("arrayrecord")
+
+
+@pytest.mark.parametrize("name", ["parquet", "webdataset"])
+def test_format_that_stores_features_asks_for_them(name):
+    """Columns without features are refused, and the message says how to give them."""
+    with pytest.raises(OptionError, match=r"stores features, not columns; use get_format\(.*with_features"):
+        get_format(name).writer(io.BytesIO(), {"key": "bytes"})
 
 
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz"])

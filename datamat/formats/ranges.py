@@ -1,0 +1,64 @@
+"""Single records of files where the range of bytes in `Offsets` is all that a record needs."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol, final
+
+from datamat.formats import Buffer, Offsets, ShardReader, Value
+
+__all__ = ["RangeReader"]
+
+
+class ReadRecord(Protocol):
+    """Decodes the one record that a line of `Offsets` points to, and tests its checksums."""
+
+    def __call__(self, buffer: Buffer, *, skip: int, path: str, number: int, offset: int) -> dict[str, Value]:
+        """Return the record.
+
+        Args:
+            buffer: the `size` bytes at `offset` of the file.
+            skip: the record's `skip`, 0 where there is none.
+            path: the file, for messages only.
+            number: the record's place in the file, from 0, for messages only.
+            offset: where the buffer lies in the file, for messages only.
+
+        Raises:
+            CorruptDataError: names path, record, byte and what is wrong.
+        """
+
+
+@final
+class RangeReader(ShardReader):
+    """Reads each record with one `pread`, which needs no lock and no position that threads or forks would share.
+
+    Args:
+        path: the file.
+        offsets: where its records lie.
+        read_record: decodes one.
+    """
+
+    __slots__ = ("_descriptor", "_offsets", "_path", "_read_record")
+
+    def __init__(self, path: str | os.PathLike[str], offsets: Offsets, read_record: ReadRecord) -> None:
+        self._descriptor = -1
+        self._path = os.fspath(path)
+        self._offsets = offsets
+        self._read_record = read_record
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, number: int) -> dict[str, Value]:
+        """Return one record."""
+        offset, size = int(self._offsets.offset[number]), int(self._offsets.size[number])
+        skip = 0 if self._offsets.skip is None else int(self._offsets.skip[number])
+        data = os.pread(self._descriptor, size, offset)
+        return self._read_record(data, skip=skip, path=self._path, number=number, offset=offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
