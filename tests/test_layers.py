@@ -20,19 +20,20 @@ LAYERS = """
 errors
 
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
-parallel: affinity channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
+parallel: affinity blackbox channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
-options seeding storage text
+interrupts ledger options seeding storage text
 
 features: base < pictures values < schema < __init__
 parallel: pickling servers < payloads
-index
+index limits watch
 
-formats: offsets < __init__ < buffered gzip_members ranges wire < example < block < framing < tfrecord
-parallel: worker < tasks < failures < handle
-manifest rows writer
+formats: offsets < __init__ < arrow buffered guards gzip_members ranges wire < example ustar < block < framing
+parallel: worker < tasks < failures < handle inquest
+manifest quarantine rows writer
 transforms: stages < pipeline < augmenter < __init__
 
+formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
 readers: keys preview tf
 ingredients pipeline plan
@@ -42,7 +43,9 @@ readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
 index_files parts report snapshot
 
-verification
+verification work
+
+dispatch
 
 running
 
@@ -150,7 +153,7 @@ def test_no_import_of_datamat_hides_in_a_function(module):
     ("package", "known"),
     [
         ("codecs", {"errors"}),
-        ("formats", {"errors"}),
+        ("formats", {"errors", "features"}),
         ("parallel", {"errors"}),
         ("features", {"errors", "codecs"}),
     ],
