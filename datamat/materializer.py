@@ -9,48 +9,51 @@ Whatever stops a run, the next one takes over each finished part and goes on fro
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
-import queue
 import shutil
+import socket
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from datamat import codecs
+from datamat.dispatch import Dispatch
 from datamat.errors import OptionError, OutputError
 from datamat.formats import get_format
 from datamat.ingredients import Ingredients, method_digests
-from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo
+from datamat.interrupts import signals_raised
+from datamat.ledger import LEDGER_FILE, recorded
+from datamat.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, seconds_until
+from datamat.manifest import IndexInfo, Manifest, ShardInfo
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
-from datamat.parallel import PathosExecutor, get_logger, physical_cores
-from datamat.parts import PartFile, Receipt
+from datamat.parallel import get_logger, physical_cores
 from datamat.pipeline import Pipeline
 from datamat.plan import PartSpec, Plan, make_plan
 from datamat.rows import RowStore, write_rows
-from datamat.running import Dispatched, Run
-from datamat.seeding import global_state_kept
+from datamat.running import Run
 from datamat.snapshot import write_snapshot
 from datamat.storage import locked
-from datamat.transforms import Augmenter, forbid_update_check
+from datamat.transforms import Augmenter
 from datamat.verification import VerifyReport, verify
+from datamat.work import Workplace
 from datamat.writer import DatasetWriter, Sample, resolve_writer
 from datamat.writers.function import FunctionWriter
 
 if TYPE_CHECKING:
+    import datetime
     import logging
-    from collections.abc import Generator
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
     from datamat.features import Features
-    from datamat.formats import ShardWriter
+    from datamat.ledger import FailedRow, Ledger
+    from datamat.parts import Receipt
     from datamat.report import RunReport
 
 __all__ = ["Materializer", "materialize"]
@@ -76,7 +79,7 @@ class Materializer:
         exclude: shell patterns of shards to leave out.
         workers: the processes that do the work.
         executor: any `concurrent.futures.Executor`, instead of datamat's own.
-        errors: what to do with bad samples.
+        errors: what to do with bad samples: an `ErrorPolicy`, or its action alone.
         logger: for messages; also usable in the writer, in workers too.
 
     Raises:
@@ -102,7 +105,7 @@ class Materializer:
         exclude: str | Sequence[str] | None = None,
         workers: WorkerOptions | None = None,
         executor: Executor | None = None,
-        errors: ErrorPolicy | None = None,
+        errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
         self.writer = resolve_writer(writer, source)
@@ -118,7 +121,8 @@ class Materializer:
         self.exclude = exclude
         self.workers = workers or WorkerOptions()
         self.executor = executor
-        self.errors = errors or ErrorPolicy()
+        self.errors = ErrorPolicy(errors) if isinstance(errors, str) else errors or ErrorPolicy()
+        _check_executor(executor, self.workers)
         self.logger = logger or get_logger("datamat")
         self.augmenter = Augmenter(self.writer.features, transform, self._hook())
         self._rows_folder: pathlib.Path | None = None
@@ -134,24 +138,68 @@ class Materializer:
         with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
             return self._make_plan(self._write_rows(pathlib.Path(folder)), self._fingerprints())
 
-    def run(self, *, progress: bool = True) -> RunReport:
+    def run(
+        self,
+        *,
+        deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+        max_disk: str | float | None = None,
+        progress: bool = True,
+    ) -> RunReport:
         """Make what is missing of the output, and nothing else.
 
+        Rows that failed in earlier runs, and that the ledger tells of, are not tried again; see `rerun_failed`.
+
         Args:
+            deadline: when to have returned, finished or not: "23h30m", seconds, a `timedelta`, or a moment.
+            max_disk: how much may lie below the output, as "20GB" or in bytes.
             progress: show a bar and a summary on standard error.
 
         Returns:
-            What was done.
+            What was done. Where a deadline or limit came first it is not complete, and says how much is done; the
+            next run goes on from there.
 
         Raises:
             SourceError: the source cannot be indexed.
-            SampleError: a sample failed; names its key. What is finished stays, the next run goes on there.
-            WorkerDied: a worker died under the same part more often than `max_retries` says.
+            SampleError: a sample failed, or ended its worker again and again; names its key. What is finished stays,
+                the next run goes on there.
+            IncompleteRunError: more samples failed than the policy allows, or all of them.
             OutputLockedError: another run writes to the output.
+            OutputError: the output cannot be written.
         """
+        left_s = None if deadline is None else seconds_until(deadline)
+        most_bytes = None if max_disk is None else parse_bytes(max_disk)
+        with signals_raised():
+            return self._run(Deadline(left_s), most_bytes, show=progress)
+
+    def verify(self) -> VerifyReport:
+        """Compare the output with its manifest; see `datamat.verify`."""
+        return verify(self.output)
+
+    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None = None) -> Receipt:
+        """Write one part of a shard; what is dispatched to the workers.
+
+        Args:
+            spec: which rows, of which shard.
+            lost: rows that are to be left out as failed, because they end their worker. None for a part whose worker
+                has not died: only then are rows done in blocks.
+
+        Returns:
+            The receipt, which is on the disk beside the part, too.
+
+        Raises:
+            SampleError: a sample failed, and the policy is to raise.
+            OutputError: the part cannot be written.
+        """
+        return _open(self._rows(), self).write_part(spec, lost)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what a worker has no use for."""
+        return {**self.__dict__, "executor": None}
+
+    def _run(self, deadline: Deadline, max_disk: int | None, *, show: bool) -> RunReport:
         started = time.perf_counter()
         work = self._work_folder()
-        with locked(work / "lock"):
+        with locked(work / "lock"), recorded(work / LEDGER_FILE, **self._told()) as ledger:
             shutil.rmtree(work / "rows", ignore_errors=True)
             (work / "rows").mkdir()
             store = self._write_rows(work / "rows")
@@ -160,78 +208,64 @@ class Materializer:
             write_snapshot(work / "rows", plan)
             chosen = plan.select(self.include, self.exclude)
             describe = functools.partial(self._manifest, plan, ingredients)
-            run = Run(self.output, work, store, plan, chosen, self.format, describe, self.logger)
-            dispatched = Dispatched(functools.partial(self._dispatch, work / "rows"))
-            report = run.execute(dispatched, started=started, show=progress)
+            limit = ErrorLimit(self.errors, sum(shard.num_rows for shard in chosen))
+            run = Run(
+                self.output,
+                work,
+                store,
+                plan,
+                chosen,
+                self.format,
+                describe=describe,
+                ledger=ledger,
+                limit=limit,
+                logger=self.logger,
+            )
+            disk = DiskLimit(self.output, max_disk)
+            dispatch = self._dispatch(store, work, ledger, deadline, disk)
+            self._rows_folder = work / "rows"
+            try:
+                report = run.execute(dispatch, started=started, show=show)
+            finally:
+                self._rows_folder = None
+            _tell_end(ledger, report)
         self.logger.info("%s", report)
         return report
 
-    def verify(self) -> VerifyReport:
-        """Compare the output with its manifest; see `datamat.verify`."""
-        return verify(self.output)
-
-    def write_part(self, spec: PartSpec) -> Receipt:
-        """Write one part of a shard; what is dispatched to the workers.
-
-        Args:
-            spec: which rows, of which shard.
-
-        Returns:
-            The receipt, which is on the disk beside the part, too.
-
-        Raises:
-            SampleError: a sample failed.
-        """
-        folder = self._rows()
-        opened = _open(folder, self)
-        # One part at a time in a process: a transform keeps the generators of the draw it is at.
-        with opened.lock, global_state_kept(), PartFile(folder.parent, spec) as file:
-            started = time.process_time()
-            writer = self.format.writer(file, self.writer.features.columns)  # type: ignore[arg-type]  # `write` is enough
-            keys = _write_records(opened, spec, writer)
-            offsets = writer.finish()
-            return file.finish(offsets, keys, time.process_time() - started)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what a worker has no use for."""
-        return {**self.__dict__, "executor": None}
-
-    def _dispatch(self, rows_folder: pathlib.Path, told: Dispatched, parts: Sequence[PartSpec]) -> Generator[Receipt]:
-        """Yield the receipts of parts as they come; the first part is begun first."""
-        if not parts:
-            return
-        self._rows_folder = rows_folder
-        done: queue.SimpleQueue[Future[Receipt]] = queue.SimpleQueue()
-        futures: list[Future[Receipt]] = []
-        with contextlib.ExitStack() as stack:
-            executor = self.executor or stack.enter_context(self._own_executor(len(parts)))
-            try:
-                for part in parts:
-                    futures.append(executor.submit(self.write_part, part))
-                    futures[-1].add_done_callback(done.put)
-                if isinstance(executor, PathosExecutor):
-                    found = executor.stats()
-                    told.num_workers = min(self._num_workers(), len(parts))
-                    told.start_method = f"{found.start_method}: {found.reason}"
-                for _ in futures:
-                    yield done.get().result()
-            finally:
-                for future in futures:
-                    future.cancel()
-                if self.executor is not None:
-                    wait(futures)  # parts that are under way end before the output is given free
-                self._rows_folder = None
-
-    def _own_executor(self, num_parts: int) -> PathosExecutor:
-        options = self.workers
-        return PathosExecutor(
-            min(self._num_workers(), num_parts),
-            start_method=options.start_method,
-            affinity=options.affinity,
-            initializer=_set_up_process,
-            max_retries=options.max_retries,
+    def _dispatch(
+        self, store: RowStore, work: pathlib.Path, ledger: Ledger, deadline: Deadline, disk: DiskLimit
+    ) -> Dispatch:
+        return Dispatch(
+            self.write_part,
+            executor=self.executor,
+            num_workers=self._num_workers(),
+            workers=self.workers,
+            errors=self.errors,
+            store=store,
+            work=work,
+            ledger=ledger,
+            deadline=deadline,
+            disk=disk,
             logger=self.logger,
         )
+
+    def _told(self) -> dict[str, Any]:
+        """Return what the ledger tells of the start of a run: nothing that may be secret."""
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "python": sys.version.partition(" ")[0],
+            "codecs": codecs.codec_versions(),
+            "writer": f"{type(self.writer).__module__}:{type(self.writer).__qualname__}",
+            "format": self.format.name,
+            "seed": self.seed,
+            "copies": self.copies,
+            "include": self.include,
+            "exclude": self.exclude,
+            "shards": dataclasses.asdict(self.shards),
+            "workers": dataclasses.asdict(self.workers),
+            "errors": dataclasses.asdict(self.errors),
+        }
 
     def _num_workers(self) -> int:
         return self.workers.num_workers or len(physical_cores())
@@ -349,66 +383,40 @@ def materialize(
     return Materializer(writer, None, output, **options).run(progress=progress)
 
 
-class _Opened:
-    """What a worker keeps from part to part."""
-
-    def __init__(self, store: RowStore, pipeline: Pipeline) -> None:
-        self.store = store
-        self.pipeline = pipeline
-        self.lock = threading.Lock()
-        self.is_checked = False  # whether the transform was seen to draw from the seed alone
+def _tell_end(ledger: Ledger, report: RunReport) -> None:
+    done = {"rows": report.num_rows, "failed": report.num_failed, "records": report.num_records}
+    if report.stopped:
+        event = "deadline_reached" if report.stopped == "deadline" else "disk_reached"
+        ledger.write(event, planned=report.num_rows_planned, **done)
+    ledger.write(
+        "run_finished",
+        is_complete=report.is_complete,
+        **done,
+        bytes=report.num_bytes,
+        elapsed_s=round(report.elapsed_s, 3),
+    )
 
 
 @functools.lru_cache(maxsize=1)
-def _open(folder: pathlib.Path, job: Materializer) -> _Opened:
+def _open(folder: pathlib.Path, job: Materializer) -> Workplace:
     job.writer.setup_worker()
-    return _Opened(RowStore(folder), Pipeline(job.writer, job.augmenter, job.seed))
-
-
-def _write_records(opened: _Opened, spec: PartSpec, writer: ShardWriter) -> KeyDigest:
-    """Write the records of a part, and return the digest of their keys."""
-    positions = np.asarray(opened.store.order[spec.start : spec.stop])
-    if not spec.augmented and spec.copies == 1:
-        keys = _write_block(opened, positions, writer)
-        if keys is not None:
-            return keys
-    keys = KeyDigest()
-    rows = opened.store.read(positions)
-    if spec.augmented and not opened.is_checked:
-        opened.pipeline.check_determined(rows[0])
-        opened.is_checked = True
-    for row in rows:
-        for key, record in opened.pipeline.records(row, copies=spec.copies, augmented=spec.augmented):
-            writer.append(record)
-            keys.add(key)
-    return keys
-
-
-def _write_block(opened: _Opened, positions: np.ndarray, writer: ShardWriter) -> KeyDigest | None:
-    """Write rows as one block, or return None where the plug-in wants to be asked for each."""
-    if type(opened.pipeline.writer).read_block is DatasetWriter.read_block:
-        return None
-    names = opened.store.keys(positions)
-    block = opened.pipeline.block(names, dict(opened.store.columns(positions)))
-    if block is None:
-        return None
-    writer.append_block(block)
-    return KeyDigest(names)
-
-
-def _set_up_process() -> None:
-    """Prepare a worker before anything is sent to it."""
-    forbid_update_check()
-    # glibc gives large blocks back as soon as they are freed, and the next picture faults every page in again: a third
-    # of the time of decoding. Freeing one block of nearly 32 MB, the largest that it learns from, raises its
-    # thresholds for good (mallopt(3), M_MMAP_THRESHOLD); the pages of this one are never touched.
-    np.empty((32 << 20) - (1 << 16), np.uint8)
+    pipeline = Pipeline(job.writer, job.augmenter, job.seed)
+    return Workplace(folder, pipeline, job.format, job.errors, job.workers)
 
 
 def _local_folder(output: str | os.PathLike[str]) -> pathlib.Path:
     if "://" in os.fspath(output):
         raise OptionError(f"output {os.fspath(output)!r} is a URL; this version writes to local folders")
     return pathlib.Path(os.path.abspath(output))
+
+
+def _check_executor(executor: Executor | None, workers: WorkerOptions) -> None:
+    for name in ("sample_timeout_s", "max_rss"):
+        if executor is not None and getattr(workers, name) is not None:
+            raise OptionError(
+                f"WorkerOptions: {name} is kept by datamat's own workers only, which can be replaced; leave out "
+                f"executor, or {name}"
+            )
 
 
 def _checked_shares(splits: Mapping[str, float] | None) -> dict[str, float] | None:

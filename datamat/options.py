@@ -70,9 +70,11 @@ class WorkerOptions:
         start_method: "fork", "forkserver", "spawn", or None for the fastest that is safe here and now.
         affinity: "physical" keeps workers on one logical CPU per core, "pinned" gives each its own core, None
             leaves the mask alone.
-        sample_timeout_s: seconds that one sample may take; only None, no limit, in this version.
-        max_rss: bytes of memory that a worker may use before it is replaced; only None, no limit, in this version.
-        max_retries: how often a part is tried again after its worker died.
+        sample_timeout_s: seconds that one sample may take, in wall time, before its worker is replaced; None for no
+            limit.
+        max_rss: bytes of resident memory; a worker that holds more when it has done a part is replaced. A sample that
+            asks for much more than that, and for more than 1 GiB, gets a `MemoryError`. None for no limit.
+        max_retries: how often a sample is tried again under which its worker died or ran out of time.
 
     Raises:
         OptionError: a number is not positive, or a name is unknown.
@@ -98,26 +100,47 @@ class WorkerOptions:
             )
         if self.affinity not in {None, "physical", "pinned"}:
             raise OptionError(f"WorkerOptions: affinity is {self.affinity!r}; want 'physical', 'pinned' or None")
-        for name in ("sample_timeout_s", "max_rss"):
-            if getattr(self, name) is not None:
-                raise OptionError(f"WorkerOptions: this version does not keep {name} yet; leave it out")
         if self.max_retries < 0:
             raise OptionError(f"WorkerOptions: max_retries is {self.max_retries}; want 0 or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What to do with a sample that fails.
+    """What to do with a sample that fails, or that ends its worker or runs out of time again and again.
 
     Args:
         action: "raise" ends the run with the sample's key; what is finished stays, and the next run goes on there.
+            "skip" leaves the sample out, with all its copies, and tells the ledger why. "quarantine" also keeps its
+            input files, traceback and key in `.datamat/quarantine`.
+        max_errors: samples that may fail, as a number (int) or a share of all rows (float, 0 to 1); one more ends the
+            run. None: any number, unless all fail.
+        retries: how often `read` is tried again where the failure may pass: not where the sample differs from its
+            declaration, nor where its worker died.
 
     Raises:
-        OptionError: the action is unknown.
+        OptionError: the action is unknown, or a number makes no sense.
+
+    Example:
+        >>> ErrorPolicy("skip", max_errors=0.01).limit(2_000)
+        20
     """
 
-    action: Literal["raise"] = "raise"
+    action: Literal["raise", "skip", "quarantine"] = "raise"
+    max_errors: int | float | None = None
+    retries: int = 0
 
     def __post_init__(self) -> None:
-        if self.action != "raise":
-            raise OptionError(f"ErrorPolicy: action is {self.action!r}; this version knows 'raise'")
+        if self.action not in {"raise", "skip", "quarantine"}:
+            raise OptionError(f"ErrorPolicy: action is {self.action!r}; want 'raise', 'skip' or 'quarantine'")
+        most = self.max_errors
+        if most is not None:
+            if isinstance(most, bool) or not isinstance(most, int | float) or not most >= 0:
+                raise OptionError(f"ErrorPolicy: max_errors is {most!r}; want a number of samples, a share, or None")
+            if isinstance(most, float) and most > 1:
+                raise OptionError(f"ErrorPolicy: max_errors is {most!r}; a float is a share, from 0.0 to 1.0")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise OptionError(f"ErrorPolicy: retries is {self.retries!r}; want an int, 0 or more")
+
+    def limit(self, num_rows: int) -> int | None:
+        """Return how many of so many rows may fail; None for any number."""
+        return int(self.max_errors * num_rows) if isinstance(self.max_errors, float) else self.max_errors

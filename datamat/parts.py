@@ -17,25 +17,45 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from datamat.errors import CorruptDataError
 from datamat.formats import Offsets
+from datamat.ledger import FailedRow
 from datamat.manifest import KeyDigest, ShardInfo
-from datamat.storage import commit, commit_json, digest_file, publish, read_json
+from datamat.storage import commit, commit_json, digest_file, fsync_folder, publish, read_json
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator
+    from typing import Any
 
     from datamat.formats import Buffer, ShardFormat
     from datamat.plan import PartSpec, ShardSpec
 
-__all__ = ["PartFile", "Receipt", "ShardAssembly", "part_folder"]
+__all__ = ["Outcome", "PartFile", "Receipt", "ShardAssembly", "part_folder"]
 
 _COPY_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What has become of the rows of a part so far.
+
+    Attributes:
+        keys: digest of the keys of their records, in order.
+        num_done: rows that gave all their records.
+        failed: rows that gave none.
+        retried: rows that gave theirs when they were tried again.
+    """
+
+    keys: KeyDigest = dataclasses.field(default_factory=KeyDigest)
+    num_done: int = 0
+    failed: list[FailedRow] = dataclasses.field(default_factory=list)
+    retried: list[FailedRow] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +69,10 @@ class Receipt:
         num_records, num_bytes, digest: of the part's file (XXH3-128).
         keys: digest of the keys of its records, in order.
         busy_s: processor seconds that the worker spent on it.
+        elapsed_s: seconds that it took.
+        num_done: rows that gave all their records.
+        failed: rows that gave none, and why.
+        retried: rows that gave theirs only when they were tried again.
     """
 
     shard: str
@@ -61,6 +85,26 @@ class Receipt:
     digest: str
     keys: str
     busy_s: float
+    elapsed_s: float
+    num_done: int
+    failed: tuple[FailedRow, ...] = ()
+    retried: tuple[FailedRow, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the part."""
+        return self.stop - self.start
+
+    @property
+    def num_lost(self) -> int:
+        """Rows of which it tells nothing: none, unless something is wrong with datamat itself."""
+        return self.num_rows - self.num_done - len({row.position for row in self.failed})
+
+    @classmethod
+    def from_json(cls, value: Any) -> Receipt:
+        """Return the receipt that a part left; raises `TypeError` or `AttributeError` for anything else."""
+        rows = {name: tuple(FailedRow(**row) for row in value.pop(name)) for name in ("failed", "retried")}
+        return cls(**{**value, **rows})
 
     def is_for(self, spec: PartSpec) -> bool:
         """Tell whether this is the receipt of a part of the present plan."""
@@ -88,6 +132,7 @@ class PartFile:
         self.num_bytes = 0
 
     def __enter__(self) -> PartFile:
+        self._started = time.perf_counter()
         self._stem.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self._stem.with_suffix(f".{os.getpid()}.tmp"), "wb", buffering=0)
         return self
@@ -107,7 +152,7 @@ class PartFile:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._file.name)
 
-    def finish(self, offsets: Offsets, keys: KeyDigest, busy_s: float) -> Receipt:
+    def finish(self, offsets: Offsets, outcome: Outcome, busy_s: float) -> Receipt:
         """Name the part's files and return the receipt, which is on the disk, too."""
         os.replace(self._file.name, self._stem.with_suffix(".part"))
         _replace(self._stem.with_suffix(".idx"), offsets.to_text().encode())
@@ -121,8 +166,12 @@ class PartFile:
             len(offsets),
             self.num_bytes,
             self._digest.hexdigest(),
-            keys.hexdigest(),
+            outcome.keys.hexdigest(),
             busy_s,
+            time.perf_counter() - self._started,
+            outcome.num_done,
+            tuple(outcome.failed),
+            tuple(outcome.retried),
         )
         _replace(self._stem.with_suffix(".json"), json.dumps(dataclasses.asdict(receipt)).encode())
         return receipt
@@ -162,12 +211,15 @@ class ShardAssembly:
                 return info
         return None
 
-    def resume(self) -> list[Receipt]:
+    def resume(self, *, with_failed: bool = True) -> list[Receipt]:
         """Take over what an earlier run left of the present plan, and return its receipts.
 
         A part counts if its bytes, in its own file or already joined to the shard, have the digest of its receipt.
+
+        Args:
+            with_failed: whether parts count in which a row failed.
         """
-        known = {part.number: receipt for part in self.spec.parts if (receipt := self._read_receipt(part))}
+        known = {receipt.number: receipt for receipt in self.receipts() if with_failed or not receipt.failed}
         size = 0
         with contextlib.suppress(OSError):
             while receipt := known.get(self._joined):
@@ -184,10 +236,18 @@ class ShardAssembly:
         self._join_next()
         return list(self._receipts.values())
 
+    def receipts(self) -> list[Receipt]:
+        """Return the receipts of the present plan that are on the disk, whether or not their parts are whole."""
+        return [receipt for part in self.spec.parts if (receipt := self._read_receipt(part))]
+
     def add(self, receipt: Receipt) -> None:
         """Take one more finished part, and join what can be joined."""
         self._receipts[receipt.number] = receipt
         self._join_next()
+
+    def taken(self) -> list[Receipt]:
+        """Return the receipts of the parts that are done."""
+        return list(self._receipts.values())
 
     @property
     def is_complete(self) -> bool:
@@ -211,12 +271,13 @@ class ShardAssembly:
         info = ShardInfo(
             file=self._final.name,
             split=self.spec.split,
-            num_rows=sum(receipt.stop - receipt.start for receipt in receipts),
+            num_rows=sum(receipt.num_done + len(receipt.failed) for receipt in receipts),
             num_records=sum(receipt.num_records for receipt in receipts),
             num_bytes=sum(receipt.num_bytes for receipt in receipts),
             checksum=self._digest.hexdigest(),
             key_digest=keys.hexdigest(),
             fingerprint=self.spec.fingerprint,
+            num_failed=sum(len(receipt.failed) for receipt in receipts),
         )
         offsets = Offsets.joined([(self._offsets(receipt), receipt.num_bytes) for receipt in receipts])
         if self._growing.stat().st_size != info.num_bytes or len(offsets) != info.num_records:
@@ -224,6 +285,9 @@ class ShardAssembly:
                 f"{self._growing} holds {self._growing.stat().st_size} bytes and {len(offsets)} offsets, its receipts "
                 f"say {info.num_bytes} and {info.num_records}; remove {self._folder.parent.parent} and run again"
             )
+        if self._entry.exists():  # of the shard that this one replaces: it would take the new index for its own
+            self._entry.unlink()
+            fsync_folder(self._entry.parent)
         with commit(self._index, through=self._growing.parent) as file:
             file.write(offsets.to_text().encode())
         with open(self._growing, "rb+") as file:
@@ -263,9 +327,9 @@ class ShardAssembly:
                 self._digest.update(memoryview(buffer)[:count])
 
     def _read_receipt(self, part: PartSpec) -> Receipt | None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            receipt = Receipt(**read_json(self._folder / f"{part.number:05d}.json"))
-            if receipt.is_for(part) and len(self._offsets(receipt)) == receipt.num_records:
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            receipt = Receipt.from_json(read_json(self._folder / f"{part.number:05d}.json"))
+            if receipt.is_for(part) and not receipt.num_lost and len(self._offsets(receipt)) == receipt.num_records:
                 return receipt
         return None
 

@@ -23,13 +23,16 @@ class RunReport:
         output: the directory.
         is_complete: whether every shard of the plan is finished and the manifest written; False where `include` or
             `exclude` left some out.
-        num_rows, num_records, num_bytes: in the finished shards.
+        num_rows, num_records, num_bytes: in what is finished. Of a run that was stopped, in finished parts, too.
         num_shards_written, num_shards_reused: shards made by this run, and left as they were.
         num_parts_written, num_parts_resumed: parts made by this run, and taken over from an interrupted one.
         elapsed_s: wall time of the run.
         busy_s: processor time that workers spent on parts, added up.
         num_workers: worker processes; 0 where there was nothing to do.
         start_method: of the workers, and why it was chosen.
+        num_failed: rows among `num_rows` that gave no record, by this run and by earlier ones; the ledger says why.
+        num_rows_planned: rows of the shards that this run was to make.
+        stopped: "deadline" or "max_disk" where that ended the run before it was done, else "".
     """
 
     output: pathlib.Path
@@ -45,11 +48,14 @@ class RunReport:
     busy_s: float
     num_workers: int
     start_method: str = ""
+    num_failed: int = 0
+    num_rows_planned: int = 0
+    stopped: str = ""
 
     @property
     def did_nothing(self) -> bool:
         """Whether everything was there already."""
-        return self.num_shards_written == 0
+        return not self.stopped and self.num_shards_written == 0 and self.num_parts_written == 0
 
     @property
     def speedup(self) -> float:
@@ -58,9 +64,19 @@ class RunReport:
 
     def __str__(self) -> str:
         size = f"{self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
+        if self.num_failed:
+            size += (
+                f"; {self.num_failed:,} rows failed (.datamat/ledger.jsonl says why, rerun_failed() tries them again)"
+            )
         if self.did_nothing:
             return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
         state = "complete" if self.is_complete else "finished as far as include/exclude say"
+        if self.stopped:
+            share = self.num_rows / max(self.num_rows_planned, 1)
+            state = (
+                f"stopped by its {self.stopped} with {self.num_rows:,} of {self.num_rows_planned:,} rows done "
+                f"({share:.0%}), run() again goes on from there"
+            )
         resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
         reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
         return (

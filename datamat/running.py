@@ -9,6 +9,7 @@ the manifest last. Before a shard that a manifest tells of is replaced, that man
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError
+from datamat.index import named
 from datamat.index_files import load_parquet, write_index_files
 from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, salvaged_shards
 from datamat.parts import ShardAssembly
@@ -25,33 +27,19 @@ from datamat.storage import commit_json, fsync_folder, publish
 if TYPE_CHECKING:
     import logging
     import pathlib
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from datamat.dispatch import Dispatch
     from datamat.formats import ShardFormat
+    from datamat.ledger import Ledger
+    from datamat.limits import ErrorLimit
     from datamat.manifest import IndexInfo
     from datamat.parts import Receipt
-    from datamat.plan import PartSpec, Plan, ShardSpec
+    from datamat.plan import Plan, ShardSpec
     from datamat.report import Progress
     from datamat.rows import RowStore
 
-__all__ = ["Dispatched", "Run"]
-
-
-class Dispatched:
-    """The receipts of parts, as workers finish them, and what is known of the workers.
-
-    Args:
-        receipts: begins the work when it is first asked.
-    """
-
-    def __init__(self, receipts: Callable[[Dispatched, Sequence[PartSpec]], Generator[Receipt]]) -> None:
-        self._receipts = receipts
-        self.num_workers = 0
-        self.start_method = ""
-
-    def of(self, parts: Sequence[PartSpec]) -> Generator[Receipt]:
-        """Yield the receipt of each part, in the order in which they are finished."""
-        return self._receipts(self, parts)
+__all__ = ["Run"]
 
 
 class Run:
@@ -65,10 +53,12 @@ class Run:
         chosen: the shards of the plan to make.
         shard_format: their format.
         describe: makes the manifest from the finished shards and the files of the index.
+        ledger: is told what happens.
+        limit: how many rows may fail.
         logger: for messages.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- all that a run works on
         self,
         output: pathlib.Path,
         work: pathlib.Path,
@@ -76,7 +66,10 @@ class Run:
         plan: Plan,
         chosen: Sequence[ShardSpec],
         shard_format: ShardFormat,
+        *,
         describe: Callable[[tuple[ShardInfo, ...], tuple[IndexInfo, ...]], Manifest],
+        ledger: Ledger,
+        limit: ErrorLimit,
         logger: logging.Logger,
     ) -> None:
         self._output = output
@@ -85,6 +78,8 @@ class Run:
         self._plan = plan
         self._format = shard_format
         self._describe = describe
+        self._ledger = ledger
+        self._limit = limit
         self._logger = logger
         self._assemblies = {shard.name: self._assembly(shard) for shard in chosen}
         self._finished: dict[str, ShardInfo] = {}
@@ -92,39 +87,46 @@ class Run:
         self._num_written = 0
         self._num_resumed = 0
 
-    def execute(self, dispatched: Dispatched, *, started: float, show: bool) -> RunReport:
+    def execute(self, dispatch: Dispatch, *, started: float, show: bool) -> RunReport:
         """Make what is missing, check that every row is accounted for, and write the manifest.
 
         Args:
-            dispatched: does the parts.
+            dispatch: does the parts.
             started: when the run began, by `time.perf_counter`.
             show: whether to show a bar and a summary on standard error.
 
         Raises:
-            IncompleteRunError: a shard does not hold its rows.
+            IncompleteRunError: a shard does not hold its rows, or too many rows failed.
         """
         if not self._is_up_to_date():
-            self._make(dispatched, show=show)
-        is_complete = self._finish()
+            self._make(dispatch, show=show)
+        is_complete = not dispatch.stopped and self._finish()
+        report = self._report(dispatch, is_complete=is_complete, elapsed_s=time.perf_counter() - started)
+        if show:
+            _show(str(report))
+        return report
+
+    def _report(self, dispatch: Dispatch, *, is_complete: bool, elapsed_s: float) -> RunReport:
         infos = self._infos()
-        report = RunReport(
+        unfinished = [r for name, a in self._assemblies.items() if name not in self._finished for r in a.taken()]
+        return RunReport(
             output=self._output,
             is_complete=is_complete,
-            num_rows=sum(info.num_rows for info in infos),
-            num_records=sum(info.num_records for info in infos),
-            num_bytes=sum(info.num_bytes for info in infos),
+            num_rows=sum(info.num_rows for info in infos) + sum(receipt.num_rows for receipt in unfinished),
+            num_failed=sum(info.num_failed for info in infos) + sum(len(receipt.failed) for receipt in unfinished),
+            num_records=sum(info.num_records for info in infos) + sum(receipt.num_records for receipt in unfinished),
+            num_bytes=sum(info.num_bytes for info in infos) + sum(receipt.num_bytes for receipt in unfinished),
+            num_rows_planned=sum(assembly.spec.num_rows for assembly in self._assemblies.values()),
             num_shards_written=self._num_written,
             num_shards_reused=len(infos) - self._num_written,
             num_parts_written=len(self._receipts),
             num_parts_resumed=self._num_resumed,
-            elapsed_s=time.perf_counter() - started,
+            elapsed_s=elapsed_s,
             busy_s=sum(receipt.busy_s for receipt in self._receipts),
-            num_workers=dispatched.num_workers,
-            start_method=dispatched.start_method,
+            num_workers=dispatch.num_workers,
+            start_method=dispatch.start_method,
+            stopped=dispatch.stopped,
         )
-        if show:
-            _show(str(report))
-        return report
 
     def _assembly(self, shard: ShardSpec) -> ShardAssembly:
         return ShardAssembly(self._work, self._output, shard, self._format)
@@ -165,12 +167,12 @@ class Run:
         publish(self._output / MANIFEST_FILE, self._work / "shards" / MANIFEST_FILE)
         fsync_folder(self._output)
 
-    def _make(self, dispatched: Dispatched, *, show: bool) -> None:
+    def _make(self, dispatch: Dispatch, *, show: bool) -> None:
         num_resumed = sum([self._resume(assembly) for assembly in self._assemblies.values()])
         assemblies = [a for name, a in self._assemblies.items() if name not in self._finished]
         parts = sorted((part for a in assemblies for part in a.missing()), key=lambda part: -part.cost)
         total = sum(a.spec.num_rows * a.spec.copies for a in self._assemblies.values())
-        with contextlib.closing(dispatched.of(parts)) as receipts:
+        with contextlib.closing(dispatch.of(parts)) as receipts:
             first = next(receipts, None)  # while the workers are at work, what comes later is imported
             load_parquet()
             with progress_bar(self._plan.name, total, show=show) as bar:
@@ -184,8 +186,11 @@ class Run:
         """Take over what an earlier run left of a shard; return the number of its records that are done."""
         if info := assembly.finished():
             self._finished[assembly.spec.name] = info
+            self._limit.add(info.num_rows - info.num_failed, info.num_failed)
             return info.num_records
         receipts = assembly.resume()
+        for receipt in receipts:
+            self._limit.add(receipt.num_done, len(receipt.failed), receipt.failed)
         self._num_resumed += len(receipts)
         if assembly.is_complete:
             self._publish(assembly)
@@ -194,14 +199,32 @@ class Run:
     def _take(self, receipt: Receipt, bar: Progress) -> None:
         self._receipts.append(receipt)
         bar.add(receipt.num_records, receipt.num_bytes)
+        self._tell(receipt)
         assembly = self._assemblies[receipt.shard]
+        _check_conserved(assembly.spec, receipt, self._store)
         assembly.add(receipt)
+        self._limit.add(receipt.num_done, len(receipt.failed), receipt.failed)
         if assembly.is_complete:
             self._publish(assembly)
 
+    def _tell(self, receipt: Receipt) -> None:
+        """Write to the ledger what became of a part and of those of its rows that did not go well."""
+        self._ledger.write(
+            "part_committed",
+            shard=receipt.shard,
+            part=receipt.number,
+            rows=receipt.num_rows,
+            failed=len(receipt.failed),
+            records=receipt.num_records,
+            bytes=receipt.num_bytes,
+            busy_s=round(receipt.busy_s, 3),
+        )
+        for event, rows in itertools.groupby((*receipt.failed, *receipt.retried), key=lambda row: row.event):
+            self._ledger.write_all(event, [{"shard": receipt.shard, **row.told()} for row in rows])
+
     def _publish(self, assembly: ShardAssembly) -> None:
         info = assembly.publish()
-        _check_conserved(assembly.spec, info)
+        _check_published(assembly.spec, info)
         self._finished[assembly.spec.name] = info
         self._num_written += 1
 
@@ -215,6 +238,7 @@ class Run:
         for shard in self._plan.shards:  # those that include and exclude leave alone may be there from other runs
             if shard.name not in self._finished and (info := self._assembly(shard).finished()):
                 self._finished[shard.name] = info
+        self._limit.check_end()
         infos = self._infos()
         is_complete = len(infos) == len(self._plan.shards)
         if is_complete and not (self._output / MANIFEST_FILE).exists():
@@ -243,11 +267,25 @@ def _is_there(output: pathlib.Path, info: ShardInfo) -> bool:
     return False
 
 
-def _check_conserved(shard: ShardSpec, info: ShardInfo) -> None:
-    if info.num_rows != shard.num_rows or info.num_records < shard.num_rows * shard.copies:
+def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:
+    """Raise `IncompleteRunError` where a receipt does not account for each row of its part."""
+    part = shard.parts[receipt.number]
+    if receipt.is_for(part) and not receipt.num_lost and receipt.num_records >= receipt.num_done * shard.copies:
+        return
+    keys = store.keys(store.order[part.start : part.stop])
+    raise IncompleteRunError(
+        f"part {part.number} of {shard.name} has {len(keys)} rows, {named(keys)}; its receipt tells of "
+        f"{receipt.num_done} with {receipt.num_records} records and of {len(receipt.failed)} that failed, where each "
+        f"should give {shard.copies} records or fail: run again to make it anew"
+    )
+
+
+def _check_published(shard: ShardSpec, info: ShardInfo) -> None:
+    num_done = info.num_rows - info.num_failed
+    if info.num_rows != shard.num_rows or info.num_records < num_done * shard.copies:
         raise IncompleteRunError(
-            f"{info.file} holds {info.num_records} records of {info.num_rows} rows; the plan has {shard.num_rows} rows "
-            f"and {shard.copies} copies of each: remove the file and run again"
+            f"{info.file} holds {info.num_records} records of {num_done} rows, and {info.num_failed} failed; the plan "
+            f"has {shard.num_rows} rows and {shard.copies} copies of each: remove the file and run again"
         )
 
 

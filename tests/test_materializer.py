@@ -198,9 +198,9 @@ def test_finished_directory_holds_nothing_else(pairs, tmp_path):
     _augmented(pairs, tmp_path / "out").run(progress=False)
 
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    left = [path.name for path in (tmp_path / "out" / ".datamat").iterdir()]
+    left = sorted(path.name for path in (tmp_path / "out" / ".datamat").iterdir())
 
-    assert left == ["lock"]
+    assert left == ["ledger.jsonl", "lock"]
     assert [name for name in names if not name.startswith("pairs-")] == [".datamat", "index", "manifest.json"]
 
 
@@ -363,8 +363,8 @@ def test_failing_sample_is_named_with_its_file(pairs, tmp_path):
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_worker_that_dies_is_retried_then_reported(pairs, tmp_path):
-    """A row that kills its worker ends the run with an error; it never hangs."""
+def test_row_that_kills_its_worker_twice_ends_the_run(pairs, tmp_path):
+    """With its key, the signal and the peak memory; it never hangs."""
 
     class Deadly(sets.Pairs):
         def read(self, row):
@@ -372,8 +372,10 @@ def test_worker_that_dies_is_retried_then_reported(pairs, tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().read(row)
 
-    with pytest.raises(WorkerDied):
+    with pytest.raises(SampleError, match=r"'train007': WorkerDied: .* signal 9 \(SIGKILL.* peak memory \d+") as caught:
         Materializer(Deadly(), pairs, tmp_path / "out").run(progress=False)
+
+    assert isinstance(caught.value.__cause__, WorkerDied)
 
 
 def test_worker_that_dies_once_costs_nothing(pairs, tmp_path, reference):

@@ -14,7 +14,7 @@ import pytest
 from datamat import CorruptDataError
 from datamat.formats import Offsets, get_format
 from datamat.manifest import KeyDigest
-from datamat.parts import PartFile, Receipt, ShardAssembly, part_folder
+from datamat.parts import Outcome, PartFile, Receipt, ShardAssembly, part_folder
 from datamat.plan import PartSpec, ShardSpec
 from datamat.storage import digest_file
 
@@ -50,11 +50,11 @@ def write_part(place, spec, number, sizes=SIZES):
     """Write a part as a worker does; return its receipt."""
     with PartFile(place / ".datamat", spec.parts[number]) as file:
         writer = get_format("tfrecord").writer(file, {"key": "bytes"})
-        keys = KeyDigest()
+        outcome = Outcome(num_done=2)
         for key in keys_of(number, sizes):
             writer.append({"key": key.encode() * 40})
-            keys.add(key)
-        return file.finish(writer.finish(), keys, 0.5)
+            outcome.keys.add(key)
+        return file.finish(writer.finish(), outcome, 0.5)
 
 
 def make(place, spec=None):
@@ -131,7 +131,7 @@ def test_part_takes_any_buffer(place):
     with PartFile(place / ".datamat", make_spec().parts[0]) as file:
         taken = [file.write(data) for data in (b"ab", bytearray(b"c"), memoryview(b"def")[::1], b"")]
         empty = Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        receipt = file.finish(empty, KeyDigest(), 0)
+        receipt = file.finish(empty, Outcome(), 0)
 
     assert taken == [2, 1, 3, 0]
     assert (receipt.num_bytes, file.num_bytes) == (6, 6)

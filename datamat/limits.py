@@ -1,0 +1,222 @@
+"""What a run may use: time, disk, and samples that fail. Each limit stops it in a state from which the next goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from datamat.errors import IncompleteRunError, OptionError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable, Sequence
+
+    from datamat.ledger import FailedRow
+    from datamat.options import ErrorPolicy
+
+__all__ = ["Deadline", "DiskLimit", "ErrorLimit", "parse_bytes", "parse_duration", "seconds_until", "tree_bytes"]
+
+_UNIT_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*d)?\s*(?:(\d+(?:\.\d+)?)\s*h)?\s*(?:(\d+(?:\.\d+)?)\s*m)?\s*"
+                       r"(?:(\d+(?:\.\d+)?)\s*s)?\Z")  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
+_MOST_NAMED = 10
+_ALL_FAIL = 100  # rows: where not one of so many, and of half of all, gave a record, the others will not either
+_WIND_DOWN_S = 0.5  # from the last receipt to the return of `run`
+LONGEST_GRACE_S = 4.0
+"""Seconds that parts under way get to end when a run stops."""
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as "23h30m", "90m", "1d", "45s" or "2h 15m".
+
+    Raises:
+        OptionError: it is not one.
+
+    Example:
+        >>> parse_duration("1h30m")
+        5400.0
+    """
+    found = _DURATION.match(text.strip().lower())
+    if not found or not any(found.groups()):
+        raise OptionError(f"duration {text!r}: want days, hours, minutes and seconds, as in '23h30m' or '45s'")
+    return sum(float(number) * unit for number, unit in zip(found.groups(), _UNIT_S.values(), strict=True) if number)
+
+
+def seconds_until(deadline: str | float | datetime.timedelta | datetime.datetime) -> float:
+    """Return how many seconds from now a deadline is.
+
+    Args:
+        deadline: a duration as text, in seconds or as a `timedelta`; or a moment, in local time where it names no zone.
+
+    Raises:
+        OptionError: it is none of these, or it has passed.
+    """
+    if isinstance(deadline, str):
+        left = parse_duration(deadline)
+    elif isinstance(deadline, datetime.timedelta):
+        left = deadline.total_seconds()
+    elif isinstance(deadline, datetime.datetime):
+        left = deadline.timestamp() - time.time()
+    elif isinstance(deadline, int | float) and not isinstance(deadline, bool):
+        left = float(deadline)
+    else:
+        raise OptionError(f"deadline is {deadline!r}; want '23h30m', seconds, a timedelta or a datetime")
+    if not 0 < left < math.inf:
+        raise OptionError(f"deadline {deadline!r} is {left:g} s from now; want a moment that is still to come")
+    return left
+
+
+def parse_bytes(size: str | float) -> int:
+    """Return the bytes of a size such as "20GB", "512MiB" or a number.
+
+    Raises:
+        OptionError: it is not one, or not positive.
+
+    Example:
+        >>> parse_bytes("1.5 GB"), parse_bytes("1KiB")
+        (1500000000, 1024)
+    """
+    number: float = 0
+    if isinstance(size, str) and (found := _SIZE.match(size.strip())):
+        digits, letter, binary = found.groups()
+        number = float(digits) * (1024 if binary else 1000) ** " kmgtp".index(letter.lower() or " ")
+    elif isinstance(size, int | float) and not isinstance(size, bool):
+        number = size
+    if not 0 < number < math.inf:
+        raise OptionError(f"size {size!r}: want a positive number of bytes, or text as in '20GB' or '512MiB'")
+    return int(number)
+
+
+def tree_bytes(folder: str | os.PathLike[str]) -> int:
+    """Return the size of all files below a folder, in bytes; what vanishes meanwhile does not count."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    total += tree_bytes(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+class Deadline:
+    """When a run must have returned.
+
+    Args:
+        left_s: seconds from now; None for never.
+    """
+
+    def __init__(self, left_s: float | None) -> None:
+        self._at = math.inf if left_s is None else time.monotonic() + left_s
+        self._longest_part_s = 0.0
+
+    def add(self, part_s: float) -> None:
+        """Learn how long a part took, in seconds."""
+        self._longest_part_s = max(self._longest_part_s, part_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until no more parts are begun, so that those under way can end; None where there is no deadline."""
+        if self._at == math.inf:
+            return None
+        return max(0.0, self._at - time.monotonic() - _WIND_DOWN_S - min(self._longest_part_s, LONGEST_GRACE_S))
+
+    @property
+    def has_come(self) -> bool:
+        """Whether no more parts are to be begun."""
+        return self.left_s == 0
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that parts under way may still take."""
+        return min(max(0.0, self._at - time.monotonic() - _WIND_DOWN_S), LONGEST_GRACE_S)
+
+
+class DiskLimit:
+    """How much may lie below the output.
+
+    Args:
+        folder: the output.
+        most: bytes; None for any number.
+    """
+
+    def __init__(self, folder: pathlib.Path, most: int | None) -> None:
+        self._folder = folder
+        self._most = most
+        self._used = 0 if most is None else tree_bytes(folder)
+        self._bytes_per_cost: float | None = None  # of a part; learnt from those that are done
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit."""
+        return self._most is not None
+
+    def add(self, cost: int, num_bytes: int) -> None:
+        """Learn how large a part came out."""
+        if self._most is not None:
+            self._used = tree_bytes(self._folder)
+            self._bytes_per_cost = max(self._bytes_per_cost or 0.0, num_bytes / cost)
+
+    def allows(self, costs: Iterable[int]) -> bool:
+        """Tell whether parts of these costs fit, and the largest once more: it lies there twice while it is joined."""
+        if self._most is None:
+            return True
+        listed = list(costs)
+        # At first, as in a set of files that are kept as they are: output as large as input.
+        ratio = 1.0 if self._bytes_per_cost is None else self._bytes_per_cost
+        return self._used + (sum(listed) + max(listed)) * ratio <= self._most
+
+
+class ErrorLimit:
+    """How many rows may fail.
+
+    Args:
+        policy: says how many.
+        num_rows: rows of the run.
+    """
+
+    def __init__(self, policy: ErrorPolicy, num_rows: int) -> None:
+        self._limit = policy.limit(num_rows)
+        self._num_rows = num_rows
+        self._num_done = 0
+        self._first: list[FailedRow] = []
+        self.num_failed = 0
+
+    def add(self, num_done: int, num_failed: int, failed: Sequence[FailedRow] = ()) -> None:
+        """Count rows.
+
+        Args:
+            num_done: rows that gave records.
+            num_failed: rows that gave none.
+            failed: those of them that are known.
+
+        Raises:
+            IncompleteRunError: too many have failed, or all; names the first of them.
+        """
+        self._num_done += num_done
+        self.num_failed += num_failed
+        self._first += failed[: _MOST_NAMED - len(self._first)]
+        if self._limit is not None and self.num_failed > self._limit:
+            raise self._error(f"more than the {self._limit} that max_errors allows", "raise max_errors")
+        if not self._num_done and self.num_failed >= max(_ALL_FAIL, self._num_rows // 2):
+            raise self._error("every one so far", "see what is common to them")
+
+    def check_end(self) -> None:
+        """Raise `IncompleteRunError` where not a single row gave a record."""
+        if self.num_failed and not self._num_done:
+            raise self._error("all of them", "see what is common to them")
+
+    def _error(self, how_many: str, remedy: str) -> IncompleteRunError:
+        told = "".join(f"\n  {row}" for row in self._first)
+        more = f"\n  and {self.num_failed - len(self._first)} more" if self.num_failed > len(self._first) else ""
+        return IncompleteRunError(
+            f"{self.num_failed} of {self._num_rows} rows failed, {how_many}; {remedy}, or mend them and call "
+            f"rerun_failed(), which tries them again. What is finished stays{told}{more}"
+        )
