@@ -1,27 +1,38 @@
-"""Compare a finished directory with its manifest, byte for byte and record for record."""
+"""Compare a finished directory with its manifest, byte for byte and record for record.
+
+    manifest.json        against its own digest                       changed since it was written?
+    index/SPLIT.parquet  against size and checksum in the manifest    and its keys against those of the records
+    a shard              against size, checksum, counts, key digest   each record against its own checksums
+    its .idx             against where the records are
+
+What is looked at is only read, never unpickled or run; what others may have planted (pipes, devices, numbers that would
+fill the memory) is a problem in the report like any other damage.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import pathlib
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from datamat.errors import CorruptDataError, InputError, SchemaError
-from datamat.formats import Offsets, get_format
-from datamat.manifest import KeyDigest, Manifest
+from datamat.errors import CorruptDataError, OptionError
+from datamat.formats import get_format
+from datamat.index_files import read_index_file
+from datamat.manifest import MANIFEST_FILE, Manifest
+from datamat.shard_check import Problem, ShardCheck, read_plain, unreadable
 from datamat.storage import digest_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from datamat.features import Features
     from datamat.formats import ShardFormat
-    from datamat.manifest import ShardInfo
+    from datamat.manifest import IndexInfo, ShardInfo
+    from datamat.shard_check import Recomputed
 
-__all__ = ["VerifyReport", "verify"]
+__all__ = ["VerifyReport", "examine", "verify"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,129 +43,140 @@ class VerifyReport:
         path: the directory.
         num_shards: shards that were looked at.
         num_records: records that the manifest tells of.
-        problems: one line for each damage.
+        found: each damage.
     """
 
     path: pathlib.Path
     num_shards: int
     num_records: int
-    problems: tuple[str, ...]
+    found: tuple[Problem, ...]
 
     @property
     def ok(self) -> bool:
         """Whether everything is as the manifest says."""
-        return not self.problems
+        return not self.found
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for each damage."""
+        return tuple(map(str, self.found))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The damaged files, each once, by their paths in the directory."""
+        return tuple(dict.fromkeys(problem.file for problem in self.found))
 
     def __str__(self) -> str:
         if self.ok:
             return f"{self.path}: {self.num_shards} shards, {self.num_records:,} records: all as the manifest says"
-        return "\n".join([f"{self.path}: {len(self.problems)} problems:", *(f"  {line}" for line in self.problems)])
+        return "\n".join([f"{self.path}: {len(self.found)} problems:", *(f"  {line}" for line in self.problems)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def verify(path: str | os.PathLike[str]) -> VerifyReport:
-    """Compare a directory with its manifest: files, sizes, checksums; and each record of a shard that differs.
+def verify(path: str | os.PathLike[str], deep: bool = False) -> VerifyReport:
+    """Compare a directory with its manifest: files, sizes, checksums, counts, keys and their order, and each record.
 
-    A shard whose checksum is right holds the very bytes that were written; only its offsets and its first record, which
-    must be as the features say, are looked at further. In one that differs, every record is read, so that the report
-    names those that are damaged.
+    Every byte is read, and every record tested against the checksums that its format gives it.
 
     Args:
         path: a finished directory.
+        deep: also decode every record as the features say, pixels included.
 
     Returns:
-        The report; it raises nothing for damaged shards.
+        The report; it raises nothing for damage, not even of the manifest.
 
     Raises:
         OutputError: there is no manifest: the run is not finished.
-        CorruptDataError: the manifest itself cannot be read.
 
     Example:
         >>> print(verify("out/camvid"))   # doctest: +SKIP
         out/camvid: 3 shards, 256 records: all as the manifest says
     """
-    folder = pathlib.Path(path)
-    manifest = Manifest.read(folder, strict=False)
-    shard_format = get_format(manifest.format)
-    problems: list[str] = []
-    for info in manifest.shards:
-        problems += _problems_of(folder, info, manifest.features, shard_format)
-    problems += [f"{name}: not in the manifest; remove it" for name in _foreign(folder, manifest, shard_format)]
-    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(problems))
+    return examine(pathlib.Path(path), deep=deep, recomputed=None)
 
 
-def _problems_of(folder: pathlib.Path, info: ShardInfo, features: Features, shard_format: ShardFormat) -> list[str]:
+def examine(folder: pathlib.Path, *, deep: bool, recomputed: Recomputed | None) -> VerifyReport:
+    """Do what `verify` does, and ask `recomputed` about every record, with its key and columns: "" if it is right."""
+    try:
+        manifest = Manifest.read(folder, strict=False)
+        shard_format = get_format(manifest.format).with_features(manifest.features)
+    except (CorruptDataError, OptionError) as error:
+        return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, str(error)),))
+    found = _manifest_problems(folder, manifest)
+    rows: dict[str, list[list[str]]] = {}
+    for entry in manifest.index:
+        problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
+        found += problems
+    check = ShardCheck(folder, manifest.shards, manifest.features, shard_format, deep=deep, recomputed=recomputed)
+    for split, infos in manifest.splits.items():
+        for number, info in enumerate(infos):
+            problems, keys = check.problems(info)
+            found += problems
+            if keys is not None and number < len(rows.get(split, ())):
+                found += _key_problems(info, keys, rows[split][number])
+    found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, shard_format)]
+    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found))
+
+
+def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem]:
+    found = []
+    if manifest.render() != read_plain(folder / MANIFEST_FILE):
+        found.append(Problem(MANIFEST_FILE, "changed since it was written: it does not have its digest"))
+    if {info.split for info in manifest.index} != set(manifest.splits):
+        found.append(Problem(MANIFEST_FILE, "the splits of its index are not those of its shards"))
+    files = [info.file for info in manifest.shards]
+    twice = sorted({file for file in files if files.count(file) > 1}) if len(set(files)) < len(files) else []
+    return found + [Problem(MANIFEST_FILE, f"tells of {file} twice") for file in twice]
+
+
+def _index_problems(
+    folder: pathlib.Path, info: IndexInfo, shards: Sequence[ShardInfo]
+) -> tuple[list[Problem], list[list[str]]]:
+    """Return what is wrong with an index file, and the keys of the rows of each shard, if that can be read."""
     path = folder / info.file
-    problems: list[str] = []
-    is_same = False
+    if told := unreadable(path):
+        return [Problem(info.file, told)], []
+    is_same = path.stat().st_size == info.num_bytes and digest_file(path) == info.checksum
+    found = [] if is_same else [Problem(info.file, "its content differs from the manifest's checksum")]
     try:
-        is_same = path.stat().st_size == info.num_bytes and digest_file(path) == info.checksum
-        if not is_same:
-            problems.append(f"{info.file}: {_difference(path, info, shard_format)}")
-        elif told := _mismatch(path, features, shard_format):
-            problems.append(f"{info.file}: {told}")
-    except OSError as error:
-        problems.append(f"{info.file}: {error.strerror or error}")
-    try:
-        offsets = Offsets.from_text((folder / info.index_file).read_text("ascii"))
-        if is_same and _offsets_differ(path, info, offsets, shard_format):
-            problems.append(f"{info.index_file}: its offsets are not those of the records in {info.file}")
-    except OSError as error:
-        problems.append(f"{info.index_file}: {error.strerror or error}")
-    except UnicodeDecodeError as error:
-        problems.append(f"{info.index_file}: not text (byte {error.start})")
-    except CorruptDataError as error:
-        problems.append(f"{info.index_file}: {error}")
-    return problems
+        table = read_index_file(path, ["key", "shard"])
+        keys, numbers = table["key"].to_pylist(), table["shard"].to_pylist()
+    except (CorruptDataError, KeyError, ValueError) as error:
+        return [*found, Problem(info.file, f"it cannot be read: {error}")], []
+    rows = [[key for key, _ in group] for _, group in groupby(zip(keys, numbers, strict=True), key=lambda row: row[1])]
+    counts = [len(group) for group in rows]
+    if counts != [shard.num_rows for shard in shards]:
+        told = f"it has {len(keys)} rows in {len(counts)} shards, the manifest says {sum(s.num_rows for s in shards)}"
+        return [*found, Problem(info.file, f"{told} in {len(shards)}")], []
+    return found, rows
 
 
-def _mismatch(path: pathlib.Path, features: Features, shard_format: ShardFormat) -> str:
-    """Return how the first record of a shard differs from the manifest's features, or nothing."""
-    try:
-        record = next(iter(shard_format.read(path)), {})
-    except CorruptDataError as error:
-        return f"its bytes are as the manifest says, but they do not read as {shard_format.name}: {error}"
-    kinds = {name: value.dtype.name if isinstance(value, np.ndarray) else "bytes" for name, value in record.items()}
-    if kinds != dict(features.columns):
-        return f"its records hold {_listed(kinds)}, the manifest's features are {_listed(features.columns)}"
-    try:
-        features.decode(record)
-    except (InputError, SchemaError) as error:
-        return f"record 0 is not as the manifest's features say: {error}"
-    return ""
-
-
-def _listed(kinds: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}: {kind}" for name, kind in sorted(kinds.items()))
-
-
-def _difference(path: pathlib.Path, info: ShardInfo, shard_format: ShardFormat) -> str:
-    """Return how a shard with a wrong size or checksum differs, as exactly as can be told."""
-    size = path.stat().st_size
-    keys = KeyDigest()
-    try:
-        for record in shard_format.read(path):
-            key = record["key"]
-            keys.add((key if isinstance(key, bytes) else bytes(key[0])).decode())
-    except CorruptDataError as error:
-        return str(error)
-    except (KeyError, IndexError, UnicodeDecodeError) as error:
-        return f"record {keys.count} is whole but not one of this data set ({error!r})"
-    if keys.count != info.num_records:
-        return f"found {keys.count} records, the manifest says {info.num_records}; {size} bytes for {info.num_bytes}"
-    if keys.hexdigest() != info.key_digest:
-        return "its records are whole, but they are not those of the manifest, or in another order"
-    return "its records are whole and have the right keys, but their content differs from the manifest's checksum"
-
-
-def _offsets_differ(path: pathlib.Path, info: ShardInfo, offsets: Offsets, shard_format: ShardFormat) -> bool:
-    if len(offsets) != info.num_records:
-        return True
-    with open(path, "rb") as file:
-        return shard_format.find_offsets(file, path=str(path)) != offsets
+def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> list[Problem]:
+    """Return where the rows of the index are not those whose records a shard holds, in their order."""
+    stored = [key for key, _ in groupby(key.partition("#")[0] for key in keys)]
+    if info.num_failed:  # rows that gave no record are in the index all the same
+        left = iter(rows)
+        wrong = next((key for key in stored if key not in left), None)
+        if wrong is None and len(stored) == info.num_rows - info.num_failed:
+            return []
+        told = f"the row of record {wrong!r} is not where the index has it" if wrong else "other rows failed"
+        return [Problem(f"index/{info.split}.parquet", f"{told}, in {info.file}")]
+    pairs = zip(stored, rows, strict=False)
+    place = next((number for number, (key, row) in enumerate(pairs) if key != row), min(len(stored), len(rows)))
+    if place == len(stored) == len(rows):
+        return []
+    key = repr(stored[place]) if place < len(stored) else "no record"
+    row = repr(rows[place]) if place < len(rows) else "no row"
+    return [Problem(f"index/{info.split}.parquet", f"row {place} of {info.file} is {row}, the shard holds {key} there")]
 
 
 def _foreign(folder: pathlib.Path, manifest: Manifest, shard_format: ShardFormat) -> list[str]:
-    """Return shards in the directory that the manifest does not know: a reader by pattern would take them."""
-    known = {info.file for info in manifest.shards}
-    found = {entry.name for entry in folder.glob(f"{manifest.name}-*.{shard_format.extension}")}
-    return sorted(found - known)
+    """Return files that the manifest does not know, under names that a reader by pattern would take."""
+    known = {name for info in manifest.shards for name in (info.file, info.index_file)}
+    found = {entry.name for ending in (shard_format.extension, "idx") for entry in folder.glob(f"*.{ending}")}
+    mine = {name for name in found if name.startswith(f"{manifest.name}-")}
+    indexed = {info.file for info in manifest.index}
+    rows = {f"index/{entry.name}" for entry in folder.glob("index/*.parquet")}
+    return [*sorted(mine - known), *sorted(rows - indexed)]

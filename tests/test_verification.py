@@ -10,8 +10,10 @@ import shutil
 import numpy as np
 import pytest
 import sets
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from datamat import (
     CorruptDataError,
@@ -24,7 +26,8 @@ from datamat import (
     load,
     verify,
 )
-from datamat.formats import Offsets
+from datamat.formats import Offsets, get_format
+from datamat.storage import render_json
 
 
 @pytest.fixture(scope="module", params=["tfrecord", "tfrecord.gz"])
@@ -75,13 +78,23 @@ def problems(folder):
     return list(report.problems)
 
 
-def test_good_directory_is_ok(good):
+def change_manifest(folder, change):
+    """Let `change` edit the manifest, and give it the digest that fits: whoever did this knows what he does."""
+    values = json.loads((folder / "manifest.json").read_text())
+    change(values)
+    del values["digest"]
+    digest = xxhash.xxh3_128_hexdigest(render_json(values))
+    (folder / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_good_directory_is_ok(good, deep):
     """And says of how much."""
-    report = verify(str(good))
+    report = verify(str(good), deep)
 
     assert report.ok
     assert str(report) == f"{good}: 4 shards, 24 records: all as the manifest says"
-    assert (report.num_shards, report.num_records, report.problems) == (4, 24, ())
+    assert (report.num_shards, report.num_records, report.problems, report.files) == (4, 24, (), ())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,8 +108,23 @@ def test_any_flipped_bit_of_a_shard_is_noticed(copied, place, bit):
     found = problems(copied)
     shard.write_bytes(content)
 
-    assert len(found) == 1
-    assert found[0].startswith(f"{shard.name}: ")
+    assert all(line.startswith(f"{shard.name}: ") for line in found)
+    assert verify(copied).ok
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@pytest.mark.parametrize("name", ["manifest.json", "index/train.parquet", "idx"])
+def test_any_flipped_bit_beside_the_shards_is_noticed(copied, name, place, bit):
+    """In the manifest, an index file or a file of offsets: it is the first to be named."""
+    path = index_of(shards(copied)[1]) if name == "idx" else copied / name
+    content = path.read_bytes()
+
+    flip(path, int(place * len(content)), 1 << bit)
+    found = problems(copied)
+    path.write_bytes(content)
+
+    assert found[0].startswith(f"{path.relative_to(copied)}: ")
     assert verify(copied).ok
 
 
@@ -108,10 +136,24 @@ def test_damaged_record_is_named_by_its_number_and_byte(copied, region):
     offset, size = int(offsets.offset[6]), int(offsets.size[6])
     flip(shard, offset + {"length": 0, "length CRC": 10, "payload": size // 2, "payload CRC": size - 1}[region])
 
-    (found,) = problems(copied)
+    found = problems(copied)
 
-    number = 6 if offsets.skip is None else r"\d+"
-    assert re.match(rf"{shard.name}: {shard}: record {number} at byte {offset} is damaged: ", found)
+    assert any(line.startswith(f"{shard.name}: record 6 at byte {offset} is damaged: ") for line in found)
+    assert len(found) == 1 or offsets.skip is not None
+
+
+def test_every_damaged_record_is_named(copied):
+    """Not only the first one of a shard: the offsets lead to those behind it. Of very many, the first."""
+    shard = shards(copied)[0]
+    offsets = Offsets.from_text(index_of(shard).read_text())
+    if offsets.skip is not None:
+        pytest.skip("one member protects many records")
+    for number in (2, 5, 9):
+        flip(shard, int(offsets.offset[number]))
+
+    found = problems(copied)
+
+    assert [re.search(r"record (\d+) ", line).group(1) for line in found] == ["2", "5", "9"]
 
 
 def test_every_damaged_file_is_named(copied):
@@ -120,9 +162,7 @@ def test_every_damaged_file_is_named(copied):
         for shard in shards(copied, split):
             flip(shard, 40)
 
-    assert [line.partition(":")[0] for line in problems(copied)] == [
-        shard.name for split in ("train", "val") for shard in shards(copied, split)
-    ]
+    assert verify(copied).files == tuple(shard.name for split in ("train", "val") for shard in shards(copied, split))
 
 
 def test_shard_cut_inside_a_record_is_named_with_the_record(copied):
@@ -130,9 +170,9 @@ def test_shard_cut_inside_a_record_is_named_with_the_record(copied):
     shard = shards(copied)[0]
     os.truncate(shard, shard.stat().st_size - 3)
 
-    (found,) = problems(copied)
+    found = problems(copied)
 
-    assert re.match(rf"{shard.name}: .*record \d+ at byte \d+ is damaged", found)
+    assert re.match(rf"{shard.name}: record \d+ is cut off: it lies at bytes \d+ to \d+, the file ends at", found[-1])
 
 
 def test_shard_cut_between_records_is_counted(copied):
@@ -146,8 +186,11 @@ def test_shard_cut_between_records_is_counted(copied):
     os.truncate(shard, int(starts[-1]))
     left = int((offsets.offset < starts[-1]).sum())
 
-    found = f"{shard.name}: found {left} records, the manifest says {len(offsets)}; {starts[-1]} bytes for {size}"
-    assert problems(copied) == [found]
+    found = problems(copied)
+
+    assert found[0] == (
+        f"{shard.name}: found {left} records, the manifest says {len(offsets)}; {starts[-1]} bytes for {size}"
+    )
 
 
 def test_emptied_shard_is_counted(copied):
@@ -155,9 +198,7 @@ def test_emptied_shard_is_counted(copied):
     shard = shards(copied)[0]
     os.truncate(shard, 0)
 
-    (found,) = problems(copied)
-
-    assert found.startswith(f"{shard.name}: found 0 records, the manifest says ")
+    assert problems(copied)[0].startswith(f"{shard.name}: found 0 records, the manifest says ")
 
 
 def test_missing_shard_and_missing_offsets_are_both_named(copied):
@@ -190,10 +231,11 @@ def test_damage_to_the_offsets_hides_none_of_the_shard(copied, offsets):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "its offsets are not those of the records in {shard}"),
-        (b"0 16\n", "its offsets are not those of the records in {shard}"),
+        (b"", "it has 0 offsets, {shard} holds "),
+        (b"0 16\n", "it has 1 offsets, {shard} holds "),
         (b"0 16 0 0\n", "line 1 of the record index is '0 16 0 0'"),
         (b"\xff\n", "not text (byte 0)"),
+        (b"0 16\n" * 100_000, "has 500000 bytes, more than "),
     ],
 )
 def test_damaged_offsets_are_named(copied, text, message):
@@ -203,10 +245,10 @@ def test_damaged_offsets_are_named(copied, text, message):
 
     (found,) = problems(copied)
 
-    assert found.startswith(f"{index_of(shard).name}: {message.format(shard=shard.name)}")
+    assert message.format(shard=shard.name) in found and found.startswith(f"{index_of(shard).name}: ")
 
 
-def test_offsets_off_by_one_are_named(copied):
+def test_offsets_off_by_one_are_named_with_the_record(copied):
     """As many as there are records, and one of them wrong."""
     shard = shards(copied)[0]
     lines = index_of(shard).read_text().splitlines(keepends=True)
@@ -214,52 +256,133 @@ def test_offsets_off_by_one_are_named(copied):
     numbers[1] = str(int(numbers[1]) + 1)
     index_of(shard).write_text("".join([*lines[:-1], " ".join(numbers) + "\n"]))
 
-    assert problems(copied) == [f"{index_of(shard).name}: its offsets are not those of the records in {shard.name}"]
+    told = f"its offsets are not those of the records in {shard.name}, from record {len(lines) - 1} on"
+    assert problems(copied) == [f"{index_of(shard).name}: {told}"]
 
 
 def test_swapped_shards_are_named(copied):
     """Whole, readable, and not where they belong."""
     first, second = shards(copied, "val")
-    keys = load(copied, "val").keys()
-    assert len(keys) == 4
     first.rename(copied / "aside")
     second.rename(first)
     (copied / "aside").rename(second)
 
-    found = problems(copied)
+    report = verify(copied)
 
-    assert [line.partition(":")[0] for line in found] == [first.name, second.name]
-    assert all("not those of the manifest" in line or "the manifest says" in line for line in found)
+    assert f"{first.name}: its content is that of {second.name}" in report.problems
+    assert f"{second.name}: its content is that of {first.name}" in report.problems
 
 
 def test_doubled_shard_is_named(copied):
-    """One in the place of another, or beside them under a name of its own."""
+    """One in the place of another, or beside them under a name of its own, with offsets or without."""
     first, second = shards(copied)
     shutil.copy(first, second)
     more = copied / second.name.replace("00001-of", "00002-of")
     shutil.copy(first, more)
+    shutil.copy(index_of(first), index_of(more))
 
-    found = problems(copied)
+    report = verify(copied)
 
-    assert [line.partition(":")[0] for line in found] == [second.name, more.name]
-    assert found[1] == f"{more.name}: not in the manifest; remove it"
+    assert f"{second.name}: its content is that of {first.name}" in report.problems
+    assert report.problems[-2:] == tuple(
+        f"{path.name}: not in the manifest; remove it" for path in (index_of(more), more)
+    )
 
 
-def test_same_keys_with_other_content_are_told_apart(copied):
-    """Of another run: whole records under the right keys."""
-    shard = shards(copied)[0]
-    info = Manifest.read(copied).shards[0]
-    manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["shards"][0]["checksum"] = "0" * 32
-    (copied / "manifest.json").write_text(json.dumps(manifest))
-
+def test_other_records_under_the_right_name_are_told_apart(copied):
+    """Whole records of another run: other keys, or the right ones with other content."""
+    first = shards(copied)[0]
+    change_manifest(copied, lambda values: values["shards"][0].update(checksum="0" * 32))
+    told = "its records are whole and have the right keys, but their content differs from the manifest's checksum"
+    assert problems(copied) == [f"{first.name}: {told}"]
+    change_manifest(copied, lambda values: values["shards"][0].update(key_digest="0" * 32))
     assert problems(copied) == [
-        (
-            f"{info.file}: its records are whole and have the right keys, "
-            "but their content differs from the manifest's checksum"
-        )
+        f"{first.name}: its records are whole, but they are not those of the manifest, or in another order"
     ]
-    assert shard.exists()
+
+
+def test_manifest_that_tells_of_other_keys_is_named(copied):
+    """The checksum fits, the digest of the keys does not."""
+    change_manifest(copied, lambda values: values["shards"][0].update(key_digest="0" * 32))
+
+    (found,) = problems(copied)
+
+    assert found == f"{shards(copied)[0].name}: the keys of its records are not those of the manifest"
+
+
+@pytest.mark.parametrize("name", ["seed", "made_by", "shards"])
+def test_edited_manifest_is_named(copied, name):
+    """Whatever was changed in it: it no longer has its digest, and readers refuse it."""
+    values = json.loads((copied / "manifest.json").read_text())
+    values.update({"seed": {"seed": 5}, "made_by": {"made_by": {}}, "shards": {"shards": values["shards"][:-1]}}[name])
+    (copied / "manifest.json").write_bytes(render_json(values))
+
+    assert problems(copied)[0] == "manifest.json: changed since it was written: it does not have its digest"
+    with pytest.raises(CorruptDataError, match="changed since it was written"):
+        load(copied)
+
+
+def test_shard_that_the_manifest_tells_twice_is_named(copied):
+    """A reader would give its records twice."""
+    name = shards(copied, "val")[-1].name
+
+    change_manifest(copied, lambda values: values["shards"].append(values["shards"][-1]))
+
+    assert f"manifest.json: tells of {name} twice" in problems(copied)
+
+
+def test_index_of_other_rows_is_named_with_the_row(copied):
+    """Its checksum may fit: somebody wrote it anew, and gave the manifest what belongs to it."""
+    path = copied / "index" / "train.parquet"
+    table = parquet.read_table(path)
+    keys = table["key"].to_pylist()
+    parquet.write_table(table.set_column(0, "key", [[*keys[:3], "other", *keys[4:]]]), path)
+    told = f"index/train.parquet: row 3 of {shards(copied)[0].name} is 'other', the shard holds '{keys[3]}' there"
+
+    assert problems(copied) == ["index/train.parquet: its content differs from the manifest's checksum", told]
+    info = {"num_bytes": path.stat().st_size, "checksum": xxhash.xxh3_128_hexdigest(path.read_bytes())}
+    change_manifest(copied, lambda values: values["index"][0].update(info))
+    assert problems(copied) == [told]
+
+
+@pytest.mark.parametrize("what", ["deleted", "foreign", "shorter", "no parquet", "swapped"])
+def test_wrong_index_files_are_named(copied, what):
+    """Missing, of no split, of other rows, of no kind, in the place of another."""
+    train, val = (copied / "index" / f"{split}.parquet" for split in ("train", "val"))
+    if what == "deleted":
+        train.unlink()
+    elif what == "foreign":
+        shutil.copy(train, copied / "index" / "test.parquet")
+    elif what == "shorter":
+        parquet.write_table(parquet.read_table(train).slice(0, 7), train)
+    elif what == "no parquet":
+        train.write_bytes(b"PAR1 or so")
+    else:
+        shutil.copy(train, val)
+
+    wanted = {"foreign": "test", "swapped": "val"}.get(what, "train")
+    assert {line.partition(":")[0] for line in problems(copied)} == {f"index/{wanted}.parquet"}
+
+
+def test_deep_looks_into_every_record(copied):
+    """A picture that does not decode, in a record whose checksums are all right, is found only by decoding it."""
+    manifest = Manifest.read(copied)
+    shard, shard_format = shards(copied)[0], get_format(manifest.format)
+    records = list(shard_format.read(shard))
+    records[5]["image"] = [b"no picture"]
+    with open(shard, "wb") as file:
+        writer = shard_format.writer(file, manifest.features.columns)
+        for record in records:
+            writer.append(record)
+        index_of(shard).write_text(writer.finish().to_text())
+    content = shard.read_bytes()
+    told = {"num_bytes": len(content), "checksum": xxhash.xxh3_128_hexdigest(content)}
+    change_manifest(copied, lambda values: values["shards"][0].update(told))
+
+    (found,) = verify(copied, deep=True).problems
+
+    assert verify(copied).ok
+    assert re.match(rf"{shard.name}: record 5 \('train\d+'\) is not as the manifest's features say: .*'image'", found)
 
 
 def test_files_of_others_are_no_concern(copied):
@@ -275,56 +398,76 @@ def test_files_of_others_are_no_concern(copied):
     [
         (
             lambda features: features.pop("mask"),
-            "its records hold image: bytes, key: bytes, mask: bytes, the manifest's",
+            "holds image: bytes, key: bytes, mask: bytes, the manifest's",
         ),
         (lambda features: features.update(more={"type": "Text"}), "the manifest's features are .*more: bytes"),
-        (lambda features: features["mask"].update(type="Scalar", dtype="int64"), ""),
         (lambda features: features.update(mask={"type": "Scalar", "dtype": "int64"}), "features are .*mask: int64"),
         (
             lambda features: features.update(mask={"type": "Tensor", "shape": [2], "dtype": "float64"}),
-            "record 0 is not",
+            "is not as the manifest's features say",
         ),
         (
             lambda features: features["image"].update(shape=[None, None, 1]),
-            "record 0 is not as .*'image': png with",
+            "is not as .*'image': png with",
         ),
     ],
 )
 def test_changed_features_are_named(copied, change, message):
     """The bytes are right, but whoever reads them with this schema gets something else."""
-    manifest = json.loads((copied / "manifest.json").read_text())
-    change(manifest["features"])
-    (copied / "manifest.json").write_text(json.dumps(manifest))
+    change_manifest(copied, lambda values: change(values["features"]))
 
-    if not message:  # no such feature at all
-        with pytest.raises(CorruptDataError, match=r"manifest.json is not a manifest of datamat .*field 'mask'"):
-            verify(copied)
-        return
-    found = problems(copied)
+    found = [line for line in problems(copied) if not line.startswith("manifest.json: ")]
+
     assert len(found) == 4
-    assert all(re.match(rf"pairs-.*: .*{message}", line) for line in found)
+    assert all(re.match(rf"pairs-.*: record 0 \('.*'\) .*{message}", line) for line in found)
 
 
 def test_changed_format_is_named(copied):
     """The bytes are right, but not of the format that the manifest tells."""
-    manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["format"] = "tfrecord" if manifest["format"] == "tfrecord.gz" else "tfrecord.gz"
-    (copied / "manifest.json").write_text(json.dumps(manifest))
+    changed = {"tfrecord": "tfrecord.gz", "tfrecord.gz": "tfrecord"}
+    change_manifest(copied, lambda values: values.update(format=changed[values["format"]]))
 
     found = problems(copied)
 
-    assert sum("but they do not read as tfrecord" in line for line in found) == 4
+    assert sum("but do not read as tfrecord" in line for line in found) == 4
 
 
-def test_missing_or_damaged_manifest_is_an_error(copied):
-    """Without it there is nothing to compare with."""
-    path = copied / "manifest.json"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(CorruptDataError, match=r"manifest.json is not JSON"):
-        verify(copied)
-    path.unlink()
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda values: values.update(format="tar"), "there is no format 'tar'"),
+        (lambda values: values["features"]["mask"].update(type="Scalar", dtype="int64"), "field 'mask'"),
+        (lambda values: values["shards"][0].update(num_bytes=-1), "num_bytes is not as datamat writes it"),
+        (lambda values: values.pop("shards"), "is not a manifest of datamat"),
+        (None, "is not JSON"),
+    ],
+)
+def test_damaged_manifest_is_named(copied, damage, message):
+    """Nothing can be compared with it, and that is what the report says."""
+    if damage:
+        change_manifest(copied, damage)
+    else:
+        os.truncate(copied / "manifest.json", 1000)
+
+    (found,) = problems(copied)
+
+    assert found.startswith("manifest.json: ") and message in found
+
+
+def test_missing_manifest_is_an_error(copied):
+    """There is nothing to compare with: the run was never finished."""
+    (copied / "manifest.json").unlink()
+
     with pytest.raises(OutputError, match=r"holds no manifest.json"):
         verify(copied)
+
+
+def test_report_escapes_what_a_terminal_would_obey(copied):
+    """Names of files are text of others."""
+    name = "pairs-\x1b[31m\n.tfrecord" if shards(copied)[0].suffix == ".tfrecord" else "pairs-\x1b[31m\n.tfrecord.gz"
+    (copied / name).write_bytes(b"")
+
+    assert "\x1b" not in str(verify(copied)) and "pairs-\\x1b[31m\\n.tfrecord" in str(verify(copied))
 
 
 def test_folder_in_the_place_of_a_shard_is_named(copied):
