@@ -28,18 +28,13 @@ if TYPE_CHECKING:
     from datamat.plan import Plan, ShardSpec
     from datamat.rows import RowStore
 
-__all__ = ["MTIME", "SIZE", "field_of_column", "load_parquet", "read_index_file", "write_index_files"]
+__all__ = ["MTIME", "SIZE", "field_of_column", "read_index_file", "write_index_files"]
 
 _GROUP_ROWS = 65_536
 _OWN = ("key", "shard", "record")
 _PREFIX = "field_"
 SIZE, MTIME = ":size", ":mtime_ns"
 """What the columns of an input file's size and time of change end in."""
-
-
-def load_parquet() -> None:
-    """Import what writing needs, so that it is there at the end of a run: a tenth of a second, of one core only."""
-    import pyarrow.parquet  # noqa: F401
 
 
 def write_index_files(

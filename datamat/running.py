@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError
 from datamat.index import named
-from datamat.index_files import load_parquet, write_index_files
+from datamat.index_files import write_index_files
 from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, salvaged_shards
 from datamat.parts import ShardAssembly
 from datamat.report import RunReport, progress_bar
@@ -173,8 +173,7 @@ class Run:
         parts = sorted((part for a in assemblies for part in a.missing()), key=lambda part: -part.cost)
         total = sum(a.spec.num_rows * a.spec.copies for a in self._assemblies.values())
         with contextlib.closing(dispatch.of(parts)) as receipts:
-            first = next(receipts, None)  # while the workers are at work, what comes later is imported
-            load_parquet()
+            first = next(receipts, None)  # the workers are at work before the bar's package is imported
             with progress_bar(self._plan.name, total, show=show) as bar:
                 bar.add(num_resumed, 0, resumed=True)
                 if first is not None:
