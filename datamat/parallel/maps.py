@@ -100,16 +100,11 @@ class ResultStream:
                 tasks.append(self._task(batch))
         if tasks:
             self._open_tasks += len(tasks)
+            self._dispatcher.codes.lend_again(self._code, len(tasks))
             self._dispatcher.submit(*tasks)
 
     def _task(self, batch: list[tuple[Any, ...]]) -> Task:
-        self._dispatcher.codes.lend_again(self._code)
-        task = Task(self._code, b"", self._make_future(), worker.Mode.CHUNK, len(batch))
-        try:
-            task.payload = payloads.dumps_data(batch)
-        except Exception:
-            self._dispatcher.codes.give_back(self._code)
-            raise
+        task = Task(self._code, payloads.dumps_data(batch), self._make_future(), worker.Mode.CHUNK, len(batch))
         if self._in_order is not None:
             self._in_order.append(task)
         else:

@@ -18,6 +18,7 @@ from datamat.parallel.pickling import BUILTIN_TYPES, PLAIN, dumps_code, load_cod
 
 __all__ = ["dumps_data", "loads_data"]
 
+_PLAIN_MARK = ord("p")
 _FEW = 16  # items; the nested calls of `_is_simple` cost more than a pickler beyond that
 
 
@@ -73,14 +74,19 @@ def _is_simple(obj: Any) -> bool:
     """Is it a plain value, or few of them in tuples and lists? Answers in less time than a pickler takes to make."""
     kind = type(obj)
     if kind is tuple or kind is list:
-        return len(obj) <= _FEW and all(type(part) in PLAIN or _is_simple(part) for part in obj)
+        if len(obj) > _FEW:
+            return False
+        for part in obj:  # noqa: SIM110 -- the generator of an `all` costs more than the pickle
+            if type(part) not in PLAIN and not _is_simple(part):
+                return False
+        return True
     return kind in PLAIN or (kind is dict and not obj)
 
 
 def loads_data(data: bytes | memoryview) -> Any:
     """Return what `dumps_data` was given."""
-    view = memoryview(data)
-    if bytes(view[:1]) == b"p":
-        return pickle.loads(view[1:])  # noqa: S301 -- from our own process, over its own socket
-    stream, buffers = pickle.loads(view[1:])  # noqa: S301
+    content = pickle.loads(memoryview(data)[1:])  # noqa: S301 -- from our own process, over its own socket
+    if data[0] == _PLAIN_MARK:
+        return content
+    stream, buffers = content
     return load_code(stream, buffers, override=False)

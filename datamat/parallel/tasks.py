@@ -153,10 +153,10 @@ class CodeBook:
         code.unfinished = 1
         return code
 
-    def lend_again(self, code: Code) -> None:
-        """Count one more task of a code that is lent already."""
+    def lend_again(self, code: Code, num_tasks: int = 1) -> None:
+        """Count more tasks of a code that is lent already."""
         with self._lock:
-            code.unfinished += 1
+            code.unfinished += num_tasks
 
     def give_back(self, code: Code) -> None:
         """Count one task of `code` as finished."""
@@ -211,7 +211,7 @@ class Task:
         code: Code,
         payload: bytes,
         future: Future[Any] | Slot,
-        mode: worker.Mode = worker.Mode.CALL,
+        mode: int = worker.Mode.CALL,
         count: int = 1,
     ) -> None:
         self.number = next(_numbers)

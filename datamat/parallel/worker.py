@@ -11,7 +11,6 @@ which needs neither the GIL nor the end of the current task.
 
 from __future__ import annotations
 
-import enum
 import faulthandler
 import fcntl
 import functools
@@ -57,7 +56,10 @@ __all__ = [
 ]
 
 
-class Request(enum.IntEnum):
+# Kinds of frames. Not Enums, whose members cost 0.15 us at each look (Python 3.11).
+
+
+class Request:
     """What the parent asks of a worker."""
 
     CODE = 1  # CODE header, shipment
@@ -66,7 +68,7 @@ class Request(enum.IntEnum):
     QUIT = 4
 
 
-class Reply(enum.IntEnum):
+class Reply:
     """What a worker tells its parent."""
 
     READY = 10
@@ -79,7 +81,7 @@ class Reply(enum.IntEnum):
     RETIRED = 17  # it takes no more tasks; those that it has not answered are not begun
 
 
-class Mode(enum.IntEnum):
+class Mode:
     """How the arguments of a task are laid out."""
 
     CALL = 0  # (args, kwargs) of one call
