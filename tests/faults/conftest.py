@@ -16,8 +16,8 @@ def shim(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_source(tmp_path_factory):
-    """Six pairs for training, two for validation."""
-    return sets.make_pairs(tmp_path_factory.mktemp("small"), num_train=6, num_val=2)
+    """Four pairs for training, one for validation."""
+    return sets.make_pairs(tmp_path_factory.mktemp("small"), num_train=4, num_val=1)
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 import sets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = pathlib.Path(__file__).parent
 LIMIT_S = 40.0
@@ -87,7 +90,7 @@ class Control:
         """Choose what happens, to files below a folder, and count from 0."""
         block = self._block
         block.kinds = 0  # nothing is counted while the block is half written
-        block.folder = os.path.realpath(folder).encode()
+        block.folder = os.fsencode(os.path.realpath(folder))
         block.count = block.fired = 0
         block.first = fault.at
         block.last = _FOREVER if fault.goes_on else fault.at
@@ -137,8 +140,8 @@ class Ended:
     code: int | None
     said: str
     num_orphans: int
-    num_operations: int
-    num_hit: int
+    num_operations: int = 0
+    num_hit: int = 0
 
     @property
     def error(self) -> str:
@@ -146,6 +149,61 @@ class Ended:
         lines = self.said.splitlines()
         last = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
         return "\n".join(lines[last + 1 :])
+
+
+class Process:
+    """A job in a process, and a process group, of its own; a context manager, which leaves nothing alive.
+
+    Args:
+        job: the job, or any command.
+        folder: for its log, and for the gate where it is to wait.
+        is_gated: whether it waits at the row `GATED_KEY`, until `open_gate`.
+        options: of `subprocess.Popen`.
+    """
+
+    def __init__(self, job: Any, folder: pathlib.Path, *, is_gated: bool = False, **options: Any) -> None:
+        self._log = folder / f"log{len(list(folder.glob('log*')))}"
+        self._gate = folder / "gate"
+        environment = {**os.environ, **options.pop("env", {})}
+        if is_gated:
+            self._gate.mkdir(exist_ok=True)
+            for name in ("reached", "go"):
+                if not (self._gate / name).exists():
+                    os.mkfifo(self._gate / name)
+            environment["FAULT_GATE"] = str(self._gate)
+        with open(self._log, "wb") as log:
+            self.popen = subprocess.Popen(
+                job.command(), stdout=log, stderr=log, env=environment, start_new_session=True, **options
+            )
+        self.process = psutil.Process(self.popen.pid)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.popen.poll() is None:
+            bury(self.process, grace_s=0)
+            self.popen.kill()
+            self.popen.wait()
+
+    def wait_at_gate(self) -> psutil.Process:
+        """Wait until the gated row has its turn; return the worker."""
+        with open(self._gate / "reached") as reached:
+            return psutil.Process(int(reached.read()))
+
+    def open_gate(self) -> None:
+        """Let the gated row go on."""
+        with open(self._gate / "go", "w") as go:
+            go.write("go")
+
+    def ended(self, limit_s: float = LIMIT_S) -> Ended:
+        """Wait for the end; a run that takes longer counts as hung."""
+        below = self.process.children(recursive=True) if self.popen.poll() is None else []
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.popen.wait(limit_s)
+        num_orphans = bury_all(below) if code is not None else 0
+        return Ended(code, self._log.read_text(errors="replace"), num_orphans)
 
 
 class Nursery:
@@ -160,6 +218,9 @@ class Nursery:
         self.control = Control(folder / "control")
         self._log = folder / "log"
         environment = self.control.environment(shim) if shim else dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(HERE.parent), environment.get("PYTHONPATH", "")]
+        )  # `sets` is there
         self._process = subprocess.Popen(
             [sys.executable, HERE / "nursery.py"],
             stdin=subprocess.PIPE,
@@ -195,10 +256,15 @@ class Nursery:
         return None
 
 
-def bury(parent: psutil.Process) -> int:
-    """Wait for the processes below `parent`; kill those that take over 2 s, and return their number."""
-    deadline = time.monotonic() + ORPHAN_S
-    alive = [process for process in parent.children(recursive=True) if not _has_ended(process, deadline)]
+def bury(parent: psutil.Process, *, grace_s: float = ORPHAN_S) -> int:
+    """Wait for the processes below `parent`; kill those that take longer, and return their number."""
+    return bury_all(parent.children(recursive=True), grace_s=grace_s)
+
+
+def bury_all(processes: list[psutil.Process], *, grace_s: float = ORPHAN_S) -> int:
+    """Wait for processes; kill those that take longer, and return their number."""
+    deadline = time.monotonic() + grace_s
+    alive = [process for process in processes if not _has_ended(process, deadline)]
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -214,6 +280,14 @@ def _has_ended(process: psutil.Process, deadline: float) -> bool:
         return bool(select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0])
     finally:
         os.close(descriptor)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again until the condition holds."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.01)
 
 
 def check_visible(output: pathlib.Path, reference: dict[str, str]) -> None:

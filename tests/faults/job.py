@@ -1,17 +1,38 @@
-"""The small job that the faults are caused to: `python job.py '{"source": ..., "output": ...}'`; options are `Job`'s."""
+"""The small job that the faults are caused to: `python job.py '{"source": ..., "output": ...}'`; see `Job`.
+
+Where FAULT_GATE names a folder, the row `GATED_KEY` says through the FIFO `reached` that its turn has come, and waits
+until something is written to the FIFO `go`: a test acts in between, and no test has to sleep.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))  # `sets` lies there
 
 import sets
 
 from datamat import Materializer, ShardOptions, WorkerOptions
+
+HERE = pathlib.Path(__file__).parent
+
+
+GATED_KEY = "train003"
+
+
+class Gated(sets.Pairs):
+    """Image and mask; one row waits where it is told to."""
+
+    def read(self, row):
+        gate = os.environ.get("FAULT_GATE")
+        if gate and row.key == GATED_KEY:
+            with open(f"{gate}/reached", "w") as reached:
+                reached.write(str(os.getpid()))
+            with open(f"{gate}/go") as go:
+                go.read()
+        return super().read(row)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +54,7 @@ class Job:
     def run(self) -> None:
         """Run the job in this process."""
         Materializer(
-            sets.Pairs(),
+            Gated(),
             self.source,
             self.output,
             format=self.format_name,
@@ -45,8 +66,11 @@ class Job:
 
     def command(self) -> list[str]:
         """Return the command that runs the job in a process of its own."""
-        return [sys.executable, __file__, json.dumps(dataclasses.asdict(self))]
+        # Imported rather than run: the manifest names the writer's module, which is to be the same everywhere.
+        code = f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]; import job; job.main(sys.argv[1])"
+        return [sys.executable, "-c", code, json.dumps(dataclasses.asdict(self))]
 
 
-if __name__ == "__main__":
-    Job(**json.loads(sys.argv[1])).run()
+def main(options: str) -> None:
+    """Run the job that the options in JSON describe."""
+    Job(**json.loads(options)).run()

@@ -1,0 +1,129 @@
+"""Disks that are full, dead, read-only or limited: an error that says so, nothing torn in sight, work to go on from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import random
+import resource
+import shutil
+import subprocess
+
+import pytest
+import sets
+from injury import Fault, Process, check_visible, left_behind
+from job import Job
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """Mount a tmpfs of so many KiB; skips where this user may not mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options):
+        again = "remount," if folder.is_mount() else ""
+        command = ["mount", "-t", "tmpfs", "-o", again + options, "datamat-test", folder]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"this user cannot mount a tmpfs here: {getattr(error, 'stderr', error)}")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
+
+
+def run(job, folder, **options):
+    with Process(job, folder, **options) as process:
+        return process.ended()
+
+
+def check_refused(ended, job, whole, reason):
+    """Check that a run failed for a reason that it names, with the place."""
+    assert ended.code not in {0, None}, ended.said
+    assert ended.num_orphans == 0
+    assert os.strerror(reason) in ended.error, ended.said
+    assert str(job.output) in ended.error, f"the error does not say where: {ended.error}"
+    check_visible(pathlib.Path(job.output), whole)
+
+
+def check_resumes(job, folder, whole):
+    ended = run(job, folder)
+    assert (ended.code, ended.num_orphans) == (0, 0), ended.said
+    assert sets.digests(job.output) == whole
+    assert left_behind(pathlib.Path(job.output)) == []
+
+
+@pytest.fixture
+def kilobytes(request):
+    """Sizes of disks that the small job does not fit on; more of them under --stress."""
+    rng = random.Random(4)
+    return [rng.randrange(8, 100, 4) for _ in range(40 if request.config.getoption("--stress") else 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_disk_that_is_full_at_a_random_write_is_told_and_survived(tiny_disk, kilobytes, small_source, tmp_path, whole):
+    """With room made, the next run goes on to the same bytes."""
+    for size in kilobytes:
+        disk = tiny_disk(f"size={size}k")
+        job = Job(str(small_source), str(disk / f"out{size}"))
+
+        check_refused(run(job, tmp_path), job, whole, errno.ENOSPC)
+
+        tiny_disk("size=64m")
+        check_resumes(job, tmp_path, whole)
+        shutil.rmtree(job.output)
+
+
+@pytest.mark.slow
+def test_disk_without_inodes_is_told_and_survived(tiny_disk, small_source, tmp_path, whole):
+    """It is full, too, although there is room for data."""
+    job = Job(str(small_source), str(tiny_disk("size=64m,nr_inodes=30") / "out"))
+
+    check_refused(run(job, tmp_path), job, whole, errno.ENOSPC)
+
+    tiny_disk("nr_inodes=1000")
+    check_resumes(job, tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_output_that_is_read_only_is_told(tiny_disk, small_source, tmp_path, whole):
+    """Before anything is done."""
+    disk = tiny_disk("size=64m,ro")
+    job = Job(str(small_source), str(disk / "out"))
+
+    check_refused(run(job, tmp_path), job, whole, errno.EROFS)
+
+    tiny_disk("rw")
+    check_resumes(job, tmp_path, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1 << 10, 5 << 10])
+def test_limit_on_file_size_is_told_and_survived(small_source, tmp_path, whole, limit):
+    """`ulimit -f`: the system refuses to let a file grow."""
+    job = Job(str(small_source), str(tmp_path / "out"))
+
+    ended = run(job, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+
+    check_refused(ended, job, whole, errno.EFBIG)
+    check_resumes(job, tmp_path, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", [errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE])
+@pytest.mark.parametrize("at", [20, 100, 200])
+def test_disk_that_fails_from_some_moment_on_is_told_and_survived(nursery, small_source, tmp_path, whole, reason, at):
+    """A dead disk, a used-up quota, a mount gone read-only, a lost file server."""
+    job = Job(str(small_source), str(tmp_path / "out"))
+    kinds = ("open", "write", "fsync", "rename", "mkdir")
+
+    ended = nursery.run(job, Fault("fail", at, reason, goes_on=True, kinds=kinds))
+
+    assert ended.num_hit
+    check_refused(ended, job, whole, reason)
+    check_resumes(job, tmp_path, whole)
