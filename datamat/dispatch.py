@@ -27,9 +27,10 @@ from datamat.work import set_up_process, watch_file
 if TYPE_CHECKING:
     import logging
     import pathlib
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
+    from datamat.kept import KeptRows
     from datamat.ledger import Ledger
     from datamat.limits import Deadline, DiskLimit
     from datamat.options import ErrorPolicy, WorkerOptions
@@ -57,7 +58,7 @@ class Dispatch:
     """The receipts of parts, as workers finish them, and what is known of the workers.
 
     Args:
-        write_part: the bound method that is dispatched: (part, lost rows or None) -> receipt.
+        write_part: the bound method that is dispatched: (part, lost rows or None, kept rows or None) -> receipt.
         executor: the user's own, or None.
         num_workers: most workers of datamat's own executor.
         workers: how those are.
@@ -77,7 +78,7 @@ class Dispatch:
 
     def __init__(  # noqa: PLR0913 -- all that a run knows of its workers
         self,
-        write_part: Callable[[PartSpec, Sequence[FailedRow] | None], Receipt],
+        write_part: Callable[[PartSpec, Sequence[FailedRow] | None, KeptRows | None], Receipt],
         *,
         executor: Executor | None,
         num_workers: int,
@@ -104,14 +105,19 @@ class Dispatch:
         self._deadline = deadline
         self._disk = disk
         self._logger = logger
+        self._kept: Mapping[str, KeptRows] = {}
         self._waiting: collections.deque[PartSpec] = collections.deque()
         self._under_way: dict[Future[Receipt], PartSpec] = {}
         self._done: queue.SimpleQueue[Future[Receipt]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
         self._deaths: collections.Counter[tuple[str, int, int | None]] = collections.Counter()
 
-    def of(self, parts: Sequence[PartSpec]) -> Generator[Receipt]:
+    def of(self, parts: Sequence[PartSpec], kept: Mapping[str, KeptRows]) -> Generator[Receipt]:
         """Yield the receipt of each part, in the order in which they are finished; the first part is begun first.
+
+        Args:
+            parts: the work.
+            kept: rows whose records are there already, by name of the shard.
 
         Raises:
             SampleError: a row failed, or ended its worker more often than `max_retries` says, and the policy is to
@@ -121,6 +127,7 @@ class Dispatch:
         if not parts:
             return
         self._waiting.extend(parts)
+        self._kept = kept
         if self._foreign is not None:
             yield from self._receipts(self._foreign)
             return
@@ -164,7 +171,8 @@ class Dispatch:
                 return
             self._waiting.popleft()
             lost = self._lost.get((part.shard, part.number))
-            future = executor.submit(self._write_part, part, lost)
+            kept = self._kept.get(part.shard)
+            future = executor.submit(self._write_part, part, lost, kept and kept.of(part.start, part.stop))
             self._under_way[future] = part
             future.add_done_callback(self._done.put)
 

@@ -10,6 +10,7 @@ EVENT               WHAT ITS LINE ALSO TELLS
 run_started         versions, options, host, pid
 part_committed      shard, part, rows, records, bytes, busy_s
 sample_skipped      shard, position, key, error, message, attempts; so do sample_quarantined and sample_retried
+sample_mended       a sample that was in quarantine and is good now: shard, key
 sample_failed       the sample that ended the run: key, message
 sample_timeout      shard, part, key, message with the stack; so does worker_died
 deadline_reached    rows and records that are done; so does disk_reached

@@ -36,6 +36,7 @@ from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger, physical_cores
 from datamat.pipeline import Pipeline
 from datamat.plan import PartSpec, Plan, make_plan
+from datamat.retry import KeptFinder
 from datamat.rows import RowStore, write_rows
 from datamat.running import Run
 from datamat.snapshot import write_snapshot
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from datamat.features import Features
+    from datamat.kept import KeptRows
     from datamat.ledger import FailedRow, Ledger
     from datamat.parts import Receipt
     from datamat.report import RunReport
@@ -171,17 +173,48 @@ class Materializer:
         with signals_raised():
             return self._run(Deadline(left_s), most_bytes, show=progress)
 
+    def rerun_failed(
+        self,
+        *,
+        deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+        max_disk: str | float | None = None,
+        progress: bool = True,
+    ) -> RunReport:
+        """Try the rows again that failed, and repair the shards concerned; otherwise as `run`.
+
+        Other rows of these shards, if nothing has changed that decides them, are not read again: their records are
+        taken from the shard as it is.
+
+        Args:
+            deadline: as for `run`.
+            max_disk: as for `run`.
+            progress: as for `run`.
+
+        Returns:
+            What was done; `num_failed` counts the rows that failed again.
+
+        Raises:
+            SampleError, IncompleteRunError, SourceError, OutputLockedError, OutputError: as `run`.
+        """
+        left_s = None if deadline is None else seconds_until(deadline)
+        most_bytes = None if max_disk is None else parse_bytes(max_disk)
+        with signals_raised():
+            return self._run(Deadline(left_s), most_bytes, show=progress, retry_failed=True)
+
     def verify(self) -> VerifyReport:
         """Compare the output with its manifest; see `datamat.verify`."""
         return verify(self.output)
 
-    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None = None) -> Receipt:
+    def write_part(
+        self, spec: PartSpec, lost: Sequence[FailedRow] | None = None, kept: KeptRows | None = None
+    ) -> Receipt:
         """Write one part of a shard; what is dispatched to the workers.
 
         Args:
             spec: which rows, of which shard.
             lost: rows that are to be left out as failed, because they end their worker. None for a part whose worker
                 has not died: only then are rows done in blocks.
+            kept: rows whose records are taken from a finished shard; None where there are none.
 
         Returns:
             The receipt, which is on the disk beside the part, too.
@@ -190,13 +223,13 @@ class Materializer:
             SampleError: a sample failed, and the policy is to raise.
             OutputError: the part cannot be written.
         """
-        return _open(self._rows(), self).write_part(spec, lost)
+        return _open(self._rows(), self).write_part(spec, lost, kept)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what a worker has no use for."""
         return {**self.__dict__, "executor": None}
 
-    def _run(self, deadline: Deadline, max_disk: int | None, *, show: bool) -> RunReport:
+    def _run(self, deadline: Deadline, max_disk: int | None, *, show: bool, retry_failed: bool = False) -> RunReport:
         started = time.perf_counter()
         work = self._work_folder()
         with locked(work / "lock"), recorded(work / LEDGER_FILE, **self._told()) as ledger:
@@ -209,6 +242,7 @@ class Materializer:
             chosen = plan.select(self.include, self.exclude)
             describe = functools.partial(self._manifest, plan, ingredients)
             limit = ErrorLimit(self.errors, sum(shard.num_rows for shard in chosen))
+            retry = KeptFinder(self.output, work, store, self.format, ingredients.to_json()) if retry_failed else None
             run = Run(
                 self.output,
                 work,
@@ -220,9 +254,9 @@ class Materializer:
                 ledger=ledger,
                 limit=limit,
                 logger=self.logger,
+                retry=retry,
             )
-            disk = DiskLimit(self.output, max_disk)
-            dispatch = self._dispatch(store, work, ledger, deadline, disk)
+            dispatch = self._dispatch(store, work, ledger, deadline, DiskLimit(self.output, max_disk))
             self._rows_folder = work / "rows"
             try:
                 report = run.execute(dispatch, started=started, show=show)

@@ -211,6 +211,12 @@ class ShardAssembly:
                 return info
         return None
 
+    def previous(self) -> ShardInfo | None:
+        """Return the entry of the shard of this name that an earlier run finished, whatever it was made from."""
+        with contextlib.suppress(OSError, ValueError, CorruptDataError):
+            return ShardInfo.from_json(read_json(self._entry))
+        return None
+
     def resume(self, *, with_failed: bool = True) -> list[Receipt]:
         """Take over what an earlier run left of the present plan, and return its receipts.
 

@@ -22,11 +22,12 @@ from datamat.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Callable, Iterable
 
     from datamat.index import IndexRow
     from datamat.ledger import FailedRow
 
-__all__ = ["QUARANTINE_FOLDER", "quarantine"]
+__all__ = ["QUARANTINE_FOLDER", "quarantine", "release"]
 
 QUARANTINE_FOLDER = "quarantine"
 _LARGEST_FILE = 64 << 20
@@ -68,6 +69,26 @@ def quarantine(work: pathlib.Path, row: IndexRow, failed: FailedRow, traceback: 
             f"{final}: sample {row.key!r} cannot be kept: {error.strerror or error}; make room, or skip bad samples "
             "with ErrorPolicy('skip')"
         ) from error
+
+
+def release(work: pathlib.Path, split: str, keys: Callable[[], Iterable[str]]) -> list[str]:
+    """Remove what is kept of samples that are good now, and return their keys.
+
+    Args:
+        work: the `.datamat` folder.
+        split: of the samples.
+        keys: returns the keys of the samples; asked only where something is kept.
+    """
+    folder = work / QUARANTINE_FOLDER / safe_name(split)
+    try:
+        _refuse_links(work / QUARANTINE_FOLDER, folder)
+        kept = set(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    released = [key for key in keys() if safe_name(key) in kept]
+    for key in released:
+        shutil.rmtree(folder / safe_name(key), ignore_errors=True)
+    return released
 
 
 def safe_name(text: str) -> str:

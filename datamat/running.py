@@ -21,6 +21,7 @@ from datamat.index import named
 from datamat.index_files import write_index_files
 from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, salvaged_shards
 from datamat.parts import ShardAssembly
+from datamat.quarantine import release
 from datamat.report import RunReport, progress_bar
 from datamat.storage import commit_json, fsync_folder, publish
 
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 
     from datamat.dispatch import Dispatch
     from datamat.formats import ShardFormat
+    from datamat.kept import KeptRows
     from datamat.ledger import Ledger
     from datamat.limits import ErrorLimit
     from datamat.manifest import IndexInfo
     from datamat.parts import Receipt
     from datamat.plan import Plan, ShardSpec
     from datamat.report import Progress
+    from datamat.retry import KeptFinder
     from datamat.rows import RowStore
 
 __all__ = ["Run"]
@@ -56,6 +59,8 @@ class Run:
         ledger: is told what happens.
         limit: how many rows may fail.
         logger: for messages.
+        retry: finds what of a finished shard can be kept, where rows that failed are to be tried again. None leaves
+            them as they are.
     """
 
     def __init__(  # noqa: PLR0913 -- all that a run works on
@@ -71,6 +76,7 @@ class Run:
         ledger: Ledger,
         limit: ErrorLimit,
         logger: logging.Logger,
+        retry: KeptFinder | None = None,
     ) -> None:
         self._output = output
         self._work = work
@@ -81,6 +87,8 @@ class Run:
         self._ledger = ledger
         self._limit = limit
         self._logger = logger
+        self._retry = retry
+        self._kept: dict[str, KeptRows] = {}
         self._assemblies = {shard.name: self._assembly(shard) for shard in chosen}
         self._finished: dict[str, ShardInfo] = {}
         self._receipts: list[Receipt] = []
@@ -148,13 +156,17 @@ class Run:
         fresh = {
             info.name: info
             for info in manifest.shards
-            if wanted.get(info.name) == info.fingerprint and _is_there(self._output, info)
+            if wanted.get(info.name) == info.fingerprint and self._stands(info) and _is_there(self._output, info)
         }
         if len(fresh) == len(wanted) == len(manifest.shards):
             self._finished = fresh
             return True
         self._put_aside(manifest.shards)
         return False
+
+    def _stands(self, info: ShardInfo) -> bool:
+        """Tell whether a shard of the present plan is left as it is: not where rows of it are to be tried again."""
+        return self._retry is None or not info.num_failed
 
     def _put_aside(self, infos: Sequence[ShardInfo]) -> None:
         """Keep what a manifest says of each shard: it does not tell the truth any more once one of them changes.
@@ -172,7 +184,7 @@ class Run:
         assemblies = [a for name, a in self._assemblies.items() if name not in self._finished]
         parts = sorted((part for a in assemblies for part in a.missing()), key=lambda part: -part.cost)
         total = sum(a.spec.num_rows * a.spec.copies for a in self._assemblies.values())
-        with contextlib.closing(dispatch.of(parts)) as receipts:
+        with contextlib.closing(dispatch.of(parts, self._kept)) as receipts:
             first = next(receipts, None)  # the workers are at work before the bar's package is imported
             with progress_bar(self._plan.name, total, show=show) as bar:
                 bar.add(num_resumed, 0, resumed=True)
@@ -183,11 +195,16 @@ class Run:
 
     def _resume(self, assembly: ShardAssembly) -> int:
         """Take over what an earlier run left of a shard; return the number of its records that are done."""
-        if info := assembly.finished():
+        info = assembly.finished()
+        if info is not None and self._stands(info):
             self._finished[assembly.spec.name] = info
             self._limit.add(info.num_rows - info.num_failed, info.num_failed)
             return info.num_records
-        receipts = assembly.resume()
+        if self._retry is not None and (previous := assembly.previous()):
+            kept = self._retry.find(assembly.spec, previous)
+            if kept is not None:
+                self._kept[assembly.spec.name] = kept
+        receipts = assembly.resume(with_failed=self._retry is None)
         for receipt in receipts:
             self._limit.add(receipt.num_done, len(receipt.failed), receipt.failed)
         self._num_resumed += len(receipts)
@@ -196,18 +213,18 @@ class Run:
         return sum(receipt.num_records for receipt in receipts)
 
     def _take(self, receipt: Receipt, bar: Progress) -> None:
-        self._receipts.append(receipt)
-        bar.add(receipt.num_records, receipt.num_bytes)
-        self._tell(receipt)
         assembly = self._assemblies[receipt.shard]
         _check_conserved(assembly.spec, receipt, self._store)
+        self._receipts.append(receipt)
+        bar.add(receipt.num_records, receipt.num_bytes)
+        self._tell(receipt, assembly.spec)
         assembly.add(receipt)
         self._limit.add(receipt.num_done, len(receipt.failed), receipt.failed)
         if assembly.is_complete:
             self._publish(assembly)
 
-    def _tell(self, receipt: Receipt) -> None:
-        """Write to the ledger what became of a part and of those of its rows that did not go well."""
+    def _tell(self, receipt: Receipt, shard: ShardSpec) -> None:
+        """Write to the ledger what became of a part and of those of its rows that did not go well, now or before."""
         self._ledger.write(
             "part_committed",
             shard=receipt.shard,
@@ -220,6 +237,14 @@ class Run:
         )
         for event, rows in itertools.groupby((*receipt.failed, *receipt.retried), key=lambda row: row.event):
             self._ledger.write_all(event, [{"shard": receipt.shard, **row.told()} for row in rows])
+        mended = release(self._work, shard.split, lambda: self._good_keys(receipt))
+        if mended:
+            self._ledger.write_all("sample_mended", [{"shard": receipt.shard, "key": key} for key in mended])
+
+    def _good_keys(self, receipt: Receipt) -> list[str]:
+        failed = {row.key for row in receipt.failed}
+        keys = self._store.keys(self._store.order[receipt.start : receipt.stop])
+        return [key for key in keys if key not in failed]
 
     def _publish(self, assembly: ShardAssembly) -> None:
         info = assembly.publish()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.errors import OutputError, SampleError, SchemaError
+from datamat.kept import open_kept
 from datamat.ledger import FailedRow
 from datamat.parallel import retire
 from datamat.parallel.role import is_worker
@@ -32,11 +33,11 @@ from datamat.writer import DatasetWriter
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from datamat.features import Column
-    from datamat.formats import ShardFormat, ShardWriter
+    from datamat.formats import Record, ShardFormat, ShardWriter
     from datamat.index import IndexRow
+    from datamat.kept import KeptRows
     from datamat.options import ErrorPolicy, WorkerOptions
     from datamat.parts import Receipt
     from datamat.pipeline import Pipeline
@@ -96,7 +97,7 @@ class Workplace:
         if workers.max_rss is not None and is_worker():
             _limit_memory(workers.max_rss)
 
-    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None) -> Receipt:
+    def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None, kept: KeptRows | None) -> Receipt:
         """Write a part; see `Materializer.write_part`."""
         columns = self.pipeline.writer.features.columns
         part_folder(self.work, spec.shard).mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,8 @@ class Workplace:
             with self._lock, global_state_kept(), watch, PartFile(self.work, spec) as file:
                 started = time.process_time()
                 writer = self._format.writer(file, columns)  # type: ignore[arg-type]  # `write` is enough
-                outcome = _PartWork(self, spec, writer, watch).do(lost)
+                with open_kept(kept, self._format) as find_kept:
+                    outcome = _PartWork(self, spec, writer, watch, find_kept).do(lost, by_row=kept is not None)
                 receipt = file.finish(writer.finish(), outcome, time.process_time() - started)
         except OSError as error:
             if isinstance(error, OutputError):
@@ -122,50 +124,56 @@ class Workplace:
 class _PartWork:
     """The rows of one part on their way into its file."""
 
-    def __init__(self, place: Workplace, spec: PartSpec, writer: ShardWriter, watch: RowWatch) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        spec: PartSpec,
+        writer: ShardWriter,
+        watch: RowWatch,
+        find_kept: Callable[[int], Sequence[tuple[str, Record]]],
+    ) -> None:
         self._place = place
         self._pipeline = place.pipeline
         self._spec = spec
         self._writer = writer
         self._watch = watch
+        self._find_kept = find_kept
         self._outcome = Outcome()
 
-    def do(self, lost: Sequence[FailedRow] | None) -> Outcome:
+    def do(self, lost: Sequence[FailedRow] | None, *, by_row: bool) -> Outcome:
         """Write the records of all rows but those that are lost."""
         spec, outcome = self._spec, self._outcome
         positions = np.asarray(self._place.store.order[spec.start : spec.stop])
         block_error = None
-        if lost is None and self._is_block():
+        if lost is None and not by_row and self._is_block():
             try:
                 if self._write_block(positions):
                     return outcome
             except SampleError as error:
                 block_error = error  # each row for itself then tells which one it was
         left_out = {failed.position: failed for failed in lost or ()}
-        rows = self._place.store.read(positions)
-        self._watch.at(spec.start)
-        if spec.augmented and not self._place.is_checked and spec.start not in left_out:
-            self._pipeline.check_determined(rows[0])
-            self._place.is_checked = True
-        for position, row in enumerate(rows, spec.start):
+        for position, row in enumerate(self._place.store.read(positions), spec.start):
             if position in left_out:
                 self._leave_out(row, left_out[position], left_out[position].message)
-                continue
-            self._watch.at(position)
-            self._append(self._records(position, row))
+            else:
+                self._watch.at(position)
+                self._append(self._find_kept(position) or self._records(position, row))
         if block_error is not None and not outcome.failed:
             raise block_error
         return outcome
 
-    def _append(self, records: Sequence[tuple[str, dict[str, Column]]]) -> None:
+    def _append(self, records: Sequence[tuple[str, Record]]) -> None:
         for key, record in records:
             self._writer.append(record)
             self._outcome.keys.add(key)
         self._outcome.num_done += len(records) >= self._spec.copies
 
-    def _records(self, position: int, row: IndexRow) -> Sequence[tuple[str, dict[str, Column]]]:
+    def _records(self, position: int, row: IndexRow) -> Sequence[tuple[str, Record]]:
         """Return all records of a row; none where it fails and the policy goes on without it."""
         spec = self._spec
+        if spec.augmented and not self._place.is_checked:
+            self._pipeline.check_determined(row)
+            self._place.is_checked = True
         failure: SampleError | None = None
         for attempt in itertools.count(1):
             try:

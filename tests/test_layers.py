@@ -41,9 +41,9 @@ ingredients pipeline plan
 parallel: executor < pathos_pool < __init__
 readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files parts report shard_check snapshot
+index_files kept parts report shard_check snapshot
 
-verification work
+retry verification work
 
 dispatch
 

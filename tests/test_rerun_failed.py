@@ -1,0 +1,180 @@
+"""`rerun_failed`: just the rows that failed are done again, and shards end as if nothing had been wrong."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+import sets
+
+from datamat import ErrorPolicy, Materializer, SampleError, ShardOptions, WorkerOptions, load, verify
+from datamat.ledger import read_ledger
+
+BAD = ("train003", "train007", "val001")
+
+
+class Marking(sets.Pairs):
+    """Reads as `Pairs` does, refuses keys that a file names, and leaves a file for each key that it was asked for."""
+
+    def __init__(self, refused, marks):
+        self.refused = str(refused)
+        self.marks = str(marks)
+
+    def read(self, row):
+        pathlib.Path(self.marks, row.key).touch()
+        if row.key in pathlib.Path(self.refused).read_text().split():
+            raise OSError("the disk does not answer")
+        return super().read(row)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A source, a list of keys that cannot be read, and a folder for marks."""
+    sets.make_pairs(tmp_path / "source")
+    (tmp_path / "refused").write_text(" ".join(BAD))
+    (tmp_path / "marks").mkdir()
+    return tmp_path
+
+
+def job(place, output="out", *, copies=1, policy="skip", **options):
+    transform = sets.jitter if copies != 1 else None
+    options = {"shards": ShardOptions(num_shards=3), "workers": WorkerOptions(num_workers=2), **options}
+    writer = Marking(place / "refused", place / "marks")
+    return Materializer(
+        writer, place / "source", place / output, copies=copies, transform=transform, errors=policy, **options
+    )
+
+
+def read_keys(place):
+    """Return the keys that were read since the last call."""
+    keys = {path.name for path in (place / "marks").iterdir()}
+    for key in keys:
+        (place / "marks" / key).unlink()
+    return keys
+
+
+def undisturbed(place, **options):
+    """Return the digests of a run in which nothing fails, which takes the list of refused keys away."""
+    (place / "refused").write_text("")
+    job(place, "reference", **options).run(progress=False)
+    read_keys(place)
+    return sets.digests(place / "reference")
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "tfrecord.gz"])
+@pytest.mark.parametrize("copies", [1, {"train": 3}], ids=["kept", "augmented"])
+def test_rows_that_pass_now_are_put_where_they_belong(place, copies, shard_format):
+    """Only they are read, and every file is as if they had never failed."""
+    options = {"copies": copies, "format": shard_format}
+    assert job(place, **options).run(progress=False).num_failed == len(BAD)
+    read_keys(place)
+
+    reference = undisturbed(place, **options)
+    report = job(place, **options).rerun_failed(progress=False)
+
+    assert (report.num_failed, report.is_complete) == (0, True)
+    assert read_keys(place) == set(BAD)
+    assert sets.digests(place / "out") == reference
+
+
+def test_rows_whose_file_was_mended_are_read_again(place):
+    """A changed file changes the shard's fingerprint; the rows beside it are still as they were."""
+    (place / "refused").write_text("")
+    good = (place / "source" / "train" / "train003.png").read_bytes()
+    (place / "source" / "train" / "train003.png").write_bytes(good[:-30])
+    assert job(place).run(progress=False).num_failed == 1
+    read_keys(place)
+
+    (place / "source" / "train" / "train003.png").write_bytes(good)
+    report = job(place).rerun_failed(progress=False)
+
+    assert report.num_failed == 0
+    assert read_keys(place) == {"train003"}
+    assert sets.digests(place / "out") == undisturbed(place)
+
+
+def test_rows_that_fail_again_stay_out(place):
+    """Under "raise" they end the run; the set is as it was after the next `run`, and stays so."""
+    job(place).run(progress=False)
+    before = sets.digests(place / "out")
+
+    assert job(place).rerun_failed(progress=False).num_failed == len(BAD)
+    assert sets.digests(place / "out") == before
+    with pytest.raises(SampleError, match="the disk does not answer"):
+        job(place, policy="raise").rerun_failed(progress=False)
+
+    report = job(place).run(progress=False)
+    assert (report.is_complete, report.num_failed) == (True, len(BAD))
+    assert sets.digests(place / "out") == before
+    assert verify(place / "out").ok
+
+
+def test_nothing_is_done_where_nothing_failed(place):
+    """No row is read, no file touched."""
+    (place / "refused").write_text("")
+    job(place).run(progress=False)
+    read_keys(place)
+
+    report = job(place).rerun_failed(progress=False)
+
+    assert report.did_nothing
+    assert read_keys(place) == set()
+
+
+def test_other_changes_are_done_as_by_run(place):
+    """Of a shard with another row changed, that row is read, too; shards without failures are left alone."""
+    job(place).run(progress=False)
+    read_keys(place)
+    os.utime(place / "source" / "train" / "train003.png", (9, 9))
+    os.utime(place / "source" / "train" / "train010.png", (9, 9))
+    (place / "refused").write_text("")
+
+    job(place).rerun_failed(progress=False)
+
+    assert read_keys(place) == {*BAD, "train010"}
+    assert sets.digests(place / "out") == undisturbed(place)
+
+
+def test_damaged_shard_is_made_anew(place):
+    """What is kept is taken from a file only if that is whole."""
+    job(place).run(progress=False)
+    for path in (place / "out").glob("*-train-*.tfrecord"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    reference = undisturbed(place)
+    job(place).rerun_failed(progress=False)
+
+    assert sets.digests(place / "out") == reference
+
+
+def test_unfinished_run_has_its_failed_rows_tried_again(place):
+    """Parts in which a row failed are not taken over: here, after a run that its limit stopped."""
+    policy = ErrorPolicy("skip", max_errors=1)
+    with pytest.raises(RuntimeError, match="more than the 1 that max_errors allows"):
+        job(place, policy=policy).run(progress=False)
+    with pytest.raises(RuntimeError, match="more than the 1 that max_errors allows"):
+        job(place, policy=policy).run(progress=False)
+
+    reference = undisturbed(place)
+    report = job(place, policy=policy).rerun_failed(progress=False)
+
+    assert (report.is_complete, report.num_failed) == (True, 0)
+    assert sets.digests(place / "out") == reference
+
+
+def test_mended_samples_leave_the_quarantine(place):
+    """And the ledger tells so."""
+    job(place, policy="quarantine").run(progress=False)
+    kept = place / "out" / ".datamat" / "quarantine"
+    assert {path.name for path in kept.glob("*/*")} == set(BAD)
+
+    (place / "refused").write_text("train007")
+    job(place, policy="quarantine").rerun_failed(progress=False)
+
+    mended = {e.values["key"] for e in read_ledger(kept.parent / "ledger.jsonl") if e.event == "sample_mended"}
+    assert {path.name for path in kept.glob("*/*")} == {"train007"}
+    assert mended == {"train003", "val001"}
+    assert "train007" not in load(place / "out", "train").keys()  # noqa: SIM118 -- not a dict
