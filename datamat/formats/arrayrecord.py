@@ -87,11 +87,10 @@ class ArrayRecordFormat(ShardFormat):
         return _Reader(os.fspath(path), offsets)
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
-        """Yield each record with the begin and the size of its chunk; only `path` is read, by the package."""
-        del file  # the package opens files by name
+        """Yield each record with the begin and the size of its chunk; the package opens the file anew by its name."""
         number, begin = 0, _FIRST_RECORD
         try:
-            opened = _opened(path)
+            opened = _opened(os.fspath(file.name))
             num_records = opened.num_records()
             for start in range(0, num_records, _RECORDS_AT_ONCE):
                 for payload in opened.read(start, min(start + _RECORDS_AT_ONCE, num_records)):

@@ -90,6 +90,16 @@ class ArrowColumn:
         except (pa.ArrowException, ValueError) as exc:
             raise SchemaError(f"column {self.name!r} does not fit into {self.type}: {exc}") from exc
 
+    def row_bytes(self, array: Any) -> NDArray[np.int64] | int:
+        """Return the bytes that each row of an array of the type takes, int64 (n,), or one number for all."""
+        import pyarrow.compute as pc
+
+        width = self._width * np.dtype(self.dtype).itemsize if self.is_numeric else 1
+        if self.is_numeric and None not in self.sizes:
+            return width
+        lengths = pc.list_value_length(array) if self.is_numeric else pc.binary_length(array)
+        return np.asarray(lengths, np.int64) * width
+
     def getter(self, chunks: Any) -> Callable[[int], Value]:
         """Return a function from the number of a row to its value as records hold it.
 
@@ -111,14 +121,18 @@ class ArrowColumn:
             if size is None:
                 ends = array.offsets.to_numpy() - array.offsets[0].as_py()
             array = array.flatten()
-        width = math.prod(size for size in self.sizes if size is not None)
-        bounds = np.arange(len(chunks) + 1) * width if ends is None else ends.astype(np.int64) * width
+        bounds = (np.arange(len(chunks) + 1) if ends is None else ends.astype(np.int64)) * self._width
         flat = array.to_numpy(zero_copy_only=False)
         if self.kind == "bytes":
             data = flat.astype(np.dtype(self.dtype).newbyteorder("<"), copy=False)
             return lambda row: [data[bounds[row] : bounds[row + 1]].tobytes()]
         numbers = flat.astype(self.kind)
         return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
+
+    @property
+    def _width(self) -> int:
+        """How many numbers the lists of fixed size hold."""
+        return math.prod(size for size in self.sizes if size is not None)
 
     def _flattened(self, values: Sequence[Any] | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return all numbers of the column and how many of them each row has."""
@@ -138,7 +152,7 @@ class ArrowColumn:
         """Return the numbers in their lists."""
         import pyarrow as pa
 
-        width = math.prod(size for size in self.sizes if size is not None)
+        width = self._width
         is_open = None in self.sizes
         wrong = np.flatnonzero(lengths % width if is_open else lengths != width)
         if len(wrong):

@@ -5,7 +5,8 @@ writes them: pictures pass through it as the bytes that they are, one row group 
 between parts nor those between batches show in the file.
 
 The number of rows of a group is fixed before any row is seen: a row group is what readers split work by, and what they
-read to get at one record, so it is small where rows hold pictures. Pages are compressed with Zstandard and carry a
+read to get at one record, so it is small where rows hold pictures. Only rows of megabytes end a group earlier, with the
+row that brings it to 256 MiB. Pages are compressed with Zstandard and carry a
 checksum (CRC32), which is tested when a record is read. The footer has none: the manifest's checksum of the file
 shows any change.
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ParquetFormat"]
 
 _LARGE_ROWS, _SMALL_ROWS = 64, 8192
+_MOST_GROUP_BYTES = 256 << 20
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 8192
 _COMPRESSION, _LEVEL = "zstd", 1  # pictures don't compress further: a higher level would be time for nothing
@@ -190,7 +192,7 @@ class _BatchWriter(ShardWriter):
 class _Assembler(ShardAssembler):
     """Cuts record batches into row groups and writes them."""
 
-    __slots__ = ("_batches", "_columns", "_file", "_group_rows", "_num_waiting", "_path", "_writer")
+    __slots__ = ("_batches", "_columns", "_file", "_group_rows", "_path", "_row_bytes", "_writer")
 
     def __init__(self, path: str, columns: Sequence[ArrowColumn], group_rows: int) -> None:
         import pyarrow.parquet as pq
@@ -199,7 +201,7 @@ class _Assembler(ShardAssembler):
         self._columns = columns
         self._group_rows = group_rows
         self._batches: list[Any] = []  # what waits to fill a row group
-        self._num_waiting = 0
+        self._row_bytes = np.empty(0, np.int64)  # of each row in them
         self._file = open(path, "wb")  # noqa: SIM115 -- `finish` or `close` ends it
         labels = [column.name for column in columns if column.is_category]
         self._writer = pq.ParquetWriter(
@@ -229,21 +231,31 @@ class _Assembler(ShardAssembler):
         """Write the last row group and the footer, and return the place of each record."""
         import pyarrow.parquet as pq
 
-        if self._num_waiting:
-            self._write_group(self._num_waiting)
+        if len(self._row_bytes):
+            self._write_group(len(self._row_bytes))
         self._writer.close()
         self._file.close()
         return _offsets_of(_places(pq.read_metadata(self._path)))
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if not self._file.closed:
+            self._writer.close()  # it writes a footer, whatever there is
+            self._file.close()
 
     def _take(self, batch: Any) -> None:
+        sizes = sum(
+            (column.row_bytes(batch.column(column.name)) for column in self._columns), np.zeros(len(batch), np.int64)
+        )
         self._batches.append(batch)
-        self._num_waiting += len(batch)
-        while self._num_waiting >= self._group_rows:
-            self._write_group(self._group_rows)
+        self._row_bytes = np.concatenate([self._row_bytes, sizes])
+        while (num_rows := self._next_group()) <= len(self._row_bytes):
+            self._write_group(num_rows)
+
+    def _next_group(self) -> int:
+        """Return the rows of the next row group, which may be more than there are yet."""
+        most = int(np.searchsorted(np.cumsum(self._row_bytes), _MOST_GROUP_BYTES)) + 1
+        return min(self._group_rows, most)
 
     def _write_group(self, num_rows: int) -> None:
         import pyarrow as pa
@@ -252,7 +264,7 @@ class _Assembler(ShardAssembler):
         # How columns are cut into chunks would show in the pages.
         self._writer.write_table(rows.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
         self._batches = rows.slice(num_rows).to_batches()
-        self._num_waiting -= num_rows
+        self._row_bytes = self._row_bytes[num_rows:]
 
 
 @final
