@@ -23,6 +23,8 @@ A message gives the place, what was found, what was wanted and what to do about 
 
 from __future__ import annotations
 
+from concurrent.futures import BrokenExecutor
+
 __all__ = [
     "BrokenPoolError",
     "CorruptDataError",
@@ -121,5 +123,5 @@ class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like Time
     """A task ran longer than it may; the message carries its Python stack."""
 
 
-class BrokenPoolError(ParallelError):
-    """Workers cannot be started, or die before they take any task."""
+class BrokenPoolError(ParallelError, BrokenExecutor):
+    """Workers cannot be started, or die before they take any task; code for any executor catches `BrokenExecutor`."""

@@ -12,9 +12,11 @@ the lines above its own:
     byvalue, contexts, standins
     pickling, servers
     payloads
+    outcomes
     worker
     failures, tasks
     handle, inquest
+    progress
     crew
     pool
     maps
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from datamat.parallel.handle import WorkerStats
     from datamat.parallel.logs import get_logger
     from datamat.parallel.pathos_pool import PathosPool
-    from datamat.parallel.pool import Progress
+    from datamat.parallel.progress import Progress
     from datamat.parallel.role import retire
 
 __all__ = [
@@ -53,7 +55,7 @@ _HOMES = {
     "PathosExecutor": "executor",
     "PathosPool": "pathos_pool",
     "PoolStats": "executor",
-    "Progress": "pool",
+    "Progress": "progress",
     "WorkerStats": "handle",
     "compute_chunksize": "chunks",
     "get_logger": "logs",

@@ -16,7 +16,7 @@ from datamat.parallel import byvalue, logs, payloads, role, serial
 from datamat.parallel.chunks import compute_chunksize
 from datamat.parallel.crew import PoolOptions
 from datamat.parallel.maps import ResultStream
-from datamat.parallel.pool import Dispatcher, Progress
+from datamat.parallel.pool import Dispatcher
 from datamat.parallel.startmethod import choose_start_method
 from datamat.parallel.tasks import Task
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.parallel.handle import WorkerStats
+    from datamat.parallel.progress import Progress
 
 __all__ = ["PathosExecutor", "PoolStats"]
 
@@ -226,7 +227,7 @@ class PathosExecutor(Executor):
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
         if self._dispatcher is None:
             self._dispatcher = Dispatcher(self._options())
-            self._dispatcher.on_progress = self._on_progress
+            self._dispatcher.tally.callback = self._on_progress
             dispatcher = self._dispatcher
             self._reference = weakref.ref(self, lambda _: dispatcher.shutdown())
         return self._dispatcher
@@ -288,7 +289,7 @@ class PathosExecutor(Executor):
         """Have `callback` called with a `Progress`, about ten times a second, from the pool's thread."""
         self._on_progress = callback
         if self._dispatcher is not None:
-            self._dispatcher.on_progress = callback
+            self._dispatcher.tally.callback = callback
 
     # ------------------------------------------------------------ end
 

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import BrokenPoolError, ParallelError, UnpicklableError
@@ -27,42 +26,23 @@ from datamat.parallel.chunks import prefetch_depth
 from datamat.parallel.crew import Crew, PoolOptions
 from datamat.parallel.failures import with_remote_traceback
 from datamat.parallel.inquest import hold_inquest
+from datamat.parallel.progress import Progress, Tally
 from datamat.parallel.tasks import CodeBook
 from datamat.parallel.worker import Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from datamat.parallel.failures import Autopsy
-    from datamat.parallel.handle import Handle, WorkerStats
+    from datamat.parallel.handle import Handle
     from datamat.parallel.tasks import Code, Task
 
-__all__ = ["Dispatcher", "Progress"]
+__all__ = ["Dispatcher"]
 
 # Deaths in a row while starting: before any worker was ready it will not get better; later something kills them.
 _MAX_STARTUP_DEATHS, _MAX_LATER_STARTUP_DEATHS = 3, 30
 _DEEP = 16  # tasks at each worker, all of them short
 _NAP_S = 0.0002
-_PROGRESS_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a pool is, in calls.
-
-    Attributes:
-        done: calls that ended with a result.
-        failed: calls that ended with an error.
-        in_flight: calls at workers.
-        waiting: calls not yet sent.
-        workers: every worker so far.
-    """
-
-    done: int
-    failed: int
-    in_flight: int
-    waiting: int
-    workers: tuple[WorkerStats, ...]
 
 
 class Dispatcher:
@@ -70,7 +50,7 @@ class Dispatcher:
 
     def __init__(self, options: PoolOptions) -> None:
         self.codes = CodeBook()
-        self.on_progress: Callable[[Progress], object] | None = None
+        self.tally = Tally(self.progress, options.logger)
         self.broken: BrokenPoolError | None = None
         self.thread: threading.Thread | None = None
         self._options = options
@@ -85,8 +65,6 @@ class Dispatcher:
         self._startup_deaths = 0
         self._max_startup_deaths = _MAX_STARTUP_DEATHS
         self._cost: float | None = None
-        self._done = self._failed = 0
-        self._next_progress = 0.0
 
     # ------------------------------------------------------------ called by any thread
 
@@ -129,7 +107,7 @@ class Dispatcher:
         in_flight = sum(task.count for handle in list(self._crew.handles) for task in tuple(handle.in_flight))
         with self._lock:
             waiting = sum(task.count for task in self._waiting)
-        return Progress(self._done, self._failed, in_flight, waiting, self._crew.stats())
+        return Progress(self.tally.done, self.tally.failed, in_flight, waiting, self._crew.stats())
 
     def processes(self) -> dict[int, Any]:
         """Return the running worker processes by pid."""
@@ -142,7 +120,8 @@ class Dispatcher:
             while not self._has_finished():
                 self._feed()
                 self._wait()
-                self._keep_time()
+                self._crew.keep_time(now := time.monotonic())
+                self.tally.report_if_due(now)
                 self._tell_forgotten()
         except BaseException as exc:  # an error of ours must not leave callers waiting for ever
             self._options.logger.exception("the dispatcher of the pool failed")
@@ -150,7 +129,7 @@ class Dispatcher:
         finally:
             self._settle_all()
             self._crew.end(self._attend, abruptly=self._kills or self.broken is not None)
-            self._report_progress()
+            self.tally.report()
 
     def _has_finished(self) -> bool:
         if self._kills or self.broken is not None:
@@ -286,21 +265,6 @@ class Dispatcher:
             handle.has_hung_up = True
             handle.kill()
 
-    def _keep_time(self) -> None:
-        """Do what is due: kill tasks that run too long, sample memory, report progress."""
-        now = time.monotonic()
-        self._crew.keep_time(now)
-        if now >= self._next_progress:
-            self._next_progress = now + _PROGRESS_S
-            self._report_progress()
-
-    def _report_progress(self) -> None:
-        if self.on_progress is not None:
-            try:
-                self.on_progress(self.progress())
-            except Exception:  # a user's callback must not end the pool
-                self._options.logger.exception("the progress callback failed")
-
     # ------------------------------------------------------------ hearing
 
     def _hear(self, handle: Handle, kind: int, data: bytes) -> None:
@@ -343,12 +307,12 @@ class Dispatcher:
         if kind == Reply.FAILED:
             self._fail(task, with_remote_traceback(*value))
             return
-        self._done += task.count
+        self.tally.done += task.count
         with suppress(InvalidStateError):
             task.future.set_result(value)
 
     def _fail(self, task: Task, error: BaseException) -> None:
-        self._failed += task.count
+        self.tally.failed += task.count
         with suppress(InvalidStateError):
             task.future.set_exception(error)
 

@@ -17,7 +17,6 @@ import functools
 import logging
 import multiprocessing
 import os
-import reprlib
 import resource
 import signal
 import socket
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import ParallelError
-from datamat.parallel import affinity, byvalue, logs, namespaces, payloads, pickling, role, shipment, standins
+from datamat.parallel import affinity, byvalue, logs, namespaces, outcomes, payloads, pickling, role, shipment, standins
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.contexts import forget_idle_tracker
 
@@ -292,12 +291,12 @@ class _Loop:
         try:
             arguments = payloads.loads_data(memoryview(data)[TASK.size :])
             if mode == Mode.CALL:
-                result = _call(function, *arguments)
+                result = outcomes.call(function, *arguments)
             else:
-                result = [_outcome(function, item) for item in arguments]
+                result = [outcomes.call_item(function, item) for item in arguments]
             payload, reply = payloads.dumps_data(result, homewards=True), Reply.DONE
         except BaseException as exc:  # noqa: BLE001 -- an error of the task, raised again by its future
-            payload, reply = _pack_error(exc), Reply.FAILED
+            payload, reply = outcomes.pack_error(exc), Reply.FAILED
         busy_s = time.perf_counter() - begin
         arguments = result = None
         self._channel.send(reply, OUTCOME.pack(number, busy_s, self._peak_rss_bytes(begin + busy_s)), payload)
@@ -309,55 +308,6 @@ class _Loop:
             self._next_peak = now + _PEAK_S
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
         return self._peak
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return function(*args, **kwargs)
-    except BaseException as exc:
-        _note_item(exc, args, kwargs)
-        raise
-
-
-def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
-    """Return (True, result) or (False, packed error) of one item of a chunk."""
-    try:
-        return True, function(*args)
-    except BaseException as exc:  # noqa: BLE001 -- an error of this item, raised where the item's result is asked for
-        _note_item(exc, args, {})
-        return False, _pack_error(exc)
-
-
-def _note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say in the exception which item it belongs to."""
-    parts = [reprlib.repr(arg) for arg in args] + [f"{name}={reprlib.repr(arg)}" for name, arg in kwargs.items()]
-    with suppress(Exception):  # a user's exception class may refuse notes
-        exc.add_note(f"item: {', '.join(parts)} (process {os.getpid()})")
-
-
-def _pack_error(exc: BaseException) -> bytes:
-    """Return the exception and its traceback, in words if the exception itself cannot travel."""
-    trace = exc.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # users need not see our frames
-    text = "".join(traceback.format_exception(type(exc), exc, trace))
-    try:
-        packed = payloads.dumps_data((exc, text), homewards=True)
-        payloads.loads_data(packed)  # an exception whose __init__ takes other arguments fails only here
-    except BaseException:  # noqa: BLE001 -- whatever its __reduce__ does
-        notes = getattr(exc, "__notes__", [])
-        plain = ParallelError(f"{type(exc).__qualname__}: {_text_of(exc)} (this exception cannot be pickled)")
-        for note in notes:
-            plain.add_note(str(note))
-        packed = payloads.dumps_data((plain, text), homewards=True)
-    return packed
-
-
-def _text_of(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception:  # noqa: BLE001 -- a user's __str__
-        return "<no text>"
 
 
 def _set_up(function: Callable[..., Any]) -> Callable[..., Any]:
