@@ -1,0 +1,155 @@
+"""Power cuts on real journalling file systems: whatever has its final name is whole, and the run goes on from it.
+
+The output lies on a file system in an image. At a random moment the file system is shut down by an ioctl, as xfstests
+do it: what is in the journal is kept, data that was never flushed is lost. Everything is killed, the image is mounted
+again, which replays the journal, and the files are looked at. The same test must find wrong files where the shim makes
+every fsync do nothing: else it would prove nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import time
+
+import pytest
+import sets
+from injury import Control, Fault, Process
+from job import Job
+
+CUTS_OF_THE_SUITE = 3
+CUTS_OF_STRESS = 25
+_GOING_DOWN = 0x8004587D  # FS_IOC_SHUTDOWN of linux/fs.h, and
+_LOG_FLUSHED = 1  # FS_SHUTDOWN_FLAGS_LOGFLUSH: the journal reaches the disk, data does not
+MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"]}
+
+
+class Image:
+    """A file system in a file.
+
+    Args:
+        folder: for the image and the place where it is mounted.
+        kind: of the file system.
+    """
+
+    def __init__(self, folder: pathlib.Path, kind: str) -> None:
+        self._image, self.place = folder / "image", folder / "mounted"
+        self.place.mkdir()
+        os.truncate(os.open(self._image, os.O_CREAT | os.O_WRONLY), 320 << 20)
+        subprocess.run([*MAKE[kind], self._image], check=True, capture_output=True)
+
+    def mount(self) -> None:
+        subprocess.run(["mount", "-o", "loop", self._image, self.place], check=True, capture_output=True)
+
+    def unmount(self) -> None:
+        """Unmount; a process that was killed may take a moment to let go."""
+        deadline = time.monotonic() + 20
+        while subprocess.run(["umount", self.place], check=False, capture_output=True).returncode:
+            assert time.monotonic() < deadline, f"{self.place} stays busy"
+            time.sleep(0.02)
+
+    def cut(self) -> None:
+        """Cut the power."""
+        descriptor = os.open(self.place, os.O_RDONLY)
+        fcntl.ioctl(descriptor, _GOING_DOWN, struct.pack("I", _LOG_FLUSHED))
+        os.close(descriptor)
+
+
+@pytest.fixture
+def image(request, tmp_path):
+    """Make and mount an image; skips where that cannot be done."""
+    if shutil.which(MAKE[request.param][0]) is None:
+        pytest.skip(f"{MAKE[request.param][0]} is not installed")
+    image = Image(tmp_path, request.param)
+    try:
+        image.mount()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this user cannot mount an image of {request.param}: {error.stderr.decode().strip()}")
+    yield image
+    if image.place.is_mount():
+        image.unmount()
+
+
+@pytest.fixture(scope="session")
+def larger_source(tmp_path_factory):
+    """Enough pairs for a run to be cut in all its stages."""
+    return sets.make_pairs(tmp_path_factory.mktemp("larger"), num_train=60, num_val=6)
+
+
+@pytest.fixture(scope="session")
+def larger_whole(larger_source, tmp_path_factory):
+    """The digests of what the job makes of them, and how long that takes."""
+    folder = tmp_path_factory.mktemp("larger-whole")
+    started = time.monotonic()
+    with Process(Job(str(larger_source), str(folder / "out")), folder) as process:
+        assert process.ended().code == 0
+    return sets.digests(folder / "out"), time.monotonic() - started
+
+
+@pytest.fixture
+def num_cuts(request):
+    return CUTS_OF_STRESS if request.config.getoption("--stress") else CUTS_OF_THE_SUITE
+
+
+def wrong_files(output, whole):
+    """Return the files with a final name that are not as they should be."""
+    return [name for name, digest in sets.digests(output).items() if whole.get(name) != digest]
+
+
+def cut_again_and_again(image, job, folder, whole, num_cuts, **options):
+    """Cut the power under the job so many times; yield the files that are wrong then, after which all is made anew."""
+    digests, duration_s = whole
+    rng = random.Random(3)
+    for _ in range(num_cuts):
+        with Process(job, folder, **options) as process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(rng.uniform(0.2, 1.1) * duration_s)
+            image.cut()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.popen.pid, signal.SIGKILL)
+            process.ended()
+        image.unmount()
+        image.mount()
+        found = wrong_files(pathlib.Path(job.output), digests) if os.path.isdir(job.output) else []
+        yield found
+        if found or "manifest.json" in sets.digests(job.output):
+            shutil.rmtree(job.output)
+
+
+@pytest.mark.stress
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("image", MAKE, indirect=True)
+def test_power_cut_leaves_no_wrong_file_in_sight(image, larger_source, larger_whole, tmp_path, num_cuts):
+    """And the run that is started afterwards makes the same bytes, which the next cut does not take away."""
+    job = Job(str(larger_source), str(image.place / "out"))
+
+    assert not any(cut_again_and_again(image, job, tmp_path, larger_whole, num_cuts))
+
+    with Process(job, tmp_path) as process:
+        ended = process.ended()
+    assert ended.code == 0, ended.said
+    image.cut()
+    image.unmount()
+    image.mount()
+    assert sets.digests(job.output) == larger_whole[0]
+
+
+@pytest.mark.stress
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("image", MAKE, indirect=True)
+def test_power_cut_is_seen_where_nothing_is_flushed(image, larger_source, larger_whole, tmp_path, shim):
+    """With an fsync that does nothing, the same cuts leave files that are wrong."""
+    job = Job(str(larger_source), str(image.place / "out"))
+    control = Control(tmp_path / "control")
+    control.set(Fault("lie", at=1, goes_on=True, kinds=("fsync",)), image.place)
+
+    assert any(cut_again_and_again(image, job, tmp_path, larger_whole, 40, env=control.environment(shim)))
