@@ -1,7 +1,7 @@
 """Random access to the records of a finished directory.
 
-A record is found through the offsets beside its shard, read with one `pread`, its checksums tested, and decoded: memory
-holds 16 bytes per record and no file is read through.
+A record is found through the offsets beside its shard, read, its checksums tested, and decoded: memory holds 16 bytes
+per record and no file is read through.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from datamat.features import Features
+    from datamat.formats import ShardReader
     from datamat.manifest import ShardInfo
     from datamat.readers.preview import Picture
 
@@ -78,8 +79,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         self.split = split
         self._shards = manifest.shards if split is None else manifest.splits[split]
         self._ends = list(accumulate(info.num_records for info in self._shards))
-        self._format = get_format(manifest.format)
-        self._files: dict[int, tuple[int, Offsets]] = {}
+        self._format = get_format(manifest.format).with_features(manifest.features)
+        self._files: dict[int, ShardReader] = {}
 
     @property
     def features(self) -> Features:
@@ -201,8 +202,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         self.__dict__.update(state, _files={})
 
     def __del__(self) -> None:
-        for descriptor, _ in self.__dict__.get("_files", {}).values():
-            os.close(descriptor)
+        for opened in self.__dict__.get("_files", {}).values():
+            opened.close()
 
     def __repr__(self) -> str:
         return f"ShardedDataset({str(self.path)!r}, split={self.split!r}, {len(self):,} records, {self.features!r})"
@@ -212,28 +213,23 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self.features.decode(self._record(shard, position - (self._ends[shard - 1] if shard else 0)))
 
     def _record(self, shard: int, number: int) -> dict[str, Any]:
-        descriptor, offsets = self._opened(shard)
-        offset, size = int(offsets.offset[number]), int(offsets.size[number])
-        skip = 0 if offsets.skip is None else int(offsets.skip[number])
-        path = str(self.path / self._shards[shard].file)
-        data = os.pread(descriptor, size, offset)
-        return self._format.read_record(data, skip=skip, path=path, number=number, offset=offset)
+        return self._opened(shard).read(number)
 
-    def _opened(self, shard: int) -> tuple[int, Offsets]:
+    def _opened(self, shard: int) -> ShardReader:
         found = self._files.get(shard)
         if found is None:
             # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
             opened = self._open(self._shards[shard])
             found = self._files.setdefault(shard, opened)
             if found is not opened:
-                os.close(opened[0])
+                opened.close()
         return found
 
-    def _open(self, info: ShardInfo) -> tuple[int, Offsets]:
+    def _open(self, info: ShardInfo) -> ShardReader:
         offsets = self._offsets(info)
         path = self.path / info.file
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC), offsets
+            return self._format.reader(path, offsets)
         except OSError as error:
             raise CorruptDataError(f"{path}: {error.strerror}; run the job again to write it anew") from error
 
