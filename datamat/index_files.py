@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datamat.plan import Plan, ShardSpec
     from datamat.rows import RowStore
 
-__all__ = ["MTIME", "SIZE", "field_of_column", "read_index_file", "write_index_files"]
+__all__ = ["MTIME", "SIZE", "column_of_field", "field_of_column", "read_index_file", "write_index_files"]
 
 _GROUP_ROWS = 65_536
 _OWN = ("key", "shard", "record")
@@ -91,7 +91,8 @@ def field_of_column(name: str) -> str | None:
     return name.removeprefix(_PREFIX)
 
 
-def _column_of_field(name: str) -> str:
+def column_of_field(name: str) -> str:
+    """Return the name of the column that holds a field."""
     return _PREFIX + name if name in _OWN or ":" in name or name.startswith(_PREFIX) else name
 
 
@@ -125,9 +126,9 @@ def _groups(store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> I
             "key": store.keys(rows),
             "shard": numbers[of],
             "record": _nullable((places - starts[of]) * shards[0][0].copies, even[of]),
-            **{_column_of_field(name): values for name, values in store.columns(rows)},
+            **{column_of_field(name): values for name, values in store.columns(rows)},
             **{
-                _column_of_field(name) + ending: values
+                column_of_field(name) + ending: values
                 for name, *columns in store.file_columns(rows)
                 for ending, values in zip((SIZE, MTIME), columns, strict=True)
             },

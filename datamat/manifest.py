@@ -16,13 +16,22 @@ import xxhash
 
 from datamat.errors import CorruptDataError, OutputError, SchemaError
 from datamat.features import Features
-from datamat.storage import commit, digest_file, read_json, read_regular, render_json
+from datamat.storage import (
+    commit,
+    commit_json,
+    digest_file,
+    fsync_folder,
+    publish,
+    read_json,
+    read_regular,
+    render_json,
+)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-__all__ = ["MANIFEST_FILE", "IndexInfo", "KeyDigest", "Manifest", "ShardInfo", "salvaged_shards"]
+__all__ = ["MANIFEST_FILE", "IndexInfo", "KeyDigest", "Manifest", "ShardInfo", "put_aside", "salvaged_shards"]
 
 MANIFEST_FILE = "manifest.json"
 _VERSION = 1
@@ -289,6 +298,21 @@ def salvaged_shards(folder: pathlib.Path) -> list[ShardInfo]:
             value = json.loads(entry)
             found += [ShardInfo.from_json(value)] if "key_digest" in value else []
     return found
+
+
+def put_aside(folder: pathlib.Path, entries: pathlib.Path, shards: Iterable[ShardInfo]) -> None:
+    """Take the manifest of a directory away, because it will not tell the truth once a shard changes.
+
+    Args:
+        folder: the directory.
+        entries: where the manifest goes, for `status` to compare with, and beside it an entry for each shard.
+        shards: those whose entries the next run is to go by.
+    """
+    entries.mkdir(parents=True, exist_ok=True)
+    for info in shards:
+        commit_json(entries / f"{info.name}.json", info.to_json())
+    publish(folder / MANIFEST_FILE, entries / MANIFEST_FILE)
+    fsync_folder(folder)
 
 
 class KeyDigest:

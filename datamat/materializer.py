@@ -9,6 +9,8 @@ Whatever stops a run, the next one takes over each finished part and goes on fro
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import os
@@ -25,22 +27,27 @@ import numpy as np
 
 from datamat import codecs
 from datamat.dispatch import Dispatch
-from datamat.errors import OptionError, OutputError
+from datamat.errors import OptionError, OutputError, SourceError
 from datamat.formats import get_format
 from datamat.ingredients import Ingredients, method_digests
 from datamat.interrupts import signals_raised
 from datamat.ledger import LEDGER_FILE, recorded
 from datamat.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, seconds_until
-from datamat.manifest import IndexInfo, Manifest, ShardInfo
+from datamat.manifest import MANIFEST_FILE, IndexInfo, Manifest, ShardInfo
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger, physical_cores
 from datamat.pipeline import Pipeline
 from datamat.plan import PartSpec, Plan, make_plan
+from datamat.provenance import find_provenance
+from datamat.repair import prepare_repair
+from datamat.replay import replay, verify_sample
 from datamat.retry import KeptFinder
 from datamat.rows import RowStore, write_rows
 from datamat.running import Run
 from datamat.snapshot import write_snapshot
+from datamat.status import compared_status, read_status
 from datamat.storage import locked
+from datamat.survey import Survey
 from datamat.transforms import Augmenter
 from datamat.verification import VerifyReport, verify
 from datamat.work import Workplace
@@ -50,13 +57,16 @@ from datamat.writers.function import FunctionWriter
 if TYPE_CHECKING:
     import datetime
     import logging
+    from collections.abc import Iterator
     from concurrent.futures import Executor
 
     from datamat.features import Features
     from datamat.kept import KeptRows
     from datamat.ledger import FailedRow, Ledger
     from datamat.parts import Receipt
+    from datamat.provenance import Provenance
     from datamat.report import RunReport
+    from datamat.status import Status
 
 __all__ = ["Materializer", "materialize"]
 
@@ -137,8 +147,8 @@ class Materializer:
             OptionError: options and rows do not fit together.
             FingerprintError: the writer or the transform cannot be fingerprinted.
         """
-        with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
-            return self._make_plan(self._write_rows(pathlib.Path(folder)), self._fingerprints())
+        with self._survey() as survey:
+            return survey.plan
 
     def run(
         self,
@@ -201,9 +211,95 @@ class Materializer:
         with signals_raised():
             return self._run(Deadline(left_s), most_bytes, show=progress, retry_failed=True)
 
-    def verify(self) -> VerifyReport:
-        """Compare the output with its manifest; see `datamat.verify`."""
-        return verify(self.output)
+    def status(self) -> Status:
+        """Return how far the output is, and which shards `run` would make anew, each with the reason.
+
+        Works while a run is alive, here or in another process, and after one crashed; reads only.
+        """
+        try:
+            with self._survey() as survey:
+                return compared_status(survey, survey.plan.select(self.include, self.exclude))
+        except SourceError as error:
+            note = f"the source cannot be compared: {error}"
+            return dataclasses.replace(read_status(self.output), note=note)
+
+    def verify(self, deep: bool = False, *, sample: float | None = None) -> VerifyReport:
+        """Compare the output with its manifest; see `datamat.verify`.
+
+        Args:
+            deep: also decode every record.
+            sample: share of the rows, above 0 and up to 1, whose records are made anew from the source, here and now,
+                and compared byte for byte; other rows each time.
+
+        Raises:
+            OutputError: the run is not finished.
+            OptionError: the share makes no sense.
+            SourceError: the source cannot be indexed.
+        """
+        if sample is None:
+            return verify(self.output, deep)
+        with self._survey() as survey:
+            return verify_sample(survey, sample, deep=deep)
+
+    def repair(self, *, progress: bool = True) -> RunReport:
+        """Make what is damaged anew, to the bytes that it had: shards, offsets, index files, manifest.
+
+        Files that belong to no shard are moved to `.datamat/quarantine/foreign`.
+
+        Args:
+            progress: show a bar and a summary on standard error.
+
+        Returns:
+            What was done.
+
+        Raises:
+            OutputError: the run is not finished, or source and options are not those that it was made from.
+            SampleError, SourceError, OutputLockedError: as `run`.
+        """
+        job = copy.copy(self)
+        job.include = job.exclude = None
+        report = None
+        while True:
+            with job._survey() as survey, locked(self._work_folder() / "lock"):
+                found = verify(self.output)
+                if report is not None and found.ok:
+                    return report
+                for problem in found.problems:
+                    self.logger.warning("%s", problem)
+                prepare_repair(survey, self.format.extension, found)
+            report = job.run(progress=progress)
+            if MANIFEST_FILE not in found.files:
+                return report  # else nothing could be told of the other files: look again
+
+    def replay(self, key: str, copy: int = 0) -> Sample:
+        """Return the sample that a run stores for a row and copy, decoded, by doing that row here and now.
+
+        For a debugger: it happens in this process, with the very random draws of the run. The global random state is
+        as before when it returns.
+
+        Args:
+            key: of the row, or of a record: KEY#COPY.
+            copy: number of the copy, where the key does not name one.
+
+        Raises:
+            OptionError: there is no such row or copy.
+            SampleError: the row fails, as it does in a run; its cause is the error of `read` or of the transform.
+        """
+        with self._survey() as survey:
+            return replay(survey, key, copy)
+
+    def provenance(self, key: str) -> Provenance:
+        """Return where a record came from: source paths, copy, seed, shard and position, as the finished index has it.
+
+        Args:
+            key: of the record; of a row that has several, the first is meant.
+
+        Raises:
+            OptionError: there is no such record.
+            OutputError: the run is not finished.
+            CorruptDataError: the index cannot be read.
+        """
+        return find_provenance(self.output, self.source, key)
 
     def write_part(
         self, spec: PartSpec, lost: Sequence[FailedRow] | None = None, kept: KeptRows | None = None
@@ -282,6 +378,17 @@ class Materializer:
             disk=disk,
             logger=self.logger,
         )
+
+    @contextlib.contextmanager
+    def _survey(self) -> Iterator[Survey]:
+        """Give what a run would go by if it began now; its rows are there for the block only."""
+        with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
+            store = self._write_rows(pathlib.Path(folder))
+            ingredients = self._fingerprints()
+            plan = self._make_plan(store, ingredients)
+            told = {**ingredients.to_json(), **method_digests(self.writer)}
+            pipeline = Pipeline(self.writer, self.augmenter, self.seed)
+            yield Survey(self.output, self.output / _WORK, store, plan, told, pipeline)
 
     def _told(self) -> dict[str, Any]:
         """Return what the ledger tells of the start of a run: nothing that may be secret."""

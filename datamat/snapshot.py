@@ -14,7 +14,7 @@ from datamat.storage import read_json, render_json
 if TYPE_CHECKING:
     import pathlib
 
-    from datamat.plan import Plan
+    from datamat.plan import Plan, ShardSpec
 
 __all__ = ["PlannedShard", "read_snapshot", "write_snapshot"]
 
@@ -35,14 +35,19 @@ class PlannedShard:
     fingerprint: str
     num_rows: int
 
+    @classmethod
+    def of(cls, shard: ShardSpec) -> PlannedShard:
+        """Return what is to be known of a shard of a plan."""
+        return cls(shard.name, shard.split, shard.fingerprint, shard.num_rows)
+
 
 def write_snapshot(rows_folder: pathlib.Path, plan: Plan) -> None:
     """Write the shards of a plan beside its rows.
 
     It is not flushed to the disk: it tells how far a run is, and decides nothing.
     """
-    shards = [PlannedShard(shard.name, shard.split, shard.fingerprint, shard.num_rows) for shard in plan.shards]
-    (rows_folder / _FILE).write_bytes(render_json([dataclasses.asdict(shard) for shard in shards]))
+    shards = [dataclasses.asdict(PlannedShard.of(shard)) for shard in plan.shards]
+    (rows_folder / _FILE).write_bytes(render_json(shards))
 
 
 def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:

@@ -69,7 +69,8 @@ class VerifyReport:
     def __str__(self) -> str:
         if self.ok:
             return f"{self.path}: {self.num_shards} shards, {self.num_records:,} records: all as the manifest says"
-        return "\n".join([f"{self.path}: {len(self.found)} problems:", *(f"  {line}" for line in self.problems)])
+        count = f"{len(self.found)} problem{'' if len(self.found) == 1 else 's'}"
+        return "\n".join([f"{self.path}: {count}:", *(f"  {line}" for line in self.problems)])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -103,7 +104,8 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: Recomputed | None) 
         manifest = Manifest.read(folder, strict=False)
         shard_format = get_format(manifest.format).with_features(manifest.features)
     except (CorruptDataError, OptionError) as error:
-        return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, str(error)),))
+        told = str(error).removeprefix(f"{folder / MANIFEST_FILE} ")
+        return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, told),))
     found = _manifest_problems(folder, manifest)
     rows: dict[str, list[list[str]]] = {}
     for entry in manifest.index:

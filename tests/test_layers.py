@@ -41,15 +41,15 @@ ingredients pipeline plan
 parallel: executor < pathos_pool < __init__
 readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files kept parts report shard_check snapshot
+index_files kept parts report shard_check snapshot survey
 
-retry verification work
+changes provenance retry verification work
 
-dispatch
+dispatch repair replay status
 
 running
 
-materializer
+cli materializer
 
 __init__
 """

@@ -73,7 +73,7 @@ def problems(folder):
     """Return the problems, after looking that the report is not ok, and shows them all."""
     report = verify(folder)
     assert not report.ok
-    assert str(report).startswith(f"{folder}: {len(report.problems)} problems:\n")
+    assert str(report).startswith(f"{folder}: {len(report.problems)} problem")
     assert all(line in str(report) for line in report.problems)
     return list(report.problems)
 
