@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from datamat.formats import Block, ColumnKind, Record, Value
 
-__all__ = ["check_block", "check_record", "pack_block", "row_of"]
+__all__ = ["check_block", "checked_record", "pack_block", "row_of"]
 
 _Size: TypeAlias = "int | NDArray[np.int64]"
 """A length in bytes: one for all rows, or int64 (n,)."""
@@ -74,22 +74,27 @@ def check_block(columns: Block, kinds: Mapping[str, ColumnKind]) -> int:
     return next(iter(num_rows.values()), 0)
 
 
-def check_record(record: Record, kinds: Mapping[str, ColumnKind]) -> None:
-    """Check a record whose bytes columns hold one value each.
+def checked_record(record: Record, kinds: Mapping[str, ColumnKind]) -> dict[str, Any]:
+    """Return a record with one bytes value in each bytes column, which may come as a list of it, as it is read.
 
     Raises:
         SchemaError: a column is missing, unknown or of another type.
     """
     if record.keys() != kinds.keys():
         raise SchemaError(differing_columns(record.keys(), kinds.keys()))
+    found = {}
     for name, value in record.items():
         kind = kinds[name]
         if kind == "bytes":
-            fits = isinstance(value, bytes)
+            only = value[0] if isinstance(value, list) and len(value) == 1 else value
+            fits = isinstance(only, bytes)
         else:
+            only = value
             fits = isinstance(value, np.ndarray) and value.dtype == DTYPE[kind] and value.ndim == 1
         if not fits:
             raise SchemaError(wrong_value(name, kind, value))
+        found[name] = only
+    return found
 
 
 def row_of(columns: Block, index: int) -> dict[str, Value]:

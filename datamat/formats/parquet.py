@@ -27,7 +27,7 @@ import numpy as np
 from datamat.errors import CorruptDataError, OptionError
 from datamat.formats import Block, ColumnKind, Offsets, Record, ShardAssembler, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, arrow_columns
-from datamat.formats.block import check_block, check_record
+from datamat.formats.block import check_block, checked_record
 from datamat.formats.buffered import BufferedFile
 from datamat.formats.guards import bound, located, refuse_finished
 
@@ -126,7 +126,7 @@ class _BatchWriter(ShardWriter):
         self._file = BufferedFile(file)
         self._kinds = dict(kinds)
         self._columns = columns
-        self._rows: list[Record] = []
+        self._rows: list[dict[str, Any]] = []
         self._row_bytes = 0
         self._num_rows = 0
         self._batches: list[tuple[int, int, int]] = []  # offset, size and rows of each
@@ -146,12 +146,10 @@ class _BatchWriter(ShardWriter):
     def append(self, record: Record) -> None:
         """Append one record."""
         refuse_finished(self._finished)
-        check_record(record, self._kinds)
-        self._rows.append(record)
+        row = checked_record(record, self._kinds)
+        self._rows.append(row)
         self._num_rows += 1
-        self._row_bytes += sum(
-            len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in record.values()
-        )
+        self._row_bytes += sum(len(value) if isinstance(value, bytes) else value.nbytes for value in row.values())
         if self._row_bytes >= _BATCH_BYTES or len(self._rows) >= _BATCH_ROWS:
             self._write_rows()
 

@@ -29,7 +29,7 @@ import numpy as np
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Text
 from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFormat, ShardReader, ShardWriter, Value
-from datamat.formats.block import check_block, check_record, row_of
+from datamat.formats.block import check_block, checked_record, row_of
 from datamat.formats.buffered import BufferedFile
 from datamat.formats.guards import bound, located, refuse_finished
 from datamat.formats.ranges import RangeReader
@@ -165,8 +165,7 @@ class _WebDatasetWriter(ShardWriter):
     def append(self, record: Record) -> None:
         """Append one sample."""
         refuse_finished(self._finished)
-        check_record(record, self._columns)
-        pieces = _members(record, self._features)
+        pieces = _members(checked_record(record, self._columns), self._features)
         self._file.add(pieces)
         self._sizes.append(sum(map(len, pieces)))
 
@@ -185,14 +184,14 @@ class _WebDatasetWriter(ShardWriter):
         return Offsets(np.cumsum(sizes, dtype=np.uint64) - sizes, sizes)
 
 
-def _members(record: Record, features: Features) -> list[bytes]:
+def _members(record: Mapping[str, Any], features: Features) -> list[bytes]:
     """Return the members of one sample, in pieces."""
-    key = _member_key(_bytes_of(record, "key").decode())
+    key = _member_key(record["key"].decode())
     pieces: list[bytes] = []
     plain: dict[str, Any] = {}
     for name, feature in features.items():
         if isinstance(feature, (Image, Mask)):
-            data = _bytes_of(record, name)
+            data = record[name]
             pieces += member(f"{key}.{_member_field(name)}.{'jpg' if data.startswith(_JPEG) else 'png'}", data)
             continue
         value = feature.decode(name, record)
@@ -246,12 +245,6 @@ def _npy(value: Any) -> bytes:
 
 def _array(data: bytes) -> np.ndarray:
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-
-
-def _bytes_of(record: Record, name: str) -> bytes:
-    value = record[name]
-    assert isinstance(value, bytes)  # check_record saw to it
-    return value
 
 
 def _member_key(key: str) -> str:

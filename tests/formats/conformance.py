@@ -350,6 +350,15 @@ class FormatConformance:
             with pytest.raises(OptionError, match="finish was called"):
                 late()
 
+    def test_records_can_be_written_as_they_were_read(self, make, tmp_path):
+        """Records that a reader gives, which hold their bytes in lists, go into another part unchanged."""
+        shard = make(MIXED, map(mixed, range(30)))
+
+        again = shard.write_part(tmp_path / "again", list(shard.format.read(shard.path)))
+
+        assert len(again) == 30
+        assert (tmp_path / "again").read_bytes() == shard.parts[0].read_bytes()
+
     def test_equal_formats_write_equal_bytes(self, make):
         """A format that went through pickle, as to a worker, writes the same; its options survive JSON."""
         shard = make(MIXED, map(mixed, range(30)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from datamat.errors import CorruptDataError
 from datamat.formats import Offsets, ShardFormat, ShardWriter
-from datamat.formats.block import check_block, check_record, row_of
+from datamat.formats.block import check_block, checked_record, row_of
 from datamat.formats.guards import located, refuse_finished
 from datamat.formats.ranges import RangeReader
 
@@ -61,8 +61,7 @@ class _LinesWriter(ShardWriter):
 
     def append(self, record):
         refuse_finished(self._finished)
-        check_record(record, self._columns)
-        values = {name: _plain(value) for name, value in record.items()}
+        values = {name: _plain(value) for name, value in checked_record(record, self._columns).items()}
         data = json.dumps(values, sort_keys=True).encode()
         line = b"%08x " % zlib.crc32(data) + data + b"\n"
         self._file.write(line)
