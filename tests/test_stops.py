@@ -1,0 +1,158 @@
+"""A run that is stopped (by time, disk or a signal) keeps what is done, says how much that is, and goes on later."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pathlib
+import signal
+import threading
+
+import pytest
+import sets
+
+from datamat import Materializer, OptionError, ShardOptions, WorkerOptions
+from datamat.ledger import read_ledger
+from datamat.limits import tree_bytes
+
+
+class Waiting(sets.Pairs):
+    """Reads as `Pairs` does, ten rows; further ones are not answered before the gate is there."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def read(self, row):
+        pathlib.Path(self.folder, row.key).touch()
+        while len(os.listdir(self.folder)) > 10 and not os.path.exists(os.path.join(self.folder, "gate")):
+            pass
+        return super().read(row)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return sets.make_pairs(tmp_path / "source")
+
+
+def job(source, output, writer=None, **options):
+    options = {"shards": ShardOptions(num_shards=2, shuffle=False), "workers": WorkerOptions(num_workers=2), **options}
+    return Materializer(writer or sets.Pairs(), source, output, **options)
+
+
+def events(output):
+    return [entry.event for entry in read_ledger(output / ".datamat" / "ledger.jsonl")]
+
+
+def test_deadline_ends_a_run_that_the_next_goes_on_with(source, tmp_path):
+    """What is under way and does not end is dropped; what is done stays, and is not done again."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    report = job(source, tmp_path / "out", Waiting(marks)).run(deadline="1.5s", progress=False)
+
+    assert (report.stopped, report.is_complete) == ("deadline", False)
+    assert 8 <= report.num_rows <= 10  # a row that the tenth overtook waits, too
+    assert f"stopped by its deadline with {report.num_rows} of 24 rows done" in str(report)
+    assert "run() again goes on from there" in str(report)
+    assert events(tmp_path / "out")[-2:] == ["deadline_reached", "run_finished"]
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+    (marks / "gate").touch()
+    again = job(source, tmp_path / "out", Waiting(marks)).run(progress=False)
+    job(source, tmp_path / "reference", Waiting(marks)).run(progress=False)
+
+    assert again.is_complete
+    assert again.num_parts_written == 24 - report.num_rows
+    assert sets.digests(tmp_path / "out") == sets.digests(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("deadline", [0.001, datetime.timedelta(milliseconds=1), "0.001s"])
+def test_deadline_before_the_first_part_starts_no_worker(source, tmp_path, deadline):
+    """The state is good to go on from even then."""
+    report = job(source, tmp_path / "out").run(deadline=deadline, progress=False)
+
+    assert (report.stopped, report.num_rows, report.num_parts_written) == ("deadline", 0, 0)
+    assert job(source, tmp_path / "out").run(progress=False).is_complete
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), "soon", "", True, datetime.datetime(2020, 1, 1)])
+def test_deadline_that_is_none_is_refused(source, tmp_path, deadline):
+    """Before anything is made."""
+    with pytest.raises(OptionError, match=r"deadline|duration"):
+        job(source, tmp_path / "out").run(deadline=deadline, progress=False)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_deadline_that_does_not_come_changes_nothing(source, tmp_path):
+    """A moment, as well as a duration."""
+    tomorrow = datetime.datetime.now() + datetime.timedelta(days=1)
+    job(source, tmp_path / "reference").run(progress=False)
+
+    assert job(source, tmp_path / "out").run(deadline=tomorrow, max_disk="1GB", progress=False).is_complete
+    assert sets.digests(tmp_path / "out") == sets.digests(tmp_path / "reference")
+
+
+def test_full_share_of_the_disk_ends_a_run_that_the_next_goes_on_with(source, tmp_path):
+    """Never more than it may use lies there; the result is as if there had been no limit."""
+    job(source, tmp_path / "reference").run(progress=False)
+    whole = tree_bytes(tmp_path / "reference")
+
+    report = job(source, tmp_path / "out").run(max_disk=whole // 2, progress=False)
+
+    assert (report.stopped, report.is_complete) == ("max_disk", False)
+    assert 0 < report.num_rows < 24
+    assert tree_bytes(tmp_path / "out") <= whole // 2
+    assert "stopped by its max_disk" in str(report)
+    assert events(tmp_path / "out")[-2:] == ["disk_reached", "run_finished"]
+    assert job(source, tmp_path / "out").run(max_disk=4 * whole, progress=False).is_complete
+    assert sets.digests(tmp_path / "out") == sets.digests(tmp_path / "reference")
+
+
+class Interrupting(sets.Pairs):
+    """Sends a signal to the process that asks for the index."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def index(self, source):
+        os.kill(os.getpid(), self.number)
+        return super().index(source)
+
+
+def test_handlers_of_the_caller_are_put_back(source, tmp_path):
+    """And are not called meanwhile: the run ends with what Python raises for these signals."""
+    heard = []
+    before = {number: signal.signal(number, lambda *_: heard.append(1)) for number in (signal.SIGINT, signal.SIGTERM)}
+    mine = {number: signal.getsignal(number) for number in before}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            job(source, tmp_path / "out", Interrupting(signal.SIGINT)).run(progress=False)
+        with pytest.raises(SystemExit, match="143"):
+            job(source, tmp_path / "out", Interrupting(signal.SIGTERM)).run(progress=False)
+
+        assert {number: signal.getsignal(number) for number in before} == mine
+        assert not heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_ignored_signal_stays_ignored(source, tmp_path):
+    """As SIGINT is in a job that nohup started."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert job(source, tmp_path / "out", Interrupting(signal.SIGINT)).run(progress=False).is_complete
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_run_in_another_thread_leaves_signals_alone(source, tmp_path):
+    """Only the main thread may set handlers."""
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(job(source, tmp_path / "out").run(progress=False)))
+
+    thread.start()
+    thread.join()
+
+    assert reports[0].is_complete
