@@ -89,6 +89,9 @@ class Pipeline:
         sample = self.writer.read(row)
         if not isinstance(sample, Mapping):
             raise SchemaError(f"read returned a {type(sample).__name__}; want a dict of values by feature name")
+        for name, value in sample.items():
+            if value is None:  # what cv2.imread and cv2.imdecode return for a file that they cannot decode
+                raise SchemaError(f"read returned None for the field {name!r}; want a value: did its file not decode?")
         return {**sample, "key": row.key}
 
     def _kept(self, row: IndexRow, sample: Sample, copies: int) -> Iterator[tuple[str, dict[str, Column]]]:
