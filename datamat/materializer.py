@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import shutil
 import socket
 import sys
 import tempfile
@@ -46,7 +45,7 @@ from datamat.rows import RowStore, write_rows
 from datamat.running import Run
 from datamat.snapshot import write_snapshot
 from datamat.status import compared_status, read_status
-from datamat.storage import locked
+from datamat.storage import disk_errors_told, empty_folder, locked, refuse_links
 from datamat.survey import Survey
 from datamat.transforms import Augmenter
 from datamat.verification import VerifyReport, verify
@@ -328,9 +327,12 @@ class Materializer:
     def _run(self, deadline: Deadline, max_disk: int | None, *, show: bool, retry_failed: bool = False) -> RunReport:
         started = time.perf_counter()
         work = self._work_folder()
-        with locked(work / "lock"), recorded(work / LEDGER_FILE, **self._told()) as ledger:
-            shutil.rmtree(work / "rows", ignore_errors=True)
-            (work / "rows").mkdir()
+        with (
+            disk_errors_told(self.output),
+            locked(work / "lock"),
+            recorded(work / LEDGER_FILE, **self._told()) as ledger,
+        ):
+            empty_folder(work / "rows")
             store = self._write_rows(work / "rows")
             ingredients = self._fingerprints()
             plan = self._make_plan(store, ingredients)
@@ -448,8 +450,8 @@ class Materializer:
             raise OutputError(
                 f"output {self.output} cannot be made: {error}; give a folder that can be written"
             ) from error
-        if work.is_symlink():
-            raise OutputError(f"{work} is a link; datamat writes only below {self.output}: remove it")
+        refuse_links(work)
+        refuse_links(self.output / "index")
         return work
 
     def _write_rows(self, folder: pathlib.Path) -> RowStore:

@@ -8,10 +8,12 @@ on ext4 and xfs alike.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import pathlib
+import shutil
 import socket
 import stat
 import struct
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.errors import OutputLockedError
+from datamat.errors import DatamatError, OutputError, OutputLockedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +32,15 @@ __all__ = [
     "commit",
     "commit_json",
     "digest_file",
+    "disk_errors_told",
+    "empty_folder",
     "fsync_folder",
     "lock_holder",
     "locked",
     "publish",
     "read_json",
     "read_regular",
+    "refuse_links",
     "render_json",
 ]
 
@@ -43,6 +48,7 @@ _COPY_BYTES = 1 << 20
 _HELD: set[str] = set()
 _HELD_LOCK = threading.Lock()  # held while the set and the system's locks are made to agree
 _MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; more is no file of ours
+_OF_DISKS = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
 _FLOCK = struct.Struct("hhqqi")  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid
 
 
@@ -53,6 +59,49 @@ def fsync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def empty_folder(folder: pathlib.Path) -> None:
+    """Make a folder, without what may be in it."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def refuse_links(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder that is a link, or holds one at any depth: what is written through it would land elsewhere.
+
+    Raises:
+        OutputError: names the link.
+    """
+    if os.path.islink(folder):
+        raise OutputError(f"{os.fspath(folder)} is a link, which datamat does not write through: remove it")
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
+                refuse_links(entry.path)
+
+
+@contextlib.contextmanager
+def disk_errors_told(folder: pathlib.Path) -> Iterator[None]:
+    """Give errors of the system in the block, that come from below a folder or from its disk, a place and a remedy.
+
+    A write that fails does not say by itself to which file.
+
+    Raises:
+        OutputError: instead of such an error.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_below = isinstance(error.filename, str) and pathlib.Path(error.filename).is_relative_to(folder)
+        of_disk = error.filename is None and error.errno in _OF_DISKS
+        if isinstance(error, DatamatError) or not (is_below or of_disk):
+            raise
+        raise OutputError(
+            f"the run into {folder} was stopped by the system: {error}; make room or mend the disk, and run again to "
+            "go on"
+        ) from error
 
 
 def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
@@ -111,13 +160,16 @@ def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
         ValueError: it is something else than a regular file, or larger; names the file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(found.st_mode):  # looked at before `open`, whose error for a folder does not name it
             raise ValueError(f"{os.fspath(path)} is not a regular file")
         if found.st_size > max_bytes:
             raise ValueError(f"{os.fspath(path)} has {found.st_size} bytes, more than the {max_bytes} it may have")
-        return file.read(max_bytes + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
