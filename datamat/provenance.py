@@ -75,6 +75,8 @@ def find_provenance(output: pathlib.Path, source: Any, key: str) -> Provenance:
             continue
         info = shards[row["shard"]]
         is_plain = manifest.copies.get(split, 1) == 1 and split not in manifest.augmented
+        if is_plain and suffix:
+            raise OptionError(f"{output} has no record {key!r}; its row was stored as it is, under the key {row_key!r}")
         name = key if suffix or is_plain else f"{key}#0"
         base = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else ""
         fields = {name: row[column_of_field(name)] for name in filter(None, map(field_of_column, row))}

@@ -1,0 +1,238 @@
+"""Single records made anew in this process: `replay`, `provenance`, and `verify(sample=...)`."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+
+import albumentations as A
+import numpy as np
+import pytest
+import sets
+
+from datamat import (
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Materializer,
+    OptionError,
+    OutputError,
+    SampleError,
+    Scalar,
+    ShardOptions,
+    WorkerOptions,
+    load,
+)
+
+COPIES = 3
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Twenty pairs in `train`, four in `val`."""
+    return sets.make_pairs(tmp_path_factory.mktemp("source"))
+
+
+def _job(source, output):
+    transform = A.Compose([A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=0.9), A.GaussNoise(p=0.3)])
+    return Materializer(
+        sets.Pairs(),
+        source,
+        output,
+        copies={"train": COPIES},
+        transform=transform,
+        shards=ShardOptions(num_shards=2),
+        workers=WorkerOptions(num_workers=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def template(source, tmp_path_factory):
+    """A finished directory."""
+    output = tmp_path_factory.mktemp("template") / "out"
+    _job(source, output).run(progress=False)
+    return output
+
+
+@pytest.fixture
+def job(source, template, tmp_path):
+    """A job whose directory is finished."""
+    return _job(source, shutil.copytree(template, tmp_path / "out"))
+
+
+def _equal(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_replay_gives_what_every_record_holds(job):
+    """With the draws of the run, in which two workers shared the rows: augmented copies and kept originals."""
+    data = load(job.output)
+
+    for number in range(0, 20, 5):
+        for copy in range(COPIES):
+            assert _equal(job.replay(f"train{number:03d}", copy), data[f"train{number:03d}#{copy}"])
+    assert _equal(job.replay("val002"), data["val002"])
+    assert _equal(job.replay("train003#2"), data["train003#2"])
+
+
+def test_replay_runs_here_and_keeps_the_random_state(job):
+    """A debugger stops in `read`; a program goes on with its own numbers."""
+    random.seed(3), np.random.seed(3)
+    before = random.getstate(), np.random.get_state()[1].tobytes()
+    seen, read = [], job.writer.read
+    job.writer.__dict__["read"] = lambda row: (seen.append((os.getpid(), row.key)), read(row))[1]
+
+    job.replay("train004", copy=1)
+
+    assert seen == [(os.getpid(), "train004")]
+    assert (random.getstate(), np.random.get_state()[1].tobytes()) == before
+
+
+def test_replay_needs_no_finished_run(source, tmp_path):
+    """The row that ended a run is the one to look into; its own error is the cause of what is raised."""
+    job = _job(source, tmp_path / "out")
+    broken = sets.make_pairs(tmp_path / "source")
+    (broken / "train" / "train005.png").write_bytes(b"\x89PNG no more")
+
+    with pytest.raises(SampleError, match="train005") as raised:
+        _job(broken, tmp_path / "out").replay("train005")
+
+    assert raised.value.__cause__ is not None
+    assert job.replay("train005")["image"].shape == (24, 32, 3)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "copy", "message"),
+    [
+        ("nobody", 0, "the source has no row 'nobody'; it has .*train"),
+        ("train003", 3, "row 'train003' gives no record 'train003#3'; it gives train003#0, train003#1, train003#2"),
+        ("val001", 1, "row 'val001' gives no record 'val001#1'"),
+        ("train003#x", 0, "gives no record 'train003#x'"),
+    ],
+)
+def test_record_that_there_is_not_is_refused(job, key, copy, message):
+    """With those that there are."""
+    with pytest.raises(OptionError, match=message):
+        job.replay(key, copy)
+
+
+class Several(DatasetWriter):
+    """Rows of which some give two samples per copy."""
+
+    name = "several"
+    features = Features({"x": Scalar("int64")})
+
+    def index(self, source):
+        return [IndexRow(f"r{number}", fields={"x": number}) for number in range(6)]
+
+    def read(self, row):
+        return {"x": row.fields["x"]}
+
+    def augment(self, sample, rng):
+        return [{**sample, "x": sample["x"] * 100 + int(rng.integers(50))} for _ in range(1 + sample["x"] % 2)]
+
+
+def test_rows_of_several_samples_are_found_too(tmp_path):
+    """By KEY#COPY-NUMBER; without a number the first is meant."""
+    job = Materializer(Several(), None, tmp_path / "out", copies=2, workers=WorkerOptions(num_workers=1))
+    job.run(progress=False)
+    keys = load(tmp_path / "out").keys()
+
+    found = {key: job.provenance(key).position for key in keys}
+
+    assert "r1#1-1" in keys and "r2#1" in keys
+    assert found == {key: place for place, key in enumerate(keys)}
+    assert all(_equal(job.replay(key), load(tmp_path / "out")[key]) for key in keys)
+    assert _equal(job.replay("r1", 1), load(tmp_path / "out")["r1#1-0"])
+    with pytest.raises(OptionError, match=r"has no record 'r1#7'; row 'r1' has r1#0-0"):
+        job.provenance("r1#7")
+    assert job.verify(sample=1.0).ok
+
+
+def test_provenance_names_files_copy_seed_shard_and_position(job, source):
+    """Of every record, as the readers find it."""
+    for split in ("train", "val"):
+        data = load(job.output, split)
+        for key in data.keys()[::7]:
+            found = job.provenance(key)
+            number = found.position + sum(
+                info.num_records for info in data.manifest.splits[split] if info.file < found.shard
+            )
+            row_key, _, copy = key.partition("#")
+            assert data[number]["key"] == key == found.key
+            assert (found.row_key, found.copy, found.split, found.seed) == (
+                row_key,
+                int(copy) if copy else None,
+                split,
+                0,
+            )
+            assert found.sources == {
+                "image": str(source / split / f"{row_key}.png"),
+                "mask": str(source / f"{split}annot" / f"{row_key}.png"),
+            }
+    assert found.fields == {"image": f"val/{row_key}.png", "mask": f"valannot/{row_key}.png"}
+    assert str(job.provenance("train003#2")).startswith(
+        f"train003#2: {source}/train/train003.png, {source}/trainannot/train003.png, copy 2, drawn from seed 0: record "
+    )
+    assert job.provenance("train003") == job.provenance("train003#0")
+
+
+@pytest.mark.parametrize("key", ["nobody", "train003#3", "train003#x", "val001#0", "val001#1"])
+def test_provenance_of_what_is_not_there_is_refused(job, key):
+    """Whatever looks like a key."""
+    with pytest.raises(OptionError, match=r"no record|want KEY, KEY#COPY"):
+        job.provenance(key)
+
+
+def test_provenance_wants_a_finished_directory(source, tmp_path):
+    """Before that there is no index that was used."""
+    with pytest.raises(OutputError, match="holds no manifest"):
+        _job(source, tmp_path / "out").provenance("train003")
+
+
+def test_sample_of_a_good_directory_is_ok(job):
+    """Recomputed here, with other numbers of workers and copies in one go."""
+    assert job.verify(sample=1.0, deep=True).ok
+    assert job.verify(sample=0.01).ok
+    assert job.verify().ok and job.verify(True).ok
+
+
+def test_sample_tells_what_no_checksum_can(source, template, tmp_path):
+    """The directory is whole, but not what its source gives now: mtime and size are as before, the pixels are not."""
+    changed = shutil.copytree(source, tmp_path / "source")
+    path = changed / "val" / "val001.png"
+    before = path.stat()
+    other = (changed / "val" / "val002.png").read_bytes()
+    path.write_bytes(other)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    output = shutil.copytree(template, tmp_path / "out")
+
+    (found,) = _job(changed, output).verify(sample=1.0).problems
+
+    assert "('val001') differs from what its source gives now, in image" in found
+
+
+def test_sample_tells_of_rows_that_came_or_fail_now(source, template, tmp_path):
+    """A new row is in no record; one whose file broke cannot be compared."""
+    changed = shutil.copytree(source, tmp_path / "source")
+    for folder in ("val", "valannot"):
+        shutil.copy(changed / folder / "val001.png", changed / folder / "new.png")
+    with (changed / "val.txt").open("a") as file:
+        file.write("/elsewhere/val/new.png /elsewhere/valannot/new.png\n")
+    (changed / "val" / "val002.png").write_bytes(b"broken")
+    output = shutil.copytree(template, tmp_path / "out")
+
+    found = _job(changed, output).verify(sample=1.0).problems
+
+    assert len(found) == 2
+    assert "('val002') cannot be made anew: sample 'val002'" in found[0]
+    assert found[1] == "manifest.json: row 'new' of the source is in no record; run() brings it in"
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5])
+def test_share_that_makes_no_sense_is_refused(job, share):
+    """Nothing, and more than all."""
+    with pytest.raises(OptionError, match=f"sample={share}"):
+        job.verify(sample=share)

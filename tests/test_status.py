@@ -1,0 +1,180 @@
+"""`status` tells the truth while a run is alive in another process, and after it crashed, whatever it left."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import sets
+
+from datamat import Materializer, SampleError, ShardOptions, WorkerOptions
+from datamat.changes import NOT_MADE
+from datamat.status import read_status
+from datamat.storage import locked
+
+HELD = """
+import os, sys, sets
+from datamat import Materializer, ShardOptions, WorkerOptions
+
+class Held(sets.Pairs):
+    def read(self, row):
+        if row.key == "train013":
+            print("held", flush=True)
+            sys.stdin.read()
+        return super().read(row)
+
+    def __getstate__(self):
+        return {}
+
+Materializer(Held(), sys.argv[1], sys.argv[2], shards=ShardOptions(num_shards=2), executor=None,
+             workers=WorkerOptions(num_workers=1, start_method="fork")).run(progress=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Twenty pairs in `train`, four in `val`."""
+    return sets.make_pairs(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def template(source, tmp_path_factory):
+    """A finished directory."""
+    output = tmp_path_factory.mktemp("template") / "out"
+    _job(source, output).run(progress=False)
+    return output
+
+
+@pytest.fixture
+def finished(template, tmp_path):
+    """A finished directory to change."""
+    return shutil.copytree(template, tmp_path / "out")
+
+
+def _job(source, output, **options):
+    options = {"shards": ShardOptions(num_shards=2), "workers": WorkerOptions(num_workers=1), **options}
+    return Materializer(sets.Pairs(), source, output, **options)
+
+
+def test_empty_place_says_so(source, tmp_path):
+    """Before anything was begun, and of a folder of somebody else's."""
+    (tmp_path / "other").mkdir()
+
+    found = [read_status(tmp_path / name) for name in ("out", "other")]
+    status = _job(source, tmp_path / "out").status()
+
+    assert [status.state for status in found] == ["empty", "empty"]
+    assert "nothing was begun here" in str(status)
+    assert {change.reasons for change in status.changes} == {(NOT_MADE,)} and len(status.changes) == 4
+    assert not (tmp_path / "out").exists()
+
+
+def test_finished_directory_is_complete_and_up_to_date(source, finished):
+    """With its numbers, the run that made it, and what a notebook shows."""
+    status = _job(source, finished).status()
+
+    assert (status.is_complete, status.is_running, status.changes, status.obsolete) == (True, False, (), ())
+    assert (status.done.num_shards, status.done.num_rows, status.done.num_records) == (4, 24, 24)
+    assert f"{finished}: complete: 4 shards, 24 records" in str(status)
+    assert "run_started" in str(status) and "run_finished" in str(status) and "up to date" in str(status)
+    assert status._repr_html_() == f"<pre>{status}</pre>"
+
+
+def test_run_that_is_alive_is_told_from_another_process(source, tmp_path):
+    """Who is at work, how far; and when it is killed, that it is dead, and how far it came."""
+    output = tmp_path / "out"
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])}
+    with subprocess.Popen(
+        [sys.executable, script, source, output],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        process_group=0,
+    ) as run:
+        assert run.stdout.readline() == "held\n"
+        alive = read_status(output)
+        os.killpg(run.pid, signal.SIGKILL)
+    dead = read_status(output)
+
+    assert alive.is_running and alive.holder.startswith(f"process {run.pid} on ")
+    assert f"being written by process {run.pid} on " in str(alive) and "of 24 rows" in str(alive)
+    assert (alive.num_rows, alive.num_shards) == (dead.num_rows, dead.num_shards) == (24, 4)
+    assert dead.state == "unfinished" and dead.done.num_rows < 24
+    assert "not finished" in str(dead) and "run() goes on from there" in str(dead)
+    assert "that run ended without a word" in str(dead)
+
+
+def test_run_that_failed_is_told_with_its_error(source, tmp_path):
+    """How far it came, and the sample that ended it."""
+    job = _job(source, tmp_path / "out")
+    read = job.writer.read
+
+    def fail(row):
+        if row.key == "train013":
+            raise ValueError("broken \x1b[31m sample")
+        return read(row)
+
+    job.writer.__dict__["read"] = fail
+    job._fingerprints = _job(source, tmp_path / "out")._fingerprints
+    with pytest.raises(SampleError):
+        job.run(progress=False)
+
+    status = _job(source, tmp_path / "out").status()
+
+    assert status.state == "unfinished"
+    assert 0 < status.done.num_rows < 24 and status.num_rows == 24
+    assert "train013" in str(status) and "broken \\x1b[31m sample" in str(status)
+    assert "without a word" not in str(status)
+    assert _job(source, tmp_path / "out").run(progress=False).is_complete
+
+
+def test_status_of_the_holding_process_keeps_its_lock(source, finished):
+    """Closing any descriptor of the lock file would free it: the asking process may be the holder itself."""
+    with locked(finished / ".datamat" / "lock"):
+        status = read_status(finished)
+        asked = subprocess.run(
+            [sys.executable, "-m", "datamat.cli", "status", finished], capture_output=True, text=True, check=False
+        )
+
+    assert status.is_running and f"process {os.getpid()} on" in status.holder
+    assert f"being written by process {os.getpid()} on" in asked.stdout
+    assert read_status(finished).is_complete
+
+
+@pytest.mark.parametrize("damage", ["manifest", "ledger", "no ledger"])
+def test_damage_is_told_and_hides_nothing(finished, damage):
+    """A damaged manifest is named; a ledger that is not one, or is gone, leaves the numbers as they are."""
+    ledger = finished / ".datamat" / "ledger.jsonl"
+    if damage == "manifest":
+        os.truncate(finished / "manifest.json", 100)
+    elif damage == "ledger":
+        ledger.write_bytes(b"\x80\x04\n" * 3)
+    else:
+        ledger.unlink()
+
+    status = read_status(finished)
+
+    assert status.state == ("damaged" if damage == "manifest" else "complete")
+    if damage == "manifest":
+        assert "repair()" in str(status) and "is not JSON" in str(status)
+    else:
+        assert "24 records" in str(status) and bool(status.note) is (damage == "ledger")
+
+
+def test_part_of_a_plan_is_counted(source, tmp_path):
+    """A run with `include` leaves the rest to others: how much of the whole is there is known to the job."""
+    _job(source, tmp_path / "out", include="val-*").run(progress=False)
+
+    status = _job(source, tmp_path / "out").status()
+
+    assert status.state == "unfinished"
+    assert "4 of 24 rows (17%) and 2 of 4 shards done" in str(status)
+    assert len(_job(source, tmp_path / "out", include="train-00000").status().changes) == 1
