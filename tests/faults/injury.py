@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -156,13 +157,12 @@ class Process:
 
     Args:
         job: the job, or any command.
-        folder: for its log, and for the gate where it is to wait.
+        folder: for the gate where it is to wait.
         is_gated: whether it waits at the row `GATED_KEY`, until `open_gate`.
         options: of `subprocess.Popen`.
     """
 
     def __init__(self, job: Any, folder: pathlib.Path, *, is_gated: bool = False, **options: Any) -> None:
-        self._log = folder / f"log{len(list(folder.glob('log*')))}"
         self._gate = folder / "gate"
         environment = {**os.environ, **options.pop("env", {})}
         if is_gated:
@@ -171,10 +171,17 @@ class Process:
                 if not (self._gate / name).exists():
                     os.mkfifo(self._gate / name)
             environment["FAULT_GATE"] = str(self._gate)
-        with open(self._log, "wb") as log:
-            self.popen = subprocess.Popen(
-                job.command(), stdout=log, stderr=log, env=environment, start_new_session=True, **options
-            )
+        self.popen = subprocess.Popen(
+            job.command(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            **options,
+        )
+        self._said = bytearray()
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
         self.process = psutil.Process(self.popen.pid)
 
     def __enter__(self) -> Process:
@@ -185,6 +192,13 @@ class Process:
             bury(self.process, grace_s=0)
             self.popen.kill()
             self.popen.wait()
+        self._listener.join()
+
+    def _listen(self) -> None:
+        assert self.popen.stdout
+        with self.popen.stdout as said:
+            for line in said:
+                self._said += line
 
     def wait_at_gate(self) -> psutil.Process:
         """Wait until the gated row has its turn; return the worker."""
@@ -202,8 +216,12 @@ class Process:
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.popen.wait(limit_s)
-        num_orphans = bury_all(below) if code is not None else 0
-        return Ended(code, self._log.read_text(errors="replace"), num_orphans)
+        if code is None:
+            bury(self.process, grace_s=0)
+            self.popen.kill()
+        num_orphans = bury_all(below)
+        self._listener.join()
+        return Ended(code, self._said.decode(errors="replace"), num_orphans)
 
 
 class Nursery:
