@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatch", "own_executor"]
 
+_MOST_UNBEGUN = 8
+"""Deaths in a row under no row at all, after which it is not chance: workers fail while they set themselves up."""
+
 
 def own_executor(options: WorkerOptions, num_workers: int, logger: logging.Logger) -> PathosExecutor:
     """Return datamat's own executor; what is tried again after a death is decided by row, here, and not there."""
@@ -110,6 +113,7 @@ class Dispatch:
         self._under_way: dict[Future[Receipt], PartSpec] = {}
         self._done: queue.SimpleQueue[Future[Receipt]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
+        self._num_unbegun = 0  # deaths in a row before any row was begun
         self._deaths: collections.Counter[tuple[str, int, int | None]] = collections.Counter()
 
     def of(self, parts: Sequence[PartSpec], kept: Mapping[str, KeptRows]) -> Generator[Receipt]:
@@ -190,6 +194,7 @@ class Dispatch:
                 raise
             self._lose(part, error)
             return None
+        self._num_unbegun = 0
         self._deadline.add(receipt.elapsed_s)
         self._disk.add(part.cost, receipt.num_bytes)
         return receipt
@@ -232,8 +237,11 @@ class Dispatch:
         timed_out = getattr(error, "signal", None) == signal.SIGALRM and self._workers.sample_timeout_s is not None
         place = (part.shard, part.number, mark.position)
         self._deaths[place] += 1
+        self._num_unbegun = self._num_unbegun + 1 if mark.position is None else 0
         self._tell_death(part, mark, error, timed_out=timed_out)
         self._waiting.appendleft(part)
+        if self._num_unbegun >= _MOST_UNBEGUN:
+            raise error
         if self._deaths[place] <= self._workers.max_retries or mark.num_rows > 1:
             return  # once more; rows of a block go one by one then, and the next death tells which it is
         if mark.position is None:
@@ -274,9 +282,8 @@ def _death(error: WorkerDied) -> str:
     how = f"exit code {code}"
     if number is not None:
         names = {member.value: member.name for member in signal.Signals}
-        how = f"signal {number} ({names.get(number, 'real-time signal')})"
-        if number == signal.SIGKILL:
-            how += "; the kernel's out-of-memory killer sends it"
+        hint = ", as the kernel's out-of-memory killer sends it" if number == signal.SIGKILL else ""
+        how = f"signal {number} ({names.get(number, 'real-time signal')}{hint})"
     peak = getattr(error, "peak_rss_bytes", 0) / 2**20
     stack = _own_frames(getattr(error, "stack", ""))
     return f"its worker ended by {how}, peak memory {peak:.0f} MiB" + (f"\n{stack}" if stack else "")

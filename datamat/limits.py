@@ -7,6 +7,7 @@ import datetime
 import math
 import os
 import re
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
     from datamat.ledger import FailedRow
     from datamat.options import ErrorPolicy
 
-__all__ = ["Deadline", "DiskLimit", "ErrorLimit", "parse_bytes", "parse_duration", "seconds_until", "tree_bytes"]
+__all__ = [
+    "LONGEST_GRACE_S",
+    "Deadline",
+    "DiskLimit",
+    "ErrorLimit",
+    "free_bytes",
+    "parse_bytes",
+    "parse_duration",
+    "seconds_until",
+    "tree_bytes",
+]
 
 _UNIT_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*d)?\s*(?:(\d+(?:\.\d+)?)\s*h)?\s*(?:(\d+(?:\.\d+)?)\s*m)?\s*"
@@ -104,6 +115,13 @@ def tree_bytes(folder: str | os.PathLike[str]) -> int:
                 else:
                     total += entry.stat(follow_symlinks=False).st_size
     return total
+
+
+def free_bytes(path: pathlib.Path) -> int:
+    """Return the free space, for this user, on the disk that a path is or would be on, in bytes."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 class Deadline:

@@ -19,22 +19,25 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from datamat import codecs
-from datamat.dispatch import Dispatch
+from datamat.dispatch import Dispatch, own_executor
 from datamat.errors import OptionError, OutputError, SourceError
+from datamat.estimate import Estimate
 from datamat.formats import get_format
 from datamat.ingredients import Ingredients, method_digests
 from datamat.interrupts import signals_raised
 from datamat.ledger import LEDGER_FILE, recorded
-from datamat.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, seconds_until
+from datamat.limits import Deadline, DiskLimit, ErrorLimit, free_bytes, parse_bytes, seconds_until
 from datamat.manifest import MANIFEST_FILE, IndexInfo, Manifest, ShardInfo
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger, physical_cores
+from datamat.pilot import choose_samples, run_pilot
 from datamat.pipeline import Pipeline
 from datamat.plan import PartSpec, Plan, make_plan
 from datamat.provenance import find_provenance
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     from datamat.kept import KeptRows
     from datamat.ledger import FailedRow, Ledger
     from datamat.parts import Receipt
+    from datamat.pilot import Pilot, SplitSample
     from datamat.provenance import Provenance
     from datamat.report import RunReport
     from datamat.status import Status
@@ -148,6 +152,42 @@ class Materializer:
         """
         with self._survey() as survey:
             return survey.plan
+
+    def estimate(self, num_samples: int = 32) -> Estimate:
+        """Do a few rows, in one worker, and return what a run from nothing will take: time, bytes, memory.
+
+        Nothing is written. Rows are spread over the shards that `include` and `exclude` choose; those that fail are
+        told of and not counted.
+
+        Args:
+            num_samples: rows to do; each split has one at least.
+
+        Warns:
+            UserWarning: the free space on the disk of the output will not do.
+
+        Raises:
+            SampleError: every row of a split failed.
+            WorkerDied: a row ended the worker.
+            SourceError, OptionError, FingerprintError: as `plan`.
+        """
+        if num_samples < 1:
+            raise OptionError(f"estimate: num_samples is {num_samples!r}; want 1 or more")
+        begun = time.perf_counter()
+        with self._survey() as survey, contextlib.ExitStack() as stack:
+            samples = choose_samples(survey.plan.select(self.include, self.exclude), num_samples)
+            executor = self.executor or stack.enter_context(own_executor(self.workers, 1, self.logger))
+            pilot = executor.submit(self._run_pilot, survey.store.folder, samples).result()
+            start_s = time.perf_counter() - begun - pilot.elapsed_s
+        estimate = Estimate.of(
+            pilot, samples, num_workers=self._num_workers(), start_s=start_s, free_bytes=free_bytes(self.output)
+        )
+        if not estimate.fits:
+            warnings.warn(
+                f"{self.output} will need about {estimate.needed_bytes / 1e6:,.1f} MB, and its disk has "
+                f"{estimate.free_bytes / 1e6:,.1f} MB free; make room, or give an output on another disk",
+                stacklevel=2,
+            )
+        return estimate
 
     def run(
         self,
@@ -319,6 +359,10 @@ class Materializer:
             OutputError: the part cannot be written.
         """
         return _open(self._rows(), self).write_part(spec, lost, kept)
+
+    def _run_pilot(self, folder: pathlib.Path, samples: Sequence[SplitSample]) -> Pilot:
+        self.writer.setup_worker()
+        return run_pilot(Pipeline(self.writer, self.augmenter, self.seed), RowStore(folder), self.format, samples)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what a worker has no use for."""

@@ -25,11 +25,11 @@ fingerprint: origins parts < bytecode < code < objects < graph < __init__
 interrupts ledger options seeding storage text
 
 features: base < pictures values < schema < __init__
-parallel: pickling servers < payloads
+parallel: pickling servers < payloads < outcomes
 index limits watch
 
 formats: offsets < __init__ < arrow buffered guards gzip_members ranges wire < example ustar < block < framing
-parallel: worker < tasks < failures < handle inquest
+parallel: worker < tasks < failures < handle inquest < progress
 manifest quarantine rows writer
 transforms: stages < pipeline < augmenter < __init__
 
@@ -41,9 +41,9 @@ ingredients pipeline plan
 parallel: executor < pathos_pool < __init__
 readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files kept parts report shard_check snapshot survey
+index_files kept parts pilot report shard_check snapshot survey
 
-changes provenance retry verification work
+changes estimate provenance retry verification work
 
 dispatch repair replay status
 
