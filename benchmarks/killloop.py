@@ -23,7 +23,6 @@ import argparse
 import collections
 import ctypes
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -40,23 +39,10 @@ import time
 
 import numpy as np
 import psutil
+from killloop_job import COPIES, make_source, usable_formats
 
-from datamat import (
-    DatamatError,
-    DatasetWriter,
-    Features,
-    Image,
-    IndexRow,
-    Mask,
-    Materializer,
-    MissingDependencyError,
-    ShardOptions,
-    WorkerOptions,
-)
-from datamat.codecs import encode_png, read_file
-from datamat.formats import format_names, get_format
+from datamat import DatamatError, load, verify
 
-COPIES = 3
 STOPPED_S = 0.5  # how long SIGSTOP lasts
 GRACE_S = 5.0  # what SIGTERM and SIGINT leave
 MARGIN_S = 5.0  # and what a loaded machine may add to it
@@ -67,52 +53,6 @@ DEFECTS = ("lost", "dup", "alien", "differing", "missing", "extra", "torn", "hun
 SIGNALS = {"KILL": 4, "TERM": 2, "INT": 2, "STOP": 2}
 TARGETS = {"parent": 4, "child": 4, "tree": 2}
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
-
-
-class Blocks(DatasetWriter):
-    """Images of random blocks and their masks."""
-
-    name = "blocks"
-    features = Features({"image": Image((120, 160, 3)), "mask": Mask((120, 160))})
-
-    def index(self, source):
-        for path in sorted(pathlib.Path(source).glob("*-image.png")):
-            key = path.name.removesuffix("-image.png")
-            files = {"image": path.name, "mask": f"{key}-mask.png"}
-            yield IndexRow(key, "val" if key.endswith("7") else "train", files)
-
-    def read(self, row):
-        return {name: read_file(row.fields[name]) for name in ("image", "mask")}
-
-
-def draw(sample, rng):
-    """Flip and jitter, and count the call in a file, which outlives every kill."""
-    with open(os.environ["KILLLOOP_TALLY"], "ab", buffering=0) as tally:
-        tally.write(b".")
-    image, mask = sample["image"], sample["mask"]
-    if rng.random() < 0.5:
-        image, mask = image[:, ::-1], mask[:, ::-1]
-    noisy = np.clip(image + rng.normal(0, 6, image.shape), 0, 255).astype(np.uint8)
-    return {"image": noisy, "mask": np.ascontiguousarray(mask)}
-
-
-def make_source(folder: pathlib.Path, num_rows: int) -> None:
-    rng = np.random.default_rng(1)
-    folder.mkdir(parents=True)
-    for number in range(num_rows):
-        mask = np.kron(rng.integers(0, 4, (6, 8)), np.ones((20, 20))).astype(np.uint8)
-        image = np.stack([mask * 60, mask * 20, rng.integers(0, 255, mask.shape, np.uint8)], 2).astype(np.uint8)
-        (folder / f"{number:05d}-image.png").write_bytes(encode_png(image))
-        (folder / f"{number:05d}-mask.png").write_bytes(encode_png(mask))
-
-
-def run_job(source: str, output: str, format_name: str, num_workers: str, start_method: str) -> None:
-    """What is killed: one run of a `Materializer`, in a process of its own."""
-    options = WorkerOptions(num_workers=int(num_workers), start_method=start_method)  # type: ignore[arg-type]
-    shards = ShardOptions(num_shards=2)
-    Materializer(
-        Blocks(), source, output, format=format_name, copies=COPIES, transform=draw, shards=shards, workers=options
-    ).run(progress=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +113,7 @@ class Killer:
             code = self._run(output, format_name, tally, reference, most_kills=left)
             self.counts["torn"] += self._note("torn", _torn(output, reference))
             runs += 1
-        found = compare(output, format_name, reference) if code == 0 else {"unfinished": 1}
+        found = compare(output, reference) if code == 0 else {"unfinished": 1}
         self.counts.update(found)
         self.counts["reruns"] += runs - 1
         self.work.append(tally.stat().st_size / reference.num_draws)
@@ -221,7 +161,8 @@ class Killer:
         self, output: pathlib.Path, format_name: str, num_workers: int, method: str, tally: pathlib.Path
     ) -> subprocess.Popen[bytes]:
         source = self._folder / "source"
-        command = [sys.executable, __file__, "--job", source, output, format_name, str(num_workers), method]
+        job = pathlib.Path(__file__).with_name("killloop_job.py")
+        command = [sys.executable, job, source, output, format_name, str(num_workers), method]
         with open(_beside(output, "log"), "ab") as log:
             return subprocess.Popen(
                 command,
@@ -273,6 +214,8 @@ class Killer:
             raise SystemExit(f"the undisturbed run of {format_name} failed: {_tail(folder)}")
         wall_s = time.monotonic() - started
         self._bury(process)
+        if not (found := verify(folder)).ok or found.num_records != COPIES * self._options.rows:
+            raise SystemExit(f"the undisturbed run of {format_name} is not right: {found}")
         return Reference(folder, digests(folder), tally.stat().st_size, _cpu_s() - cpu, wall_s)
 
     def _note(self, what: str, details: list[str]) -> int:
@@ -296,14 +239,14 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
     }
 
 
-def compare(output: pathlib.Path, format_name: str, reference: Reference) -> dict[str, int]:
+def compare(output: pathlib.Path, reference: Reference) -> dict[str, int]:
     """Return how the files of a round differ from the reference, and which records do where files differ."""
     found = digests(output)
     differing = [name for name in found if name in reference.digests and found[name] != reference.digests[name]]
     missing, extra = set(reference.digests) - set(found), set(found) - set(reference.digests)
     counts = {"differing": len(differing), "missing": len(missing), "extra": len(extra)}
     if differing or missing or extra:
-        wanted, got = _records(reference.folder, format_name), _records(output, format_name)
+        wanted, got = _records(reference.folder), _records(output)
         more = got - wanted
         counts["lost"] = (wanted - got).total()
         counts["dup"] = sum(number for record, number in more.items() if record in wanted)
@@ -311,15 +254,15 @@ def compare(output: pathlib.Path, format_name: str, reference: Reference) -> dic
     return counts
 
 
-def _records(folder: pathlib.Path, format_name: str) -> collections.Counter[str]:
-    """Return the records of all shards; what cannot be read counts as an unknown record."""
-    shard_format = get_format(format_name)
+def _records(output: pathlib.Path) -> collections.Counter[str]:
+    """Return the records of all splits; what cannot be read counts as an unknown record."""
     records: collections.Counter[str] = collections.Counter()
-    for path in folder.glob(f"*.{shard_format.extension}"):
-        try:
-            records.update(repr(sorted(record.items())) for record in shard_format.read(path))
-        except DatamatError as error:
-            records[repr(error)] += 1
+    try:
+        for sample in load(output):
+            content = b"".join(name.encode() + np.asarray(value).tobytes() for name, value in sorted(sample.items()))
+            records[hashlib.sha256(content).hexdigest()] += 1
+    except DatamatError as error:
+        records[repr(error)] += 1
     return records
 
 
@@ -365,36 +308,24 @@ def _tail(output: pathlib.Path) -> str:
     return _beside(output, "log").read_text(errors="replace")[-2000:]
 
 
-@functools.cache
-def usable_formats() -> tuple[str, ...]:
-    """Return the names of the formats whose packages are installed."""
-    names = []
-    for name in format_names():
-        try:
-            get_format(name)
-        except MissingDependencyError:
-            continue
-        names.append(name)
-    return tuple(names)
-
-
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Kill runs at random moments; compare what they end with.")
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills-per-round", type=int, default=5)
     parser.add_argument("--rows", type=int, default=300, help="samples of the job, each drawn three times")
-    parser.add_argument("--formats", nargs="+", default=list(usable_formats()))
+    parser.add_argument("--formats", nargs="+", help="those to go through; all that a run can write, if left out")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round after so long")
     parser.add_argument("--log", help="JSON lines, one per run, round and defect")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--job"]:
-        run_job(*arguments[1:])
-        return 0
     options = parsed(arguments)
+    if not options.formats:
+        told = usable_formats()
+        options.formats = [name for name, reason in told.items() if not reason]
+        print(*(f"without {name}: {reason}" for name, reason in told.items() if reason), sep="\n")
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="killloop-", ignore_cleanup_errors=True) as folder:
         killer = Killer(pathlib.Path(folder), options)
