@@ -69,7 +69,7 @@ _importable: dict[str, bool] = {}
 
 def is_by_value(module_name: str | None) -> bool:
     """Must code of this module travel by value?"""
-    if module_name in ("__main__", "__mp_main__", None) or module_name in _forced:
+    if module_name is None or module_name in ("__main__", "__mp_main__") or is_forced(module_name):
         return True
     module = sys.modules.get(module_name)
     if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -78,13 +78,13 @@ def is_by_value(module_name: str | None) -> bool:
 
 
 def force_by_value(module_name: str) -> None:
-    """From now on send code of this module by value: a worker could not import it."""
+    """From now on send code of this module, and of modules inside it, by value: a worker could not import it."""
     _forced.add(module_name)
 
 
 def is_forced(module_name: str) -> bool:
-    """Has `force_by_value` been called for this module?"""
-    return module_name in _forced
+    """Has `force_by_value` been called for this module, or for a package that it is in?"""
+    return any(module_name == name or module_name.startswith(f"{name}.") for name in _forced)
 
 
 def _is_importable(name: str) -> bool:

@@ -84,7 +84,6 @@ class Handle:
         self.is_ready = False
         self.is_leaving = False
         self.has_hung_up = False
-        self.num_sent = 0
         self.has_timed_out = False
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.head_since = 0.0  # monotonic, when the task at the head of in_flight began

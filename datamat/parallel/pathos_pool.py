@@ -10,6 +10,7 @@ from pathos.abstract_launcher import AbstractWorkerPool
 from pathos.helpers import mp
 
 from datamat.errors import OptionError
+from datamat.parallel.affinity import physical_cores
 from datamat.parallel.executor import PathosExecutor
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     """A pathos pool on `PathosExecutor`: bound methods without a guard, and no hang when a worker dies.
 
     As in `pathos.multiprocessing.ProcessPool`, pools with the same `id` (by default their number of nodes) share one
-    set of workers, which stays until `clear`, or `close` and `join`.
+    set of workers, which stays until `clear`, or `close` and `join`. One thing differs: pathos answers `map` and `amap`
+    with a `chunksize` of 0 by a list of None; here that is refused.
 
     Args:
         nodes: worker processes; also as `ncpus` or `processes`. None takes one per physical core.
@@ -94,27 +96,31 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     """
 
     __state__: ClassVar[dict[Hashable, PathosExecutor]] = {}
-    _configurations: ClassVar[dict[Hashable, tuple[int | None, dict[str, Any]]]] = {}
+    _configurations: ClassVar[dict[Hashable, tuple[int, dict[str, Any]]]] = {}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         counts = [*args, *(options.pop(name) for name in ("nodes", "ncpus", "processes") if name in options)]
         if len(counts) > 1:
             raise TypeError("got multiple values for the number of nodes; pass one of nodes, ncpus, processes")
-        self._nodes: int | None = counts[0] if counts else None
+        asked_for = counts[0] if counts else None
+        self.__nodes: int = len(physical_cores()) if asked_for is None else asked_for
         name = options.pop("id", None)
-        self._id: Hashable = self._nodes if name is None else name
+        self._id: Hashable = self.__nodes if name is None else name
         self._options = options
         self._serve()
 
     def _serve(self) -> PathosExecutor:
         """Return the executor of this id, made anew if there is none or it is configured differently."""
-        configuration = (self._nodes, self._options)
+        configuration = (self.__nodes, self._options)
         if self._id in self.__state__ and self._configurations[self._id] != configuration:
             self.clear()
         if self._id not in self.__state__:
-            self.__state__[self._id] = PathosExecutor(self._nodes, **self._options)
+            self.__state__[self._id] = PathosExecutor(self.__nodes, **self._options)
             self._configurations[self._id] = configuration
-        executor = self.__state__[self._id]
+        return self.__state__[self._id]
+
+    def _running(self) -> PathosExecutor:
+        executor = self._serve()
         if executor.is_shut_down:
             raise ValueError("Pool not running; call restart() to use it again, or clear() to forget it")
         return executor
@@ -126,26 +132,26 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     def imap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> Iterator[Any]:
         """Return an iterator over the results, in order."""
         _require_items("imap", args)
-        return self._serve().map(f, *args, chunksize=chunksize)
+        return self._running().map(f, *args, chunksize=chunksize)
 
     def uimap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> Iterator[Any]:
         """Return an iterator over the results, each as soon as it is there."""
         _require_items("uimap", args)
-        return self._serve().map_unordered(f, *args, chunksize=chunksize)
+        return self._running().map_unordered(f, *args, chunksize=chunksize)
 
     def amap(self, f: Callable[..., Any], *args: Any, chunksize: int | None = None) -> AsyncResult:
         """Start a map and return an `AsyncResult` of its list of results."""
         _require_items("amap", args)
-        futures, results = self._serve().map_all(f, list(zip(*args, strict=False)), chunksize)
+        futures, results = self._running().map_all(f, list(zip(*args, strict=False)), chunksize)
         return AsyncResult(futures, lambda: list(results))
 
     def pipe(self, f: Callable[..., Any], *args: Any, **kwds: Any) -> Any:
         """Return `f(*args, **kwds)`, called in a worker."""
-        return self._serve().submit(f, *args, **kwds).result()
+        return self._running().submit(f, *args, **kwds).result()
 
     def apipe(self, f: Callable[..., Any], *args: Any, **kwds: Any) -> AsyncResult:
         """Start a call and return its `AsyncResult`."""
-        future = self._serve().submit(f, *args, **kwds)
+        future = self._running().submit(f, *args, **kwds)
         return AsyncResult([future], future.result)
 
     # ------------------------------------------------------------ life
@@ -197,12 +203,11 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     @property
     def nodes(self) -> int:
         """Number of worker processes; setting it replaces the workers."""
-        executor = self.__state__.get(self._id)
-        return executor.max_workers if executor is not None else self._nodes or 1
+        return self.__nodes
 
     @nodes.setter
     def nodes(self, number: int) -> None:
-        self._nodes = number
+        self.__nodes = number
         self._serve()
 
     ncpus = nodes

@@ -196,8 +196,6 @@ class Dispatcher:
         if not handle.in_flight:
             handle.head_since = time.monotonic()
         handle.in_flight.append(task)
-        handle.num_sent += 1
-        handle.is_leaving = handle.num_sent == self._options.max_tasks
         handle.channel.post(Request.TASK, task.header(), task.payload)
 
     def _start_workers(self) -> None:

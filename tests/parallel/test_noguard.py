@@ -254,3 +254,18 @@ def test_notebook_runs_once(method: str, tmp_path: Path) -> None:
     assert text.count("top") == 1, text
     assert text.count(EXPECTED) == 1, text
     assert "RESULT [105, 205, 305]" in text, text
+
+
+def test_package_that_only_the_caller_can_find_travels_by_value(method: str, tmp_path: Path) -> None:
+    """Found through a `__path__` that the program has extended, as plug-in systems do; with the modules inside it."""
+    for folder in ("app", "plugins/extra"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "plugins/extra/tools.py").write_text(ANALYZER)
+    program = (
+        f"import app; app.__path__.append('plugins'); from app.extra.tools import go; print('top'); go({method!r})"
+    )
+
+    output = run(["-c", program], tmp_path)
+
+    check(output)

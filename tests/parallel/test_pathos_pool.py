@@ -173,3 +173,16 @@ def test_it_can_be_used_in_a_with_block(pool):
     with pool as same:
         assert same.map(abs, [-1]) == [1]
     assert pool.map(abs, [-1]) == [1]
+
+
+def test_pool_of_the_id_of_a_closed_one_is_closed_too():
+    """As in pathos it can be made, and says so when it is to work."""
+    PathosPool(2, id="shared").close()
+
+    pool = PathosPool(2, id="shared")
+
+    with pytest.raises(ValueError, match="Pool not running"):
+        pool.map(abs, [-1])
+    pool.restart()
+    assert pool.map(abs, [-1]) == [1]
+    pool.clear()
