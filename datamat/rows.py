@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import os
 import re
-import stat
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +28,7 @@ import xxhash
 from datamat.errors import SourceError
 from datamat.index import IndexRow, named
 from datamat.seeding import mix64
+from datamat.source_files import SourceFiles
 from datamat.storage import commit_json, read_json
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class _RowWriter:
         self.num_rows = 0
         self._folder = folder
         self._source = source
+        self._inputs = SourceFiles(source)
         self._file_fields = file_fields
         self._stack = stack
         self._files: dict[str, BinaryIO] = {}
@@ -227,20 +228,16 @@ class _RowWriter:
         for number, path in enumerate(paths):
             if not path:  # this row has no such file
                 continue
-            problem = None
             try:
-                found = os.stat(os.path.join(self._source, path))
+                found = self._inputs.look_at(path)
                 sizes[number], mtimes[number] = found.st_size, found.st_mtime_ns
-                if not stat.S_ISREG(found.st_mode):
-                    problem = "not a regular file"
-                elif ".." in path.split("/"):
-                    problem = "leads out of its folder by '..'"
             except OSError as error:
                 problem = (error.strerror or str(error)).lower()
-            except ValueError as error:  # a NUL byte in the path
+            except ValueError as error:
                 problem = str(error)
-            if problem:
-                problems.append(f"{_place(batch[number], self.num_rows + number)}: {name} {path!r}: {problem}")
+            else:
+                continue
+            problems.append(f"{_place(batch[number], self.num_rows + number)}: {name} {path!r}: {problem}")
         if problems:
             raise SourceError(f"{named(problems)}; looked below {self._source}: add the files or drop the rows")
         return sizes, mtimes

@@ -167,7 +167,7 @@ def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
         if found.st_size > max_bytes:
             raise ValueError(f"{os.fspath(path)} has {found.st_size} bytes, more than the {max_bytes} it may have")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(max_bytes + 1)
+            return file.read(found.st_size)  # not more than it holds: `read` takes the memory that it is asked for
     finally:
         os.close(descriptor)
 

@@ -22,7 +22,7 @@ errors
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
 parallel: affinity blackbox channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
-interrupts ledger options seeding storage text
+interrupts ledger options seeding source_files storage text
 
 features: base < pictures values < schema < __init__
 parallel: pickling servers < payloads < outcomes

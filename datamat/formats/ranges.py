@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol, final
 
+from datamat.errors import CorruptDataError
 from datamat.formats import Buffer, Offsets, ShardReader, Value
 
 __all__ = ["RangeReader"]
@@ -38,7 +39,7 @@ class RangeReader(ShardReader):
         read_record: decodes one.
     """
 
-    __slots__ = ("_descriptor", "_offsets", "_path", "_read_record")
+    __slots__ = ("_descriptor", "_num_bytes", "_offsets", "_path", "_read_record")
 
     def __init__(self, path: str | os.PathLike[str], offsets: Offsets, read_record: ReadRecord) -> None:
         self._descriptor = -1
@@ -46,11 +47,17 @@ class RangeReader(ShardReader):
         self._offsets = offsets
         self._read_record = read_record
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._num_bytes = os.fstat(self._descriptor).st_size
 
     def read(self, number: int) -> dict[str, Value]:
         """Return one record."""
         offset, size = int(self._offsets.offset[number]), int(self._offsets.size[number])
         skip = 0 if self._offsets.skip is None else int(self._offsets.skip[number])
+        if offset + size > self._num_bytes:  # never asked for: `pread` takes that memory before it reads
+            raise CorruptDataError(
+                f"{self._path}: record {number} at byte {offset} is damaged: it should end at byte {offset + size}, "
+                f"but the file has {self._num_bytes}; remove the file and run the job again, which makes it anew"
+            )
         data = os.pread(self._descriptor, size, offset)
         return self._read_record(data, skip=skip, path=self._path, number=number, offset=offset)
 
