@@ -256,6 +256,51 @@ def test_notebook_runs_once(method: str, tmp_path: Path) -> None:
     assert "RESULT [105, 205, 305]" in text, text
 
 
+INTERRUPTED_CELL = """
+import time
+from datamat.parallel import PathosExecutor
+def rest(seconds):
+    time.sleep(seconds)
+    return seconds
+with PathosExecutor(2, start_method={method!r}) as pool:
+    print(pool.submit(rest, 0).result(), flush=True)
+    list(pool.map(rest, [600] * 4))
+"""
+
+
+@pytest.mark.slow
+def test_stop_button_of_a_notebook_leaves_it_usable(method: str, tmp_path: Path) -> None:
+    """The cell ends with KeyboardInterrupt, and the next one can run a pool of the same function."""
+    jupyter_client = pytest.importorskip("jupyter_client")
+    pytest.importorskip("ipykernel")
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(tmp_path), env={**os.environ, "PYTHONPATH": str(ROOT)})
+    client = manager.blocking_client()
+    printed = []
+
+    def hear(message):
+        if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+            printed.append(message["content"]["text"])
+            if printed == ["0\n"]:
+                manager.interrupt_kernel()
+
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=40)
+        stopped = client.execute_interactive(
+            INTERRUPTED_CELL.format(method=method), timeout=40, output_hook=hear, store_history=False
+        )
+        after = f"with PathosExecutor(2, start_method={method!r}) as pool: print(list(pool.map(rest, [0, 0])))"
+        usable = client.execute_interactive(after, timeout=40, output_hook=hear)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+    assert stopped["content"]["ename"] == "KeyboardInterrupt"
+    assert usable["content"]["status"] == "ok"
+    assert "".join(printed) == "0\n[0, 0]\n"
+
+
 def test_package_that_only_the_caller_can_find_travels_by_value(method: str, tmp_path: Path) -> None:
     """Found through a `__path__` that the program has extended, as plug-in systems do; with the modules inside it."""
     for folder in ("app", "plugins/extra"):
