@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, SchemaError
+from datamat.errors import SchemaError
 from datamat.features import BBoxes, ClassLabel, Scalar, Tensor, Text
 
 if TYPE_CHECKING:
@@ -105,14 +105,9 @@ class ArrowColumn:
 
         Args:
             chunks: a `pyarrow.ChunkedArray` of the type.
-
-        Raises:
-            CorruptDataError: it holds nulls.
         """
         import pyarrow as pa
 
-        if chunks.null_count:
-            raise CorruptDataError(f"column {self.name!r} holds {chunks.null_count} nulls, where values are expected")
         if not self.is_numeric:
             raw = chunks.cast(pa.binary()) if self.dtype == "string" else chunks
             return lambda row: [raw[row].as_py()]

@@ -3,9 +3,10 @@
 POSIX 1003.1 calls the form ustar: a header of 512 bytes, the data, zeros up to the next multiple of 512. Times are 0,
 owners root without a name, modes 0644. Names are UTF-8, which every reader in use takes them for.
 
-A name over 100 bytes does not fit into the header. It goes into a pax header before it (`path`), which tar, Python and
-webdataset read. Readers that skip pax headers (wids) see the short name in the header itself: the begin of the long
-one, a digest, and its extensions, so that they still group members as they should.
+A header holds a name of 100 bytes: here up to 70 before the first dot, and up to 30 from there on. A longer one goes
+into a pax header before it (`path`), which tar, Python and webdataset read. Readers that skip pax headers (wids) see a
+short name in the header itself: the begin of the long one with a digest, and its extensions. It depends on each half
+alone, so that members of one sample still have one name before the dot.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from datamat.errors import CorruptDataError
+from datamat.errors import CorruptDataError, SchemaError
 
 if TYPE_CHECKING:
     from datamat.formats import Buffer
@@ -25,7 +26,8 @@ BLOCK_BYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 
 _NAME_BYTES = 100
-_LARGEST_OCTAL = 8**11 - 1
+_STEM_BYTES = 70
+_LARGEST = 8**11 - 1  # what eleven octal digits hold
 _REST = b"ustar\x0000" + bytes(247)  # owners' names, device, prefix and padding: none
 
 
@@ -44,13 +46,13 @@ class Member(NamedTuple):
 
 
 def member(name: str, data: bytes) -> list[bytes]:
-    """Return a file as it stands in an archive, in pieces, the data uncopied."""
+    """Return a file as it stands in an archive, in pieces, the data uncopied; raise `SchemaError` over 8 GiB."""
+    if len(data) > _LARGEST:
+        raise SchemaError(f"member {name!r} has {len(data)} bytes, a tar archive holds {_LARGEST}; split the sample")
     encoded = name.encode()
-    pieces = []
-    if len(encoded) > _NAME_BYTES:
-        pieces = _stored(b"././@PaxHeader", _pax_record(b"path", encoded), b"x")
-        encoded = _shortened(encoded)
-    return [*pieces, *_stored(encoded, data, b"0")]
+    short = _shortened(encoded)
+    pax = [] if short == encoded else _stored(b"././@PaxHeader", _pax_record(b"path", encoded), b"x")
+    return [*pax, *_stored(short, data, b"0")]
 
 
 def parse_header(block: Buffer) -> Member:
@@ -70,7 +72,7 @@ def parse_header(block: Buffer) -> Member:
             f"the tar header is of kind {raw[257:265]!r} and type {raw[156:157]!r}, expected are ustar and a file"
         )
     try:
-        return Member(raw[:_NAME_BYTES].rstrip(b"\0").decode(), _size(raw[124:136]), raw[156:157])
+        return Member(raw[:_NAME_BYTES].rstrip(b"\0").decode(), int(raw[124:136].rstrip(b"\0 "), 8), raw[156:157])
     except ValueError as exc:
         raise CorruptDataError(f"the tar header has a name or a size that is none ({exc})") from exc
 
@@ -92,8 +94,7 @@ def read_pax_path(data: bytes) -> str:
 
 def _stored(name: bytes, data: bytes, kind: bytes) -> list[bytes]:
     """Return header, data and padding."""
-    number = b"%011o\0" % len(data) if len(data) <= _LARGEST_OCTAL else b"\x80" + len(data).to_bytes(11, "big")
-    head = b"0000644\x000000000\x000000000\x00" + number + b"00000000000\x00"
+    head = b"0000644\x000000000\x000000000\x00%011o\x0000000000000\x00" % len(data)
     header = name.ljust(_NAME_BYTES, b"\0") + head + bytes(8) + kind + bytes(_NAME_BYTES) + _REST
     return [header[:148] + _checksum(header) + header[156:], data, bytes(-len(data) % BLOCK_BYTES)]
 
@@ -101,11 +102,6 @@ def _stored(name: bytes, data: bytes, kind: bytes) -> list[bytes]:
 def _checksum(header: bytes) -> bytes:
     """Return the checksum field: the sum of all bytes, the field itself taken as spaces."""
     return b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * ord(" "))
-
-
-def _size(field: bytes) -> int:
-    # A file of 8 GiB or more has its size in base 256, as GNU tar and star write it and every reader in use takes it.
-    return int.from_bytes(field[1:], "big") if field[0] == 0x80 else int(field.rstrip(b"\0 "), 8)
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
@@ -118,8 +114,13 @@ def _pax_record(key: bytes, value: bytes) -> bytes:
 
 
 def _shortened(name: bytes) -> bytes:
-    """Return a name of 100 bytes at most for a longer one, with its extensions."""
-    stem, dot, extensions = name.rpartition(b"/")[2].partition(b".")
-    ending = b"~" + xxhash.xxh3_64_hexdigest(name[: len(name) - len(dot + extensions)]).encode() + dot + extensions
-    begin = stem[: max(_NAME_BYTES - len(ending), 0)].decode(errors="ignore").encode()  # cut between characters
-    return (begin + ending)[-_NAME_BYTES:]
+    """Return a name that fits into a header: this one, if it does."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, dot, extensions = base.partition(b".")
+    stem = folder + slash + stem
+    if len(stem) > _STEM_BYTES:
+        digest = b"~" + xxhash.xxh3_64_hexdigest(stem).encode()
+        begin = base.partition(b".")[0][: _STEM_BYTES - len(digest)]
+        stem = begin.decode(errors="ignore").encode() + digest  # cut between characters
+    room = _NAME_BYTES - _STEM_BYTES - len(dot)
+    return stem + dot + extensions[-room:].decode(errors="ignore").encode()

@@ -1,0 +1,132 @@
+"""Tar shards: names that every reader groups as we do, JSON that anybody reads, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+
+import numpy as np
+import pytest
+from conformance import IMAGES, MIXED, ODD_KEYS, mixed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datamat.errors import CorruptDataError, SchemaError
+from datamat.features import BBoxes, Features, Image, Scalar, Tensor
+from datamat.formats import get_format
+from datamat.formats.ustar import END_OF_ARCHIVE, member
+
+WEBDATASETS_RULE = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+
+
+def archive_of(features, samples):
+    """Return the bytes of a shard."""
+    shard_format, file = get_format("webdataset").with_features(features), io.BytesIO()
+    writer = shard_format.writer(file, features.columns)
+    for sample in samples:
+        writer.append(features.encode(sample))
+    writer.finish()
+    return file.getvalue() + END_OF_ARCHIVE
+
+
+def names_of(data):
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return archive.getnames()
+
+
+@given(st.sets(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=8))
+def test_webdataset_groups_members_by_key(keys):
+    """By webdataset's own rule each sample is one group, and no name leads out of the folder it is unpacked to."""
+    features = Features({"n": Scalar("int64"), "array": Tensor((2,))})
+    samples = [{"key": key, "n": 1, "array": np.zeros(2, np.float32)} for key in sorted(keys)]
+
+    found = [WEBDATASETS_RULE.match(name).groups() for name in names_of(archive_of(features, samples))]
+
+    assert [suffix for _, suffix in found] == ["array.npy", "json"] * len(keys)
+    assert len({stem for stem, _ in found}) == len(keys)
+    for stem, _ in found:
+        assert not {"", ".", ".."} & set(stem.split("/"))
+        assert not re.match(r"__[^/]*__($|/)", stem)
+
+
+def test_keys_are_escaped_readably():
+    """What need not be escaped stands as it is."""
+    features = Features({"n": Scalar("int64")})
+
+    names = names_of(archive_of(features, [{"key": key, "n": 1} for key in ODD_KEYS[:10]]))
+
+    assert names == [
+        *("plain.json", "größe/日本語.json", "a%2Eb%2Ec.json", "%252E.json", "%2E%2E/%2E%2E/etc/passwd.json"),
+        *("%2Fabs.json", "end%2F.json", "two/%2Fslashes.json", "%5F_meta__/x.json", "name#0.json"),
+    ]
+
+
+def test_members_say_what_they_hold():
+    """Pictures have the extension of their bytes, and names of fields can't break the rule of dots and slashes."""
+    features = Features({"a/b.c": Image((8, 6, 3)), "x/y": Tensor((1,)), "boxes": BBoxes(), "f": Scalar("float64")})
+    boxes = np.array([[0, 0.1, 0.5, 1]], np.float32)
+    sample = {"key": "k", "a/b.c": IMAGES[0], "x/y": np.ones(1, np.float32), "boxes": boxes, "f": 0.1}
+
+    data = archive_of(features, [sample])
+
+    assert names_of(data) == ["k.a%2Fb%2Ec.png", "k.x%2Fy.npy", "k.json"]
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.extractfile("k.a%2Fb%2Ec.png").read() == IMAGES[0]
+        assert json.load(archive.extractfile("k.json")) == {"boxes": boxes.tolist(), "f": 0.1, "key": "k"}
+
+
+def test_archive_never_changes():
+    """The bytes of a shard are pinned: they hold no time, no owner and no order of the host."""
+    numbers = Features({"n": Scalar("int64"), "points": Tensor((None, 2)), "boxes": BBoxes()})
+    samples = [
+        {"key": f"ß{n}", "n": n, "points": np.full((n, 2), 0.5, np.float32), "boxes": np.zeros((n, 4), np.float32)}
+        for n in range(5)
+    ]
+
+    digest = hashlib.sha256(archive_of(numbers, samples)).hexdigest()
+
+    assert digest == "76a3fd521a979b8f3ce46971e88c9a45d95214d209c64c89614d6545ee15f425"
+
+
+def test_fields_that_differ_by_case_are_refused():
+    """WebDataset lowers the case of extensions: one of the two fields would be lost there."""
+    with pytest.raises(SchemaError, match=r"fields 'A' and 'a' are one to webdataset.*rename one"):
+        get_format("webdataset").with_features(Features({"A": Scalar(), "a": Scalar()}))
+
+
+def test_empty_key_is_refused():
+    """A member can't be named after nothing."""
+    with pytest.raises(SchemaError, match="the key is empty"):
+        archive_of(MIXED, [{**mixed(0), "key": ""}])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda data: data[:-1024], "record 2 at byte .* ends inside a tar header"),
+        (lambda data: data[:-512], "0 bytes follow the first zero block"),
+        (lambda data: data + b"more", "516 bytes follow the first zero block"),
+        (lambda data: b"".join(member("k.json", b"{}")) + data, "record 0 .* members json is not as the features say"),
+        (lambda data: b"".join(member("k.json", b"{")) + data, "record 0 .* members json is not as the features say"),
+        (lambda data: b"".join(member("k.image.png", b"x")) + data, "record 0 .* sample 'k' has no .json"),
+        (lambda data: data[:-1024] + b"".join(member("k.image.png", b"x")) + bytes(1024), "ends inside the sample 'k'"),
+    ],
+)
+def test_damage_is_named(change, told):
+    """Whatever is not as datamat writes it is told with record and place."""
+    shard_format = get_format("webdataset").with_features(MIXED)
+
+    with pytest.raises(CorruptDataError, match=told):
+        list(shard_format.read_file(io.BytesIO(change(archive_of(MIXED, [mixed(0), mixed(1)]))), path="s"))
+
+
+def test_wrong_offsets_are_noticed():
+    """A range that is not one sample is no record."""
+    shard_format = get_format("webdataset").with_features(MIXED)
+    data = archive_of(MIXED, [mixed(0), mixed(1)])
+
+    with pytest.raises(CorruptDataError, match="the index says"):
+        shard_format.read_record(data[:-1024], path="s")
