@@ -22,12 +22,11 @@ from datamat.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable
 
     from datamat.index import IndexRow
     from datamat.ledger import FailedRow
 
-__all__ = ["QUARANTINE_FOLDER", "quarantine", "release"]
+__all__ = ["QUARANTINE_FOLDER", "kept_names", "quarantine", "release", "safe_name"]
 
 QUARANTINE_FOLDER = "quarantine"
 _LARGEST_FILE = 64 << 20
@@ -51,16 +50,18 @@ def quarantine(work: pathlib.Path, row: IndexRow, failed: FailedRow, traceback: 
     final = folder / safe_name(row.key)
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _refuse_links(work / QUARANTINE_FOLDER, folder)
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
-        temporary.mkdir()  # fails where something, be it a link, has taken the name
+        folder.mkdir(parents=True, exist_ok=True)
+        _make_anew(temporary)
         files = {name: _keep(temporary, name, path) for name, path in _paths(row)}
         _write(temporary / "traceback.txt", traceback.encode(errors="backslashreplace"))
         sample = {**failed.told(), "split": row.split, "origin": row.origin, "fields": dict(row.fields), "files": files}
         _write(temporary / "sample.json", json.dumps(sample, indent=1).encode() + b"\n")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
+        try:
+            os.rename(temporary, final)
+        except OSError:  # of an earlier failure
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(temporary, final)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OutputError):
@@ -71,24 +72,19 @@ def quarantine(work: pathlib.Path, row: IndexRow, failed: FailedRow, traceback: 
         ) from error
 
 
-def release(work: pathlib.Path, split: str, keys: Callable[[], Iterable[str]]) -> list[str]:
-    """Remove what is kept of samples that are good now, and return their keys.
-
-    Args:
-        work: the `.datamat` folder.
-        split: of the samples.
-        keys: returns the keys of the samples; asked only where something is kept.
-    """
+def kept_names(work: pathlib.Path, split: str) -> set[str]:
+    """Return the names under which samples of a split are kept."""
     folder = work / QUARANTINE_FOLDER / safe_name(split)
+    _refuse_links(work / QUARANTINE_FOLDER, folder)
     try:
-        _refuse_links(work / QUARANTINE_FOLDER, folder)
-        kept = set(os.listdir(folder))
+        return set(os.listdir(folder))
     except FileNotFoundError:
-        return []
-    released = [key for key in keys() if safe_name(key) in kept]
-    for key in released:
-        shutil.rmtree(folder / safe_name(key), ignore_errors=True)
-    return released
+        return set()
+
+
+def release(work: pathlib.Path, split: str, key: str) -> None:
+    """Remove what is kept of a sample that is good now."""
+    shutil.rmtree(work / QUARANTINE_FOLDER / safe_name(split) / safe_name(key), ignore_errors=True)
 
 
 def safe_name(text: str) -> str:
@@ -98,6 +94,14 @@ def safe_name(text: str) -> str:
     cut = text.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore")
     plain = re.sub(r"[^\w=+@,~-]", "_", cut)
     return f"{plain}-{xxhash.xxh3_64_hexdigest(text.encode(errors='surrogatepass'))}"
+
+
+def _make_anew(folder: pathlib.Path) -> None:
+    try:
+        folder.mkdir()
+    except FileExistsError:  # left by a killed process that had our number; something else, be it a link, is refused
+        shutil.rmtree(folder)
+        folder.mkdir()
 
 
 def _paths(row: IndexRow) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from datamat.index import named
 from datamat.index_files import write_index_files
 from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, salvaged_shards
 from datamat.parts import ShardAssembly
-from datamat.quarantine import release
+from datamat.quarantine import kept_names, release, safe_name
 from datamat.report import RunReport, progress_bar
 from datamat.storage import commit_json, fsync_folder, publish
 
@@ -90,6 +90,7 @@ class Run:
         self._retry = retry
         self._kept: dict[str, KeptRows] = {}
         self._assemblies = {shard.name: self._assembly(shard) for shard in chosen}
+        self._in_quarantine = {split: kept_names(work, split) for split in plan.splits}
         self._finished: dict[str, ShardInfo] = {}
         self._receipts: list[Receipt] = []
         self._num_written = 0
@@ -237,14 +238,21 @@ class Run:
         )
         for event, rows in itertools.groupby((*receipt.failed, *receipt.retried), key=lambda row: row.event):
             self._ledger.write_all(event, [{"shard": receipt.shard, **row.told()} for row in rows])
-        mended = release(self._work, shard.split, lambda: self._good_keys(receipt))
+        mended = self._mended(receipt, shard.split)
         if mended:
             self._ledger.write_all("sample_mended", [{"shard": receipt.shard, "key": key} for key in mended])
 
-    def _good_keys(self, receipt: Receipt) -> list[str]:
+    def _mended(self, receipt: Receipt, split: str) -> list[str]:
+        """Let go of rows that are in quarantine from an earlier run and are good now; return their keys."""
+        kept = self._in_quarantine[split]
+        if not kept:
+            return []
         failed = {row.key for row in receipt.failed}
         keys = self._store.keys(self._store.order[receipt.start : receipt.stop])
-        return [key for key in keys if key not in failed]
+        mended = [key for key in keys if key not in failed and safe_name(key) in kept]
+        for key in mended:
+            release(self._work, split, key)
+        return mended
 
     def _publish(self, assembly: ShardAssembly) -> None:
         info = assembly.publish()
