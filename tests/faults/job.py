@@ -43,6 +43,8 @@ class Job:
         source, output: paths.
         num_workers, start_method: of `WorkerOptions`.
         format_name: of the shards.
+        seed: of the draws: another one makes other records under the same names.
+        deed: "run" or "repair".
     """
 
     source: str
@@ -50,19 +52,23 @@ class Job:
     num_workers: int = 2
     start_method: str = "fork"
     format_name: str = "tfrecord"
+    seed: int = 0
+    deed: str = "run"
 
     def run(self) -> None:
         """Run the job in this process."""
-        Materializer(
+        job = Materializer(
             Gated(),
             self.source,
             self.output,
             format=self.format_name,
             copies={"train": 2},
+            seed=self.seed,
             transform=sets.jitter,
             shards=ShardOptions(num_shards=2),
             workers=WorkerOptions(num_workers=self.num_workers, start_method=self.start_method),
-        ).run(progress=False)
+        )
+        getattr(job, self.deed)(progress=False)
 
     def command(self) -> list[str]:
         """Return the command that runs the job in a process of its own."""

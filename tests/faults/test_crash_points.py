@@ -5,6 +5,7 @@ In the suite a few operations of each kind of fault are chosen, evenly spread; u
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -50,11 +51,10 @@ def operations(nursery, job, fault):
 
 
 def hurt(nursery, job, fault, at, whole):
-    """Run the job under the fault; check what must hold whatever it does."""
+    """Run the job under the fault, on an output that holds nothing else; check what must hold whatever it does."""
     output = os.path.realpath(job.output)
-    fault = Fault(fault.action, at, fault.error, fault.goes_on, fault.kinds)
 
-    ended = nursery.run(job, fault)
+    ended = nursery.run(job, dataclasses.replace(fault, at=at))
 
     assert ended.code is not None, f"hung: {ended.said}"
     assert ended.num_orphans == 0
@@ -110,4 +110,65 @@ def test_fault_while_recovering_is_recovered_from(nursery, small_source, whole, 
         shutil.copytree(torn, job.output)
         hurt(nursery, job, FAULTS[name], at, whole)
         heal(nursery, job, whole)
+        shutil.rmtree(job.output)
+
+
+@pytest.fixture(scope="module")
+def former(small_source, tmp_path_factory):
+    """The output of a former run with another seed, and its digests."""
+    output = tmp_path_factory.mktemp("former") / "out"
+    Job(str(small_source), str(output), seed=1).run()
+    return output, sets.digests(output)
+
+
+@pytest.mark.stress
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["kill group", "io error"])
+def test_kill_while_rebuilding_leaves_no_manifest_that_lies(
+    nursery, small_source, whole, former, tmp_path, points, name
+):
+    """Each file is of the former output or of the new one, and a manifest is there only beside what it tells of."""
+    shutil.copytree(former[0], tmp_path / "counted")
+    count = operations(nursery, Job(str(small_source), str(tmp_path / "counted")), FAULTS[name])
+
+    for at in points(count):
+        job = Job(str(small_source), str(tmp_path / "out"))
+        shutil.copytree(former[0], job.output)
+        fault = dataclasses.replace(FAULTS[name], at=at)
+
+        ended = nursery.run(job, fault)
+
+        found = sets.digests(job.output)
+        assert ended.code is not None and ended.num_orphans == 0, ended.said
+        assert all(digest in {whole.get(path), former[1].get(path)} for path, digest in found.items())
+        assert "manifest.json" not in found or found in (whole, former[1]), f"operation {at}: the manifest lies"
+        heal(nursery, job, whole)
+        shutil.rmtree(job.output)
+
+
+@pytest.mark.stress
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["kill group", "io error"])
+def test_fault_while_repairing_is_recovered_from(nursery, small_source, whole, tmp_path, points, name):
+    """A shard is flipped and another is gone; the repair is hurt at any operation, and done again."""
+    damaged = tmp_path / "damaged"
+    assert nursery.run(Job(str(small_source), str(damaged))).code == 0
+    flipped, gone = sorted(damaged.glob("*-train-*.tfrecord"))
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"\0")
+    gone.unlink()
+    shutil.copytree(damaged, tmp_path / "counted")
+    repair = Job(str(small_source), str(tmp_path / "counted"), deed="repair")
+    count = operations(nursery, repair, FAULTS[name])
+
+    for at in points(count):
+        job = dataclasses.replace(repair, output=str(tmp_path / "out"))
+        shutil.copytree(damaged, job.output)
+
+        ended = nursery.run(job, dataclasses.replace(FAULTS[name], at=at))
+
+        assert ended.code is not None and ended.num_orphans == 0, ended.said
+        assert ended.code != 0 or sets.digests(job.output) == whole, f"operation {at}: silent"
+        heal(nursery, dataclasses.replace(job, deed="run"), whole)
         shutil.rmtree(job.output)

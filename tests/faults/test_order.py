@@ -1,0 +1,81 @@
+"""The order of steps that keeps an output honest, seen from inside the run."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from job import Job
+
+from datamat.formats import Offsets
+from datamat.parts import Outcome, PartFile, part_folder
+from datamat.plan import PartSpec
+
+
+class Disk:
+    """Watches what is flushed and what is named, through `os.fsync` and `os.replace`.
+
+    Args:
+        output: where files with final names are.
+        monkeypatch: puts the functions back.
+    """
+
+    def __init__(self, output, monkeypatch):
+        self.named = []
+        self._output = output
+        self._flushed = {}  # size of each file when it was flushed, by inode
+        self._unflushed = set()  # folders in which a name is not on the disk yet
+        self._fsync, self._replace = os.fsync, os.replace
+        monkeypatch.setattr(os, "fsync", self._on_fsync)
+        monkeypatch.setattr(os, "replace", self._on_replace)
+
+    def _on_fsync(self, descriptor):
+        self._fsync(descriptor)
+        found = os.fstat(descriptor)
+        self._flushed[found.st_ino] = found.st_size
+        self._unflushed.discard(found.st_ino)
+
+    def _on_replace(self, source, target):
+        target = pathlib.Path(target)
+        if ".datamat" not in target.relative_to(self._output).parts:
+            found = os.stat(source)
+            self.named.append(target.name)
+            assert self._flushed.get(found.st_ino) == found.st_size, f"{target} is named and not flushed"
+            if target.name == "manifest.json":
+                assert not self._unflushed, "the manifest is named before the names of what it tells of are flushed"
+            self._unflushed.add(target.parent.stat().st_ino)
+        self._replace(source, target)
+
+    @property
+    def is_flushed(self):
+        """Whether all names are on the disk."""
+        return not self._unflushed
+
+
+@pytest.mark.slow
+def test_nothing_has_a_final_name_before_it_is_flushed(small_source, whole, tmp_path, monkeypatch):
+    """Each file's bytes, then its name; the manifest after all other names."""
+    job = Job(str(small_source), str(tmp_path / "out"))
+    disk = Disk(tmp_path / "out", monkeypatch)
+
+    job.run()
+
+    assert sorted(disk.named) == sorted(pathlib.PurePath(name).name for name in whole)
+    assert disk.named[-1] == "manifest.json"
+    assert disk.is_flushed
+
+
+def test_part_begun_by_a_killed_process_is_begun_anew(tmp_path):
+    """What that process wrote of it is not in it."""
+    spec = PartSpec("data-train-00000-of-00001", 0, 0, 1, 100, 1, False, "f1")
+    killed = PartFile(tmp_path, spec)
+    killed.__enter__().write(b"half of ")
+
+    with PartFile(tmp_path, spec) as file:
+        file.write(b"all of it")
+        file.finish(Offsets(np.array([0], np.uint64), np.array([9], np.uint64)), Outcome(num_done=1), 0.0)
+
+    assert (part_folder(tmp_path, spec.shard) / "00000.part").read_bytes() == b"all of it"
+    killed.__exit__(None)
