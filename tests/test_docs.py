@@ -14,7 +14,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md", "docs/faults.md"]
+)
 def test_code_of_page_runs(page, tmp_path):
     """The pieces of code, one after the other, run without an error or a warning beside a folder `CamVid`."""
     runpy.run_path(str(ROOT / "examples/street.py"))["make_street_set"](tmp_path / "CamVid", num_pairs=10)
