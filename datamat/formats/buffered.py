@@ -1,4 +1,4 @@
-"""Small pieces gathered before they are written: what writers of formats write through."""
+"""What formats write and read files through: small pieces are gathered, and claims of size are not believed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
     from datamat.formats import Buffer
 
-__all__ = ["BUFFER_BYTES", "BufferedFile"]
+__all__ = ["BUFFER_BYTES", "BufferedFile", "read_up_to"]
 
 BUFFER_BYTES = 1 << 18
+_READ_BYTES = 16 << 20
 
 
 @final
@@ -55,3 +56,15 @@ class BufferedFile:
                     f"the number of bytes written"
                 )
             data = data[taken:]
+
+
+def read_up_to(file: BinaryIO, size: int) -> bytes:
+    """Return the next `size` bytes, or all that there are: one that claims gigabytes takes no memory by itself."""
+    data = file.read(min(size, _READ_BYTES))
+    if len(data) == size or len(data) < _READ_BYTES:
+        return data
+    pieces, missing = [data], size - len(data)
+    while missing and (data := file.read(min(missing, _READ_BYTES))):
+        pieces.append(data)
+        missing -= len(data)
+    return b"".join(pieces)

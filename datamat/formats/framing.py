@@ -17,6 +17,7 @@ import numpy as np
 
 from datamat.errors import CorruptDataError
 from datamat.formats.block import pack_block
+from datamat.formats.buffered import read_up_to
 from datamat.formats.example import MAX_EXAMPLE_BYTES
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ __all__ = ["FRAMING_BYTES", "encode_block", "frame", "read_payload", "unframe"]
 FRAMING_BYTES = 16
 _HEADER_BYTES = 12
 _TRAILER_BYTES = 4
-_READ_BYTES = 16 << 20
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
@@ -73,7 +73,7 @@ def read_payload(file: BinaryIO) -> bytes | None:
     if not header:
         return None
     length = _checked_length(header)
-    payload = _read(file, length)
+    payload = read_up_to(file, length)
     _check_payload(payload, length, file.read(_TRAILER_BYTES))
     return payload
 
@@ -85,18 +85,6 @@ def unframe(buffer: Buffer, start: int) -> tuple[memoryview, int]:
     payload = view[_HEADER_BYTES : _HEADER_BYTES + length]
     _check_payload(payload, length, view[_HEADER_BYTES + length : FRAMING_BYTES + length])
     return payload, length + FRAMING_BYTES
-
-
-def _read(file: BinaryIO, size: int) -> bytes:
-    """Return the next `size` bytes, or all that there are: a header that claims 2 GiB takes no memory by itself."""
-    data = file.read(min(size, _READ_BYTES))
-    if len(data) == size or len(data) < _READ_BYTES:
-        return data
-    pieces, missing = [data], size - len(data)
-    while missing and (data := file.read(min(missing, _READ_BYTES))):
-        pieces.append(data)
-        missing -= len(data)
-    return b"".join(pieces)
 
 
 def _mask(crc: _Crc) -> _Crc:

@@ -30,7 +30,7 @@ from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Text
 from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFormat, ShardReader, ShardWriter, Value
 from datamat.formats.block import check_block, checked_record, row_of
-from datamat.formats.buffered import BufferedFile
+from datamat.formats.buffered import BufferedFile, read_up_to
 from datamat.formats.guards import bound, located, refuse_finished
 from datamat.formats.ranges import RangeReader
 from datamat.formats.ustar import BLOCK_BYTES, END_OF_ARCHIVE, member, parse_header, read_pax_path
@@ -244,7 +244,12 @@ def _npy(value: Any) -> bytes:
 
 
 def _array(data: bytes) -> np.ndarray:
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    """Return the array of an .npy file, which `numpy.load` would make room for before it looks whether it is there."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("the array file is not of version 1.0")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
 
 
 def _member_key(key: str) -> str:
@@ -266,7 +271,7 @@ def _read_member(file: BinaryIO) -> tuple[str, bytes] | None:
     """Return name and data of the next member, None at the end of the archive."""
     header = file.read(BLOCK_BYTES)
     if header == END_OF_ARCHIVE[:BLOCK_BYTES]:
-        rest = file.read()
+        rest = file.read(2 * BLOCK_BYTES)
         if rest != END_OF_ARCHIVE[BLOCK_BYTES:]:
             raise CorruptDataError(f"{len(rest)} bytes follow the first zero block; a second one ends the archive")
         return None
@@ -279,7 +284,7 @@ def _read_member(file: BinaryIO) -> tuple[str, bytes] | None:
 
 
 def _read_data(file: BinaryIO, header: Member) -> bytes:
-    data = file.read(header.padded)
+    data = read_up_to(file, header.padded)
     if len(data) < header.padded:
         raise CorruptDataError(
             f"the data ends inside the member {header.name!r}, after {len(data)} of {header.padded} bytes"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import BBoxes, Features, Image, Scalar, Tensor
 from datamat.formats import get_format
-from datamat.formats.ustar import END_OF_ARCHIVE, member
+from datamat.formats.ustar import BLOCK_BYTES, END_OF_ARCHIVE, member
 
 WEBDATASETS_RULE = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
@@ -121,6 +121,21 @@ def test_damage_is_named(change, told):
 
     with pytest.raises(CorruptDataError, match=told):
         list(shard_format.read_file(io.BytesIO(change(archive_of(MIXED, [mixed(0), mixed(1)]))), path="s"))
+
+
+def test_sizes_that_members_claim_take_no_memory():
+    """An array file and a header that claim a terabyte are damage, not memory."""
+    features = Features({"x": Tensor((None,))})
+    shard_format = get_format("webdataset").with_features(features)
+    npy = b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % 2**40
+    claims = bytearray(b"".join(member("k.json", b"")))
+    claims[124:136], claims[148:156] = b"77777777777\0", b" " * 8
+    claims[148:156] = b"%06o\0 " % sum(claims[:BLOCK_BYTES])
+    arrays = b"".join([*member("k.x.npy", npy.ljust(127) + b"\n"), *member("k.json", b'{"key":"k"}')])
+
+    for data, told in ((arrays, "not as the features say"), (bytes(claims), "ends inside the member 'k.json'")):
+        with pytest.raises(CorruptDataError, match=told):
+            list(shard_format.read_file(io.BytesIO(data), path="s"))
 
 
 def test_wrong_offsets_are_noticed():
