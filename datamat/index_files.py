@@ -3,7 +3,7 @@
 key             string  of the input row
 shard           int32   number of the shard in the split
 record          int64   number of the row's first record in the shard; null in shards where rows differ in how many
-FIELD                   each field of the row; `field_FIELD` where the name would be one of these, or hold a colon
+FIELD                   each field of the row; `field_FIELD` where it has the name of one of these
 FIELD:size      int64   of fields that hold the path of an input file: its size in bytes, ...
 FIELD:mtime_ns  int64   ... and its time of change, nanoseconds since 1970
 """
@@ -88,12 +88,14 @@ def field_of_column(name: str) -> str | None:
     """Return the field that a column holds, or None for one that holds something else of the row."""
     if name in _OWN or name.endswith((SIZE, MTIME)):
         return None
-    return name.removeprefix(_PREFIX)
+    return name.removeprefix(_PREFIX).removesuffix(":") if name.startswith(_PREFIX) else name
 
 
 def column_of_field(name: str) -> str:
-    """Return the name of the column that holds a field."""
-    return _PREFIX + name if name in _OWN or ":" in name or name.startswith(_PREFIX) else name
+    """Return the name of the column that holds a field: its own, where that cannot be taken for another column's."""
+    if name in _OWN or ":" in name or name.startswith(_PREFIX):
+        return f"{_PREFIX}{name}{':' if ':' in name else ''}"
+    return name
 
 
 def _write_split(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import sets
@@ -141,3 +143,10 @@ def test_it_runs_as_a_module_without_the_heavy_packages(output):
     found = subprocess.run([sys.executable, "-c", code, output], capture_output=True, text=True, check=False)
 
     assert found.returncode == 0 and found.stdout.endswith("[]\n"), found
+
+
+def test_package_installs_the_command():
+    """Under its name."""
+    project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+
+    assert project["scripts"] == {"datamat": f"{main.__module__}:{main.__name__}"}

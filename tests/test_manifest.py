@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features, Image, Mask
-from datamat.manifest import KeyDigest, Manifest, ShardInfo
+from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo, put_aside, salvaged_shards
+from datamat.storage import digest_file
 
 
 def _manifest(**changes):
@@ -22,6 +23,8 @@ def _manifest(**changes):
         "copies": {"train": 4},
         "augmented": ("train",),
         "made_by": {"writer": "x"},
+        "index": (IndexInfo("train", 70, "d" * 32),),
+        "ingredients": {"writer": "w" * 32, "writer.read": "r" * 32, "seed": "3"},
     }
     return Manifest(**{**values, **changes})
 
@@ -37,6 +40,73 @@ def test_manifest_survives_the_disk(tmp_path):
     assert found == _manifest()
     assert (tmp_path / "manifest.json").read_bytes() == first
     assert found.splits["train"][0].index_file == "set-train-00000-of-00001.idx"
+    assert found.index[0].file == "index/train.parquet"
+
+
+@given(st.data())
+def test_any_changed_byte_is_refused(tmp_path_factory, data):
+    """The manifest holds its own digest, and has one form only."""
+    folder = tmp_path_factory.mktemp("set")
+    _manifest().write(folder)
+    content = bytearray((folder / "manifest.json").read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    (folder / "manifest.json").write_bytes(content)
+
+    with pytest.raises(CorruptDataError, match=r"manifest\.json|shard entry|index entry"):
+        Manifest.read(folder)
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, {"seed": 4}, {"splits": {}}, {"ingredients": {}}])
+def test_edited_manifest_is_refused_unless_it_is_to_be_looked_at(tmp_path, change):
+    """Even where what it says makes sense; `verify` looks at it all the same."""
+    _manifest().write(tmp_path)
+    value = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**value, **change}))
+
+    with pytest.raises(CorruptDataError, match="was changed since it was written: it does not have its digest"):
+        Manifest.read(tmp_path)
+    assert Manifest.read(tmp_path, strict=False).shards == _manifest().shards
+
+
+def test_entries_are_salvaged_from_a_damaged_manifest(tmp_path):
+    """All but the one that the damage is in; of a file that is no manifest, none."""
+    infos = [
+        ShardInfo(f"set-train-{n:05d}-of-00003.tfrecord", "train", 2, 8, 100, "c" * 32, "k" * 32, "f" * 32)
+        for n in range(3)
+    ]
+    _manifest(shards=tuple(infos)).write(tmp_path)
+    content = (tmp_path / "manifest.json").read_bytes()
+    place = content.index(infos[1].file.encode())
+
+    (tmp_path / "manifest.json").write_bytes(b"\x80" + content[:place] + b"\x00" + content[place + 1 :])
+    assert salvaged_shards(tmp_path) == [infos[0], infos[2]]
+
+    for other in (b"\x80\x04N.", b"[{}]", b""):
+        (tmp_path / "manifest.json").write_bytes(other)
+        assert salvaged_shards(tmp_path) == []
+    (tmp_path / "manifest.json").unlink()
+    assert salvaged_shards(tmp_path) == []
+
+
+def test_manifest_is_put_aside_with_its_entries(tmp_path):
+    """Nothing of it is lost, and no reader takes the directory for finished."""
+    _manifest().write(tmp_path)
+
+    put_aside(tmp_path, tmp_path / "work" / "shards", _manifest().shards)
+
+    assert not (tmp_path / "manifest.json").exists()
+    assert Manifest.read(tmp_path / "work" / "shards") == _manifest()
+    entry = json.loads((tmp_path / "work" / "shards" / "set-train-00000-of-00001.json").read_text())
+    assert ShardInfo.from_json(entry) == _manifest().shards[0]
+
+
+def test_index_entry_is_that_of_the_file(tmp_path):
+    """Its size and checksum."""
+    path = tmp_path / "train.parquet"
+    path.write_bytes(b"12345")
+
+    assert IndexInfo.of_file(path) == IndexInfo("train", 5, digest_file(path))
 
 
 def test_missing_manifest_tells_an_unfinished_run_from_a_foreign_folder(tmp_path):

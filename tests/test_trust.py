@@ -102,6 +102,7 @@ class Bomb:
         return os.mkdir, (self._marker,)
 
 
+@pytest.mark.slow
 def test_pickle_in_the_place_of_any_file_is_never_run(source, output, tmp_path):
     """Manifest, index, offsets, ledger, shards, leftovers of a run: everything that is read back, by every reader."""
 
@@ -466,6 +467,7 @@ Materializer(sets.Pairs(), sys.argv[1], output, workers=WorkerOptions(num_worker
 """
 
 
+@pytest.mark.slow
 def test_umask_is_honoured(source, tmp_path):
     """Of every file and folder that a run makes, its workers' too."""
 
@@ -551,6 +553,7 @@ job.run(progress=False); job.verify(); load(sys.argv[2])[0]
 """
 
 
+@pytest.mark.slow
 def test_local_runs_use_no_network(source, tmp_path):
     """No look-up, no connection, no listening socket: not on import, not in a worker, not in a reader."""
 

@@ -1,0 +1,94 @@
+"""What decides a shard beside its rows has a digest of its own, and a change has a name."""
+
+from __future__ import annotations
+
+import pytest
+import sets
+
+from datamat import DatasetWriter, Features, Scalar
+from datamat.formats import get_format
+from datamat.ingredients import Ingredients, changed_ingredients, method_digests
+
+
+class Base(DatasetWriter):
+    features = Features({"x": Scalar("int64")})
+    scale = 2
+
+    def index(self, source):
+        return []
+
+    def read(self, row):
+        return {"x": self.scale}
+
+
+class Derived(Base):
+    def read(self, row):
+        return {"x": self.helper() * self.scale}
+
+    def helper(self):
+        return 3
+
+
+class Edited(Base):
+    def read(self, row):
+        return {"x": self.helper() * self.scale}
+
+    def helper(self):
+        return 4
+
+
+def _ingredients(writer=None, transform=None, seed=0, format_name="tfrecord"):
+    return Ingredients.of(writer or Derived(), get_format(format_name), transform, seed)
+
+
+def test_method_digests_hold_what_the_user_wrote_in_all_bases():
+    """And nothing of datamat's own base class."""
+    names = {name.removeprefix("writer.") for name in method_digests(Derived())}
+
+    assert names == {"features", "scale", "index", "read", "helper"}
+
+
+def test_edited_helper_is_named_and_what_calls_it_is_not():
+    """The method that was edited, found by comparing two classes that differ in it."""
+    old = {**_ingredients().to_json(), **method_digests(Derived())}
+    new = {**_ingredients(Edited()).to_json(), **method_digests(Edited())}
+
+    assert changed_ingredients(old, new, augmented=False) == ["writer code changed (helper)"]
+
+
+def test_attribute_of_an_instance_is_told_from_code():
+    """The class is the same."""
+    writer = Derived()
+    writer.scale = 5
+    old = {**_ingredients().to_json(), **method_digests(Derived())}
+    new = {**_ingredients(writer).to_json(), **method_digests(writer)}
+
+    assert changed_ingredients(old, new, augmented=False) == ["writer's attributes changed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "plain", "drawn"),
+    [
+        ({"transform": sets.jitter}, [], ["transform changed"]),
+        ({"seed": 7}, ["seed changed (0 -> 7)"], ["seed changed (0 -> 7)"]),
+        ({"format_name": "tfrecord.gz"}, ["format changed"], ["format changed"]),
+    ],
+)
+def test_each_ingredient_concerns_its_splits(change, plain, drawn):
+    """A transform no split that is not augmented; the digest of the split changes accordingly."""
+    old, new = _ingredients(), _ingredients(**change)
+
+    assert changed_ingredients(old.to_json(), new.to_json(), augmented=False) == plain
+    assert changed_ingredients(old.to_json(), new.to_json(), augmented=True) == drawn
+    same = old.of_split(augmented=False, copies=1) == new.of_split(augmented=False, copies=1)
+    assert same is ("transform" in change or "seed" in change)  # a seed decides the order, which the rows tell
+    assert old.of_split(augmented=True, copies=1) != new.of_split(augmented=True, copies=1)
+
+
+def test_copies_and_augmentation_are_part_of_the_digest_of_a_split():
+    """They decide how many records there are, and which."""
+    found = {
+        _ingredients().of_split(augmented=augmented, copies=copies) for augmented in (True, False) for copies in (1, 2)
+    }
+
+    assert len(found) == 4
