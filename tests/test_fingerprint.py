@@ -668,10 +668,12 @@ def test_getstate_decides_what_counts(load):
         def __getstate__(self):
             return {"size": self.size}
     """
-    module = load(source)
-
-    assert digest(module.Writer(1)) == digest(module.Writer(1))
-    assert digest(module.Writer(1)) != digest(module.Writer(2))
+    one, same, other = (load(source).Writer(size) for size in (1, 1, 2))
+    try:
+        assert digest(one) == digest(same) != digest(other)
+    finally:
+        for writer in (one, same, other):
+            writer.conn.close()
 
 
 def test_every_part_of_a_custom_state_counts(load):

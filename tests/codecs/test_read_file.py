@@ -59,7 +59,7 @@ def test_odd_paths_are_refused_at_once(tmp_path):
     ("path", "found"),
     [
         ("missing.png", r"'missing\.png': cannot open it: No such file or directory; want a readable file"),
-        ("a\0b", r"'a\\x00b': cannot open it: embedded null byte"),
+        ("a\0b", r"'a\\x00b': cannot open it: embedded null"),
         ("a\n\x1b[31m", r"'a\\n\\x1b\[31m': cannot open it"),
         ("", "'': cannot open it"),
     ],

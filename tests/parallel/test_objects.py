@@ -201,7 +201,7 @@ def test_standin_names_the_attribute_and_the_remedy(method):
                 future.result(timeout=20)
 
     connection.close()
-    assert len(caught) == 1
+    assert len([warning for warning in caught if warning.category is UserWarning]) == 1  # 3.12 also warns of the fork
 
 
 def test_setup_worker_replaces_what_stayed_behind(method):
