@@ -127,3 +127,15 @@ def test_disk_that_fails_from_some_moment_on_is_told_and_survived(nursery, small
     assert ended.num_hit
     check_refused(ended, job, whole, reason)
     check_resumes(job, tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_disk_that_takes_and_gives_half_of_everything_changes_nothing(nursery, small_source, tmp_path, whole):
+    """As a write to a file server or a pipe may; whoever asks must ask again."""
+    job = Job(str(small_source), str(tmp_path / "out"))
+
+    ended = nursery.run(job, Fault("short", 1, goes_on=True, kinds=("write", "read")))
+
+    assert ended.num_hit > 50
+    assert (ended.code, ended.num_orphans) == (0, 0), ended.said
+    assert sets.digests(job.output) == whole

@@ -20,7 +20,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data, path, **options):
         text = data.decode()
         if text.count(DEFECT.before) != 1:
-            raise SystemExit(f"defect {DEFECT.name}: {path} holds its text {text.count(DEFECT.before)} times; renew it")
+            raise ImportError(
+                f"defect {DEFECT.name}: {path} holds its text {text.count(DEFECT.before)} times; renew it"
+            )
         return super().source_to_code(text.replace(DEFECT.before, DEFECT.after).encode(), path, **options)
 
 
