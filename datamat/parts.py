@@ -3,8 +3,11 @@
     .datamat/parts/SHARD/00003.part     bytes of the records of one part
                          00003.idx      their offsets in it
                          00003.json     the receipt, written last: a part without one does not count
-    .datamat/shards/SHARD.EXT           the shard so far: its first parts, joined
+    .datamat/shards/SHARD.EXT           the shard so far: its first parts, joined or assembled as the format asks
                     SHARD.json          of a finished shard: its entry for the manifest
+
+Parts that are joined byte for byte leave the shard resumable in its middle. Where the format assembles its shards, the
+parts stay until the shard is finished, and the next run assembles it anew.
 
 Parts are not flushed to the disk: a receipt holds the digest of its part, and a part that a power cut tore does not
 match it and is made again. Shards are flushed before they get their name.
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from datamat.formats import Buffer, ShardFormat
+    from datamat.formats import Buffer, ShardAssembler, ShardFormat
     from datamat.plan import PartSpec, ShardSpec
 
 __all__ = ["Outcome", "PartFile", "Receipt", "ShardAssembly", "part_folder"]
@@ -192,8 +195,11 @@ class ShardAssembly:
         self._folder = part_folder(work, spec.name)
         self._growing = work / "shards" / f"{spec.name}.{shard_format.extension}"
         self._entry = work / "shards" / f"{spec.name}.json"
+        self._output = output
         self._final = output / self._growing.name
         self._index = output / f"{spec.name}.idx"
+        self._format = shard_format
+        self._assembler: ShardAssembler | None = None
         self._receipts: dict[int, Receipt] = {}
         self._joined = 0
         self._digest = xxhash.xxh3_128()
@@ -271,6 +277,7 @@ class ShardAssembly:
             CorruptDataError: the shard does not hold what its receipts say.
         """
         receipts = [self._receipts[part.number] for part in self.spec.parts]
+        offsets, num_bytes = self._end_file(receipts)
         keys = KeyDigest()
         for receipt in receipts:
             keys += KeyDigest(value=int(receipt.keys, 16), count=receipt.num_records)
@@ -279,18 +286,19 @@ class ShardAssembly:
             split=self.spec.split,
             num_rows=sum(receipt.num_done + len(receipt.failed) for receipt in receipts),
             num_records=sum(receipt.num_records for receipt in receipts),
-            num_bytes=sum(receipt.num_bytes for receipt in receipts),
+            num_bytes=num_bytes,
             checksum=self._digest.hexdigest(),
             key_digest=keys.hexdigest(),
             fingerprint=self.spec.fingerprint,
             num_failed=sum(len(receipt.failed) for receipt in receipts),
         )
-        offsets = Offsets.joined([(self._offsets(receipt), receipt.num_bytes) for receipt in receipts])
         if self._growing.stat().st_size != info.num_bytes or len(offsets) != info.num_records:
             raise CorruptDataError(
                 f"{self._growing} holds {self._growing.stat().st_size} bytes and {len(offsets)} offsets, its receipts "
                 f"say {info.num_bytes} and {info.num_records}; remove {self._folder.parent.parent} and run again"
             )
+        if (replaced := self.previous()) is not None and replaced.file != self._final.name:  # of another format
+            (self._output / replaced.file).unlink(missing_ok=True)
         if self._entry.exists():  # of the shard that this one replaces: it would take the new index for its own
             self._entry.unlink()
             fsync_folder(self._entry.parent)
@@ -303,10 +311,32 @@ class ShardAssembly:
         shutil.rmtree(self._folder, ignore_errors=True)
         return info
 
+    def _end_file(self, receipts: list[Receipt]) -> tuple[Offsets, int]:
+        """Write what comes behind the records of the last part; return all offsets and the bytes of the shard."""
+        if not self._format.joins_parts:
+            offsets = self._assembling().finish()
+            self._hash_file(self._growing)
+            return offsets, self._growing.stat().st_size
+        trailer = self._format.trailer
+        with open(self._growing, "ab") as file:
+            file.write(trailer)
+        self._digest.update(trailer)
+        parts = [(self._offsets(receipt), receipt.num_bytes) for receipt in receipts]
+        return Offsets.joined(parts), sum(receipt.num_bytes for receipt in receipts) + len(trailer)
+
+    def _assembling(self) -> ShardAssembler:
+        """Return what makes the shard of its parts, which begins it anew."""
+        if self._assembler is None:
+            self._growing.parent.mkdir(parents=True, exist_ok=True)
+            self._assembler = self._format.assembler(self._growing)
+        return self._assembler
+
     def _join_next(self) -> None:
         while receipt := self._receipts.get(self._joined):
             part = self._part_path(receipt.number)
-            if self._joined == 0:
+            if not self._format.joins_parts:
+                self._assembling().add(part)
+            elif self._joined == 0:
                 # The first part becomes the shard: nothing is copied where there is one part only.
                 self._growing.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(part, self._growing)
