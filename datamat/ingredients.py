@@ -73,11 +73,16 @@ class Ingredients:
 
 
 def method_digests(writer: DatasetWriter) -> dict[str, str]:
-    """Return the digest of each method and constant of a writer's class, as "writer.NAME", its bases' included."""
+    """Return the digest of each piece of a writer's code, as "writer.NAME".
+
+    These are the methods and constants of its class and of those that it is derived from, and functions that the
+    instance holds, as that of `materialize` does.
+    """
     written: dict[str, Any] = {}
     for base in reversed(type(writer).__mro__):
         if issubclass(base, DatasetWriter) and base is not DatasetWriter:
             written |= written_attributes(dict(vars(base)))
+    written |= {name: value for name, value in vars(writer).items() if callable(value) and name not in written}
     return {f"{_METHOD}{name}": fingerprint(part, where=f"writer.{name}") for name, part in written.items()}
 
 

@@ -433,8 +433,14 @@ class Materializer:
             ingredients = self._fingerprints()
             plan = self._make_plan(store, ingredients)
             told = {**ingredients.to_json(), **method_digests(self.writer)}
-            pipeline = Pipeline(self.writer, self.augmenter, self.seed)
-            yield Survey(self.output, self.output / _WORK, store, plan, told, pipeline)
+            yield Survey(self.output, self.output / _WORK, store, plan, told, self._own_pipeline())
+
+    def _own_pipeline(self) -> Pipeline:
+        """Return a pipeline for use in this process: `setup_worker` is to change a copy of the writer only."""
+        job = copy.copy(self)
+        job.writer = copy.copy(self.writer)
+        augmenter = Augmenter(job.writer.features, job.transform, job._hook())
+        return Pipeline(job.writer, augmenter, job.seed)
 
     def _told(self) -> dict[str, Any]:
         """Return what the ledger tells of the start of a run: nothing that may be secret."""

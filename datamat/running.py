@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError
 from datamat.index import named
 from datamat.index_files import write_index_files
-from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, salvaged_shards
+from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, put_aside, salvaged_shards
 from datamat.parts import ShardAssembly
 from datamat.quarantine import kept_names, release, safe_name
 from datamat.report import RunReport, progress_bar
-from datamat.storage import commit_json, fsync_folder, publish
 
 if TYPE_CHECKING:
     import logging
@@ -151,7 +150,7 @@ class Run:
             return False
         except CorruptDataError as error:
             self._logger.warning("%s: shards that it no longer tells of are made anew", error)
-            self._put_aside(salvaged_shards(self._output))
+            put_aside(self._output, self._work / "shards", salvaged_shards(self._output))
             return False
         wanted = {shard.name: shard.fingerprint for shard in self._plan.shards}
         fresh = {
@@ -162,23 +161,12 @@ class Run:
         if len(fresh) == len(wanted) == len(manifest.shards):
             self._finished = fresh
             return True
-        self._put_aside(manifest.shards)
+        put_aside(self._output, self._work / "shards", manifest.shards)
         return False
 
     def _stands(self, info: ShardInfo) -> bool:
         """Tell whether a shard of the present plan is left as it is: not where rows of it are to be tried again."""
         return self._retry is None or not info.num_failed
-
-    def _put_aside(self, infos: Sequence[ShardInfo]) -> None:
-        """Keep what a manifest says of each shard: it does not tell the truth any more once one of them changes.
-
-        The manifest itself stays beside these entries until the run is complete, for `status` to compare with.
-        """
-        (self._work / "shards").mkdir(exist_ok=True)
-        for info in infos:
-            commit_json(self._work / "shards" / f"{info.name}.json", info.to_json())
-        publish(self._output / MANIFEST_FILE, self._work / "shards" / MANIFEST_FILE)
-        fsync_folder(self._output)
 
     def _make(self, dispatch: Dispatch, *, show: bool) -> None:
         num_resumed = sum([self._resume(assembly) for assembly in self._assemblies.values()])

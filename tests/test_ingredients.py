@@ -8,6 +8,7 @@ import sets
 from datamat import DatasetWriter, Features, Scalar
 from datamat.formats import get_format
 from datamat.ingredients import Ingredients, changed_ingredients, method_digests
+from datamat.writers.function import FunctionWriter
 
 
 class Base(DatasetWriter):
@@ -64,6 +65,18 @@ def test_attribute_of_an_instance_is_told_from_code():
     new = {**_ingredients(writer).to_json(), **method_digests(writer)}
 
     assert changed_ingredients(old, new, augmented=False) == ["writer's attributes changed"]
+
+
+def test_function_of_materialize_is_named():
+    """The writer holds it; no class was edited."""
+
+    def made(fn):
+        writer = FunctionWriter(fn, range(3), "data", Derived.features)
+        return {**_ingredients(writer).to_json(), **method_digests(writer)}
+
+    told = changed_ingredients(made(lambda item: {"x": item}), made(lambda item: {"x": item + 1}), augmented=False)
+
+    assert told == ["writer code changed (_fn)"]
 
 
 @pytest.mark.parametrize(

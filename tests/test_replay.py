@@ -103,6 +103,32 @@ def test_replay_needs_no_finished_run(source, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+class Prepared(sets.Pairs):
+    """Makes in `setup_worker` what cannot be fingerprinted or sent to a worker, and needs it afterwards."""
+
+    def setup_worker(self):
+        self.numbers = iter(range(1000))
+
+    def read(self, row):
+        next(self.numbers)
+        return super().read(row)
+
+    def augment(self, sample, rng):
+        next(self.numbers)
+        return sample
+
+
+def test_replay_sets_up_a_writer_of_its_own(source, tmp_path):
+    """As a worker does; the job's writer stays one that can be fingerprinted and sent."""
+    job = Materializer(Prepared(), source, tmp_path / "out", workers=WorkerOptions(num_workers=1))
+
+    assert job.replay("train003")["image"].shape == (24, 32, 3)
+
+    assert not hasattr(job.writer, "numbers")
+    assert job.run(progress=False).is_complete
+    assert job.verify(sample=0.2).ok and job.status().changes == ()
+
+
 @pytest.mark.parametrize(
     ("key", "copy", "message"),
     [
