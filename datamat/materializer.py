@@ -23,34 +23,29 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from datamat import codecs
 from datamat.dispatch import Dispatch, own_executor
 from datamat.errors import OptionError, OutputError, SourceError
 from datamat.estimate import Estimate
 from datamat.formats import get_format
-from datamat.ingredients import Ingredients, method_digests
 from datamat.interrupts import signals_raised
 from datamat.ledger import LEDGER_FILE, recorded
 from datamat.limits import Deadline, DiskLimit, ErrorLimit, free_bytes, parse_bytes, seconds_until
-from datamat.manifest import MANIFEST_FILE, IndexInfo, Manifest, ShardInfo
+from datamat.manifest import MANIFEST_FILE
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger, physical_cores
 from datamat.pilot import choose_samples, run_pilot
-from datamat.pipeline import Pipeline
-from datamat.plan import PartSpec, Plan, make_plan
 from datamat.provenance import find_provenance
+from datamat.recipe import Recipe
 from datamat.repair import prepare_repair
 from datamat.replay import replay, verify_sample
 from datamat.retry import KeptFinder
-from datamat.rows import RowStore, write_rows
+from datamat.rows import RowStore
 from datamat.running import Run
 from datamat.snapshot import write_snapshot
 from datamat.status import compared_status, read_status
 from datamat.storage import disk_errors_told, empty_folder, locked, refuse_links
 from datamat.survey import Survey
-from datamat.transforms import Augmenter
 from datamat.verification import VerifyReport, verify
 from datamat.work import Workplace
 from datamat.writer import DatasetWriter, Sample, resolve_writer
@@ -63,10 +58,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from datamat.features import Features
+    from datamat.ingredients import Ingredients
     from datamat.kept import KeptRows
     from datamat.ledger import FailedRow, Ledger
     from datamat.parts import Receipt
     from datamat.pilot import Pilot, SplitSample
+    from datamat.pipeline import Pipeline
+    from datamat.plan import PartSpec, Plan
     from datamat.provenance import Provenance
     from datamat.report import RunReport
     from datamat.status import Status
@@ -124,14 +122,17 @@ class Materializer:
         logger: logging.Logger | None = None,
     ) -> None:
         self.writer = resolve_writer(writer, source)
-        self.source = source
+        self.recipe = Recipe(
+            self.writer,
+            source,
+            get_format(format),
+            None if splits is None else dict(splits),
+            shards or ShardOptions(),
+            transform,
+            copies if isinstance(copies, int) else dict(copies),
+            seed,
+        )
         self.output = _local_folder(output)
-        self.format = get_format(format)
-        self.splits = _checked_shares(splits)
-        self.shards = shards or ShardOptions()
-        self.transform = transform
-        self.copies = _checked_copies(copies)
-        self.seed = _checked_seed(seed)
         self.include = include
         self.exclude = exclude
         self.workers = workers or WorkerOptions()
@@ -139,8 +140,8 @@ class Materializer:
         self.errors = ErrorPolicy(errors) if isinstance(errors, str) else errors or ErrorPolicy()
         _check_executor(executor, self.workers)
         self.logger = logger or get_logger("datamat")
-        self.augmenter = Augmenter(self.writer.features, transform, self._hook())
         self._rows_folder: pathlib.Path | None = None
+        self._places: dict[pathlib.Path, Workplace] = {}
 
     def plan(self) -> Plan:
         """Return which rows go to which shard; touches nothing but temporary files.
@@ -305,7 +306,7 @@ class Materializer:
                     return report
                 for problem in found.problems:
                     self.logger.warning("%s", problem)
-                prepare_repair(survey, self.format.extension, found)
+                prepare_repair(survey, self.recipe.format.extension, found)
             report = job.run(progress=progress)
             if MANIFEST_FILE not in found.files:
                 return report  # else nothing could be told of the other files: look again
@@ -338,7 +339,7 @@ class Materializer:
             OutputError: the run is not finished.
             CorruptDataError: the index cannot be read.
         """
-        return find_provenance(self.output, self.source, key)
+        return find_provenance(self.output, self.recipe.source, key)
 
     def write_part(
         self, spec: PartSpec, lost: Sequence[FailedRow] | None = None, kept: KeptRows | None = None
@@ -358,15 +359,15 @@ class Materializer:
             SampleError: a sample failed, and the policy is to raise.
             OutputError: the part cannot be written.
         """
-        return _open(self._rows(), self).write_part(spec, lost, kept)
+        return self._workplace().write_part(spec, lost, kept)
 
     def _run_pilot(self, folder: pathlib.Path, samples: Sequence[SplitSample]) -> Pilot:
         self.writer.setup_worker()
-        return run_pilot(Pipeline(self.writer, self.augmenter, self.seed), RowStore(folder), self.format, samples)
+        return run_pilot(self.recipe.pipeline(), RowStore(folder), self.recipe.format, samples)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what a worker has no use for."""
-        return {**self.__dict__, "executor": None}
+        return {**self.__dict__, "executor": None, "_places": {}}
 
     def _run(self, deadline: Deadline, max_disk: int | None, *, show: bool, retry_failed: bool = False) -> RunReport:
         started = time.perf_counter()
@@ -377,26 +378,30 @@ class Materializer:
             recorded(work / LEDGER_FILE, **self._told()) as ledger,
         ):
             empty_folder(work / "rows")
-            store = self._write_rows(work / "rows")
+            store = self.recipe.write_rows(work / "rows")
             ingredients = self._fingerprints()
-            plan = self._make_plan(store, ingredients)
+            plan = self.recipe.plan(store, ingredients)
             write_snapshot(work / "rows", plan)
             chosen = plan.select(self.include, self.exclude)
-            describe = functools.partial(self._manifest, plan, ingredients)
+            describe = functools.partial(self.recipe.manifest, plan, ingredients)
             limit = ErrorLimit(self.errors, sum(shard.num_rows for shard in chosen))
-            retry = KeptFinder(self.output, work, store, self.format, ingredients.to_json()) if retry_failed else None
+            retry = (
+                KeptFinder(self.output, work, store, self.recipe.format, ingredients.to_json())
+                if retry_failed
+                else None
+            )
             run = Run(
                 self.output,
                 work,
                 store,
                 plan,
                 chosen,
-                self.format,
+                self.recipe.format,
                 describe=describe,
                 ledger=ledger,
                 limit=limit,
                 logger=self.logger,
-                retry=retry,
+                retry=retry if retry_failed else None,
             )
             dispatch = self._dispatch(store, work, ledger, deadline, DiskLimit(self.output, max_disk))
             self._rows_folder = work / "rows"
@@ -404,7 +409,7 @@ class Materializer:
                 report = run.execute(dispatch, started=started, show=show)
             finally:
                 self._rows_folder = None
-            _tell_end(ledger, report)
+                self._places.clear()
         self.logger.info("%s", report)
         return report
 
@@ -429,18 +434,15 @@ class Materializer:
     def _survey(self) -> Iterator[Survey]:
         """Give what a run would go by if it began now; its rows are there for the block only."""
         with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
-            store = self._write_rows(pathlib.Path(folder))
+            store = self.recipe.write_rows(pathlib.Path(folder))
             ingredients = self._fingerprints()
-            plan = self._make_plan(store, ingredients)
-            told = {**ingredients.to_json(), **method_digests(self.writer)}
+            plan = self.recipe.plan(store, ingredients)
+            told = self.recipe.told(ingredients)
             yield Survey(self.output, self.output / _WORK, store, plan, told, self._own_pipeline())
 
     def _own_pipeline(self) -> Pipeline:
         """Return a pipeline for use in this process: `setup_worker` is to change a copy of the writer only."""
-        job = copy.copy(self)
-        job.writer = copy.copy(self.writer)
-        augmenter = Augmenter(job.writer.features, job.transform, job._hook())
-        return Pipeline(job.writer, augmenter, job.seed)
+        return dataclasses.replace(self.recipe, writer=copy.copy(self.writer)).pipeline()
 
     def _told(self) -> dict[str, Any]:
         """Return what the ledger tells of the start of a run: nothing that may be secret."""
@@ -449,13 +451,13 @@ class Materializer:
             "pid": os.getpid(),
             "python": sys.version.partition(" ")[0],
             "codecs": codecs.codec_versions(),
-            "writer": f"{type(self.writer).__module__}:{type(self.writer).__qualname__}",
-            "format": self.format.name,
-            "seed": self.seed,
-            "copies": self.copies,
+            "writer": self.recipe.writer_name,
+            "format": self.recipe.format.name,
+            "seed": self.recipe.seed,
+            "copies": self.recipe.copies,
             "include": self.include,
             "exclude": self.exclude,
-            "shards": dataclasses.asdict(self.shards),
+            "shards": dataclasses.asdict(self.recipe.shards),
             "workers": dataclasses.asdict(self.workers),
             "errors": dataclasses.asdict(self.errors),
         }
@@ -463,34 +465,17 @@ class Materializer:
     def _num_workers(self) -> int:
         return self.workers.num_workers or len(physical_cores())
 
-    def _manifest(
-        self, plan: Plan, ingredients: Ingredients, infos: tuple[ShardInfo, ...], index: tuple[IndexInfo, ...]
-    ) -> Manifest:
-        return Manifest(
-            name=plan.name,
-            format=self.format.name,
-            features=self.writer.features,
-            shards=infos,
-            seed=self.seed,
-            copies={split: shards[0].copies for split, shards in plan.splits.items()},
-            augmented=tuple(split for split, shards in plan.splits.items() if shards[0].augmented),
-            made_by={
-                "writer": f"{type(self.writer).__module__}:{type(self.writer).__qualname__}",
-                "transform": None if self.transform is None else type(self.transform).__qualname__,
-                "codecs": codecs.codec_versions(),
-            },
-            index=index,
-            ingredients={**ingredients.to_json(), **method_digests(self.writer)},
-        )
-
-    def _hook(self) -> Callable[..., Any] | None:
-        overridden = type(self.writer).augment is not DatasetWriter.augment
-        return self.writer.augment if overridden else None
-
-    def _rows(self) -> pathlib.Path:
-        if self._rows_folder is None:
+    def _workplace(self) -> Workplace:
+        """Return what this process keeps from part to part of a run."""
+        folder = self._rows_folder
+        if folder is None:
             raise OptionError("write_part belongs to a run; call run(), which dispatches it")
-        return self._rows_folder
+        if folder not in self._places:
+            self.writer.setup_worker()
+            made = Workplace(folder, self.recipe.pipeline(), self.recipe.format, self.errors, self.workers)
+            # In one step, without a lock that a fork could find taken: threads that come here together get the same.
+            self._places.setdefault(folder, made)
+        return self._places[folder]
 
     def _work_folder(self) -> pathlib.Path:
         work = self.output / _WORK
@@ -504,42 +489,8 @@ class Materializer:
         refuse_links(self.output / "index")
         return work
 
-    def _write_rows(self, folder: pathlib.Path) -> RowStore:
-        is_path = isinstance(self.source, (str, os.PathLike))
-        base = os.path.abspath(self.source) if is_path else ""
-        rows = self.writer.index(self.source)
-        return write_rows(rows, folder, source=base, splits=self.splits, file_fields=self.writer.file_fields)
-
-    def _make_plan(self, store: RowStore, ingredients: Ingredients) -> Plan:
-        copies = self._copies_by_split(store)
-        augmented = {split: self._is_augmented(split) for split in store.splits}
-        digests = {
-            split: ingredients.of_split(augmented=augmented[split], copies=copies[split]) for split in store.splits
-        }
-        return make_plan(
-            store,
-            name=self.writer.name or type(self.writer).__name__.lower(),
-            options=self.shards,
-            copies=copies,
-            augmented=augmented,
-            fingerprint=digests,
-            seed=self.seed,
-        )
-
-    def _copies_by_split(self, store: RowStore) -> dict[str, int]:
-        if isinstance(self.copies, int):
-            return dict.fromkeys(store.splits, self.copies)
-        unknown = sorted(set(self.copies) - set(store.splits))
-        if unknown:
-            raise OptionError(f"copies names the split {unknown[0]!r}; the index has {', '.join(store.splits)}")
-        return {split: self.copies.get(split, 1) for split in store.splits}
-
-    def _is_augmented(self, split: str) -> bool:
-        named = isinstance(self.copies, int) or split in self.copies
-        return named and (self.transform is not None or self._hook() is not None)
-
     def _fingerprints(self) -> Ingredients:
-        return Ingredients.of(self.writer, self.format, self.transform, self.seed)
+        return self.recipe.ingredients()
 
 
 def materialize(
@@ -576,27 +527,6 @@ def materialize(
     return Materializer(writer, None, output, **options).run(progress=progress)
 
 
-def _tell_end(ledger: Ledger, report: RunReport) -> None:
-    done = {"rows": report.num_rows, "failed": report.num_failed, "records": report.num_records}
-    if report.stopped:
-        event = "deadline_reached" if report.stopped == "deadline" else "disk_reached"
-        ledger.write(event, planned=report.num_rows_planned, **done)
-    ledger.write(
-        "run_finished",
-        is_complete=report.is_complete,
-        **done,
-        bytes=report.num_bytes,
-        elapsed_s=round(report.elapsed_s, 3),
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def _open(folder: pathlib.Path, job: Materializer) -> Workplace:
-    job.writer.setup_worker()
-    pipeline = Pipeline(job.writer, job.augmenter, job.seed)
-    return Workplace(folder, pipeline, job.format, job.errors, job.workers)
-
-
 def _local_folder(output: str | os.PathLike[str]) -> pathlib.Path:
     if "://" in os.fspath(output):
         raise OptionError(f"output {os.fspath(output)!r} is a URL; this version writes to local folders")
@@ -610,25 +540,3 @@ def _check_executor(executor: Executor | None, workers: WorkerOptions) -> None:
                 f"WorkerOptions: {name} is kept by datamat's own workers only, which can be replaced; leave out "
                 f"executor, or {name}"
             )
-
-
-def _checked_shares(splits: Mapping[str, float] | None) -> dict[str, float] | None:
-    if splits is None:
-        return None
-    total = sum(splits.values())
-    if not splits or any(share <= 0 for share in splits.values()) or not np.isclose(total, 1):
-        raise OptionError(f"splits is {dict(splits)}; want positive shares that add up to 1 (they add up to {total:g})")
-    return dict(splits)
-
-
-def _checked_copies(copies: int | Mapping[str, int]) -> int | dict[str, int]:
-    for number in copies.values() if isinstance(copies, Mapping) else [copies]:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise OptionError(f"copies is {copies!r}; want a number of at least 1, or such numbers by split")
-    return dict(copies) if isinstance(copies, Mapping) else copies
-
-
-def _checked_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise OptionError(f"seed is {seed!r}; want an int, not negative")
-    return seed

@@ -110,6 +110,7 @@ class Run:
             self._make(dispatch, show=show)
         is_complete = not dispatch.stopped and self._finish()
         report = self._report(dispatch, is_complete=is_complete, elapsed_s=time.perf_counter() - started)
+        self._tell_end(report)
         if show:
             _show(str(report))
         return report
@@ -241,6 +242,19 @@ class Run:
         for key in mended:
             release(self._work, split, key)
         return mended
+
+    def _tell_end(self, report: RunReport) -> None:
+        done = {"rows": report.num_rows, "failed": report.num_failed, "records": report.num_records}
+        if report.stopped:
+            event = "deadline_reached" if report.stopped == "deadline" else "disk_reached"
+            self._ledger.write(event, planned=report.num_rows_planned, **done)
+        self._ledger.write(
+            "run_finished",
+            is_complete=report.is_complete,
+            **done,
+            bytes=report.num_bytes,
+            elapsed_s=round(report.elapsed_s, 3),
+        )
 
     def _publish(self, assembly: ShardAssembly) -> None:
         info = assembly.publish()

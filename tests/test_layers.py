@@ -41,7 +41,7 @@ ingredients pipeline plan
 parallel: executor < pathos_pool < __init__
 readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files kept parts pilot report shard_check snapshot survey
+index_files kept parts pilot recipe report shard_check snapshot survey
 
 changes estimate provenance retry verification work
 
