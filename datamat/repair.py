@@ -17,7 +17,7 @@ from datamat.errors import OutputError
 from datamat.formats import get_format
 from datamat.index import named
 from datamat.manifest import MANIFEST_FILE, Manifest, put_aside, salvaged_shards
-from datamat.storage import commit, digest_file, fsync_folder
+from datamat.storage import commit, fsync_folder
 
 if TYPE_CHECKING:
     import pathlib
@@ -48,10 +48,8 @@ def prepare_repair(survey: Survey, extension: str, report: VerifyReport) -> None
     damaged -= _set_strangers_aside(survey, extension, damaged)
     if is_told:
         damaged -= repair_offsets(output, damaged)
-    if damaged:
-        whole = [
-            info for info in infos if not {info.file, info.index_file} & damaged and (is_told or _holds(output, info))
-        ]
+    if damaged:  # the run looks at the checksums of what it is to leave alone
+        whole = [info for info in infos if not {info.file, info.index_file} & damaged]
         put_aside(output, survey.work / "shards", whole)
 
 
@@ -107,8 +105,3 @@ def _set_strangers_aside(survey: Survey, extension: str, damaged: set[str]) -> s
     if strange:
         fsync_folder(survey.output)
     return strange - ours
-
-
-def _holds(output: pathlib.Path, info: ShardInfo) -> bool:
-    path = output / info.file
-    return path.is_file() and path.stat().st_size == info.num_bytes and digest_file(path) == info.checksum

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from datamat.plan import ShardSpec
     from datamat.survey import Survey
 
-__all__ = ["State", "Status", "compared_status", "read_status"]
+__all__ = ["Done", "State", "Status", "compared_status", "read_status"]
 
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _WORK = ".datamat"
@@ -254,6 +254,8 @@ def _told(entry: LedgerEntry) -> str:
     when = f"{entry.time:%Y-%m-%d %H:%M:%S} UTC {entry.event}"
     if entry.event == "run_started":
         return f"{when} on {values.get('host')}, process {values.get('pid')}"
-    named = [str(values[name]) for name in ("key", "error", "message") if values.get(name)]
+    message = str(values.get("message", ""))
+    error = str(values.get("error", ""))
+    named = [text for text in (values.get("key"), "" if message.startswith(error) else error, message) if text]
     counts = [f"{values[name]} {name}" for name in ("rows", "records") if name in values]
-    return f"{when}: {', '.join([*named, *counts])}" if named or counts else when
+    return f"{when}: {', '.join([*map(str, named), *counts])}" if named or counts else when

@@ -13,6 +13,7 @@ import sets
 
 from datamat import (
     DatasetWriter,
+    ErrorPolicy,
     Features,
     IndexRow,
     Materializer,
@@ -34,7 +35,7 @@ def source(tmp_path_factory):
     return sets.make_pairs(tmp_path_factory.mktemp("source"))
 
 
-def _job(source, output):
+def _job(source, output, **options):
     transform = A.Compose([A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=0.9), A.GaussNoise(p=0.3)])
     return Materializer(
         sets.Pairs(),
@@ -44,6 +45,7 @@ def _job(source, output):
         transform=transform,
         shards=ShardOptions(num_shards=2),
         workers=WorkerOptions(num_workers=2),
+        **options,
     )
 
 
@@ -255,6 +257,23 @@ def test_sample_tells_of_rows_that_came_or_fail_now(source, template, tmp_path):
     assert len(found) == 2
     assert "('val002') cannot be made anew: sample 'val002'" in found[0]
     assert found[1] == "manifest.json: row 'new' of the source is in no record; run() brings it in"
+
+
+def test_rows_that_failed_are_no_damage(source, tmp_path):
+    """They gave no record, and give none now; the rows around them are found where they are."""
+    changed = shutil.copytree(source, tmp_path / "source")
+    (changed / "train" / "train003.png").write_bytes(b"broken")
+    job = _job(changed, tmp_path / "out", errors=ErrorPolicy("skip"))
+    job.run(progress=False)
+    data = load(tmp_path / "out")
+
+    assert job.verify(deep=True, sample=1.0).ok and job.status().changes == ()
+    assert job.provenance("train003").position is None
+    assert "which gave no record" in str(job.provenance("train003"))
+    for key in load(tmp_path / "out").keys():  # noqa: SIM118 -- not a dict
+        info = next(info for info in data.manifest.shards if info.file == job.provenance(key).shard)
+        first = sum(other.num_records for other in data.manifest.shards if other.file < info.file)
+        assert data[first + job.provenance(key).position]["key"] == key
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5])
