@@ -282,6 +282,47 @@ def test_kill_after_kill_ends_with_the_same_bytes(tmp_path, reference):
         assert (finished_files(place), make(place)[1]) == reference
 
 
+def replace(place):
+    """Make a shard anew whose rows are the same but gave more records this time, as `rerun_failed` does."""
+    assembly = assembly_of(place)
+    assembly.resume(with_failed=False)
+    for part in list(assembly.missing()):
+        assembly.add(write_part(place, assembly.spec, part.number))
+    return assembly.publish()
+
+
+@pytest.mark.slow
+def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, reference):
+    """Both have the same fingerprint; never does one stand with the offsets or the entry of the other."""
+    old = tmp_path / "old"
+    (old / ".datamat" / "shards").mkdir(parents=True)
+    assembly = assembly_of(old)
+    for part in list(assembly.missing()):
+        assembly.add(write_part(old, assembly.spec, part.number, [2, 0, 3, 0, 2]))
+    before = assembly.publish()
+    outcomes = set()
+    for at in itertools.count():
+        place = tmp_path / str(at)
+        shutil.copytree(old, place)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(patch, at)
+            was_killed = False
+            try:
+                replace(place)
+            except Killed:
+                was_killed = True
+
+        info = assembly_of(place).finished()
+        if info is None:
+            info = replace(place)
+        outcomes.add(info.num_records)
+
+        assert (finished_files(place), info) in (reference, (finished_files(old), before)), f"killed at change {at}"
+        if not was_killed:
+            break
+    assert disk.calls > 20 and outcomes == {7, 8}
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "lengthen", "remove"])
 @pytest.mark.parametrize("suffix", [".part", ".idx", ".json", ".tfrecord"])
 def test_what_a_power_cut_tears_is_made_again(place, damage, suffix, reference):
