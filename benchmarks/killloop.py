@@ -327,6 +327,9 @@ def main(arguments: list[str]) -> int:
         options.formats = [name for name, reason in told.items() if not reason]
         print(*(f"without {name}: {reason}" for name, reason in told.items() if reason), sep="\n")
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and so would the runs
     with tempfile.TemporaryDirectory(prefix="killloop-", ignore_cleanup_errors=True) as folder:
         killer = Killer(pathlib.Path(folder), options)
         killer.go()

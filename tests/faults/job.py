@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import sys
 
 import sets
@@ -79,4 +80,5 @@ class Job:
 
 def main(options: str) -> None:
     """Run the job that the options in JSON describe."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a shell runs in the background
     Job(**json.loads(options)).run()

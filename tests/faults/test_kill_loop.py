@@ -1,0 +1,30 @@
+"""The kill loop of the benchmarks, a little of it: see `benchmarks/killloop.py`."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+LOOP = pathlib.Path(__file__).parents[2] / "benchmarks" / "killloop.py"
+
+
+@pytest.mark.stress
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(sys.platform != "linux", reason="inherits orphans, which only Linux can")
+def test_kills_at_random_moments_lose_nothing(request):
+    """Nor do they double, tear, hang or orphan anything, or cost more than a quarter of the work."""
+    num_kills = 1000 if request.config.getoption("--stress") else 8
+
+    ended = subprocess.run(
+        [sys.executable, LOOP, "--kills", str(num_kills), "--rows", "80", "--seed", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"kills={num_kills} " in ended.stdout
