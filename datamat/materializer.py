@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from datamat.features import Features
+    from datamat.formats import ShardFormat
     from datamat.ingredients import Ingredients
     from datamat.kept import KeptRows
     from datamat.ledger import FailedRow, Ledger
@@ -81,7 +82,8 @@ class Materializer:
         writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class".
         source: what the writer indexes: most often the folder of the raw data.
         output: folder of the finished shards; made if missing.
-        format: name of the shard format, "tfrecord" or "tfrecord.gz".
+        format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one of
+            another package), or a `ShardFormat` with options of its own.
         splits: share of each split ({"train": .8, "val": .2}) where the index brings none, drawn by hash of the key.
         shards: how samples are laid out in files.
         transform: an albumentations `Compose`, or a callable(sample, rng) that returns a sample or several.
@@ -108,7 +110,7 @@ class Materializer:
         source: Any,
         output: str | os.PathLike[str],
         *,
-        format: str = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
+        format: str | ShardFormat = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
         splits: Mapping[str, float] | None = None,
         shards: ShardOptions | None = None,
         transform: Any = None,
@@ -125,7 +127,7 @@ class Materializer:
         self.recipe = Recipe(
             self.writer,
             source,
-            get_format(format),
+            (get_format(format) if isinstance(format, str) else format).with_features(self.writer.features),
             None if splits is None else dict(splits),
             shards or ShardOptions(),
             transform,
@@ -202,7 +204,8 @@ class Materializer:
         Rows that failed in earlier runs, and that the ledger tells of, are not tried again; see `rerun_failed`.
 
         Args:
-            deadline: when to have returned, finished or not: "23h30m", seconds, a `timedelta`, or a moment.
+            deadline: when to have returned, finished or not: "23h30m", seconds, a `timedelta`, or a moment. With an
+                `executor` of your own, parts that are under way end first.
             max_disk: how much may lie below the output, as "20GB" or in bytes.
             progress: show a bar and a summary on standard error.
 

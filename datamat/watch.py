@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RowMark", "RowWatch", "read_mark"]
 
 _MARK = struct.Struct("<qq")
+_AT_REST = (-1, 0)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _LONGEST_STACK = 1 << 16
 
@@ -34,7 +35,7 @@ class RowMark:
     """What a worker that died has left of its part.
 
     Attributes:
-        position: of the row that it was at, in the order of the plan; None if it had begun with none.
+        position: of the row that it was at, in the order of the plan; None if it was at none.
         num_rows: rows that were done at once: more than one in a block.
         stack: Python frames at the moment when its time was over, else "".
     """
@@ -59,7 +60,7 @@ class RowWatch:
 
     def __enter__(self) -> Self:
         self._descriptor = os.open(self._path, _FLAGS, 0o666)
-        os.write(self._descriptor, _MARK.pack(-1, 0))  # what is written later, a stack, comes behind it
+        os.write(self._descriptor, _MARK.pack(*_AT_REST))  # what is written later, a stack, comes behind it
         if self._timeout_s is not None:
             # chain: and then what the system does, which is to end the process by this signal
             faulthandler.register(signal.SIGALRM, self._descriptor, all_threads=True, chain=True)
@@ -70,6 +71,12 @@ class RowWatch:
         os.pwrite(self._descriptor, _MARK.pack(position, num_rows), 0)
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, self._timeout_s * num_rows)
+
+    def rest(self) -> None:
+        """Note that no row is under way: what comes is no row's fault."""
+        if self._timeout_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        os.pwrite(self._descriptor, _MARK.pack(*_AT_REST), 0)
 
     def __exit__(self, *_: object) -> None:
         if self._timeout_s is not None:

@@ -158,6 +158,7 @@ class _PartWork:
             else:
                 self._watch.at(position)
                 self._append(self._find_kept(position) or self._records(position, row))
+        self._watch.rest()
         if block_error is not None and not outcome.failed:
             raise block_error
         return outcome
@@ -171,14 +172,14 @@ class _PartWork:
     def _records(self, position: int, row: IndexRow) -> Sequence[tuple[str, Record]]:
         """Return all records of a row; none where it fails and the policy goes on without it."""
         spec = self._spec
-        if spec.augmented and not self._place.is_checked:
-            self._pipeline.check_determined(row)
-            self._place.is_checked = True
         failure: SampleError | None = None
         for attempt in itertools.count(1):
             try:
                 # All copies before the first is appended: a row is there with all of them, or not at all.
                 records = list(self._pipeline.records(row, copies=spec.copies, augmented=spec.augmented))
+                if spec.augmented and not self._place.is_checked:
+                    self._pipeline.check_determined(row)
+                    self._place.is_checked = True
             except (SampleError, SystemExit) as raised:
                 error = raised if isinstance(raised, SampleError) else _exit_error(row, raised)
                 if attempt <= self._place.errors.retries and _may_pass(error):
@@ -217,6 +218,7 @@ class _PartWork:
         block = self._pipeline.block(names, dict(store.columns(positions)))
         if block is None:
             return False
+        self._watch.rest()
         self._writer.append_block(block)
         for name in names:
             self._outcome.keys.add(name)

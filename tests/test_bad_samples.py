@@ -261,6 +261,22 @@ def test_first_bad_sample_ends_a_run_that_is_to_raise(source, tmp_path):
     assert job(source, tmp_path / "out").run(progress=False).is_complete
 
 
+def test_first_samples_may_be_the_bad_ones(tmp_path):
+    """The transform is checked with the first good one; sys.exit in a worker does not end the run's own process."""
+
+    class Leaving(sets.Pairs):
+        def read(self, row):
+            if row.key != "train003":
+                sys.exit("not yet")
+            return super().read(row)
+
+    source = sets.make_pairs(tmp_path / "source", num_train=5, num_val=1)
+    options = {"errors": "skip", "copies": 2, "transform": sets.jitter}
+    report = Materializer(Leaving(), source, tmp_path / "out", **options).run(progress=False)
+
+    assert (report.num_failed, report.num_records) == (5, 2)
+
+
 class Flaky(sets.Pairs):
     """Reads as `Pairs` does, at the third attempt."""
 

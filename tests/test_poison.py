@@ -286,6 +286,11 @@ def test_mark_tells_the_row_of_a_process_that_is_gone(tmp_path):
 
     assert read_mark(path) == RowMark(42, 3, "")
     assert not path.exists()
+    with RowWatch(path, None) as watch:
+        watch.at(43)
+        watch.rest()
+        assert read_mark(path) == RowMark(None, 0, "")
+        path.touch()
     with RowWatch(path, None):
         assert path.exists()
     assert not path.exists()
