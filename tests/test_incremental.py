@@ -13,7 +13,8 @@ import sys
 import pytest
 from pyarrow import parquet
 
-from datamat import Materializer, ShardOptions, WorkerOptions, load, verify
+from datamat import Materializer, SampleError, ShardOptions, WorkerOptions, load, verify
+from datamat.status import read_status
 
 WRITER = """
 from datamat import DatasetWriter, Features, Index, Scalar
@@ -291,6 +292,22 @@ def test_interrupted_rebuild_still_tells_why(small, monkeypatch):
     assert status.state == "unfinished" and len(status.changes) == 8
     assert {reason for change in status.changes for reason in change.reasons} == {"writer code changed (read)"}
     assert job.output == small.output
+
+
+def test_shards_of_before_do_not_count_as_done(small):
+    """A rebuild that failed on its way: what it has not come to yet is there, but it is not what the plan says."""
+    text = WRITER.replace("+ 0", "+ 1").replace(
+        "        # the file", "        assert 'train-n' not in row.key\n        # "
+    )
+    small.edit(text)
+    with pytest.raises(SampleError):
+        small.job().run(progress=False)
+
+    status = read_status(small.output)
+
+    assert (status.num_shards, status.num_rows) == (8, SMALL.rows)
+    assert status.done.num_shards <= 4 and status.done.num_rows <= SMALL.rows // 2
+    assert len(list(small.output.glob("*.tfrecord"))) == 8
 
 
 def _stopped(*_, **__):
