@@ -192,6 +192,7 @@ class Crew:
                     os.read(self._wake_r, 4096)
             else:
                 touched[id(key.data)] = key.data
+                key.data.has_ended |= key.fd == key.data.sentinel
         return list(touched.values())
 
     def seconds_to_next_deadline(self) -> float | None:

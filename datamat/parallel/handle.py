@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -76,14 +75,13 @@ class Handle:
                 end.close()
         self.pid = int(self.process.pid)
         self.pidfd = _open_pidfd(self.pid)
-        self._end = select.poll()
-        self._end.register(self.sentinel, select.POLLIN)
         self.in_flight: deque[Task] = deque()
         self.known_codes: set[int] = set()
         self.is_fork = launcher is ForkPopen  # then it has what codes let it inherit
         self.is_ready = False
         self.is_leaving = False
         self.has_hung_up = False
+        self.has_ended = False
         self.has_timed_out = False
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.head_since = 0.0  # monotonic, when the task at the head of in_flight began
@@ -118,10 +116,6 @@ class Handle:
         self._tasks += num_calls
         self._busy_s += busy_s
         self.peak_rss_bytes = max(self.peak_rss_bytes, peak_rss_bytes)
-
-    def has_ended(self) -> bool:
-        """Has the process ended?"""
-        return bool(self._end.poll(0))
 
     def leave(self) -> None:
         """Give it no more tasks; SIGKILL follows if it does not end by itself."""

@@ -57,7 +57,9 @@ class Dispatcher:
         self._crew = Crew(options)
         self._lock = threading.Lock()
         self._waiting: deque[Task] = deque()
+        self._answers: deque[tuple[Task, int, memoryview]] = deque()
         self._is_asleep = False
+        self._is_sated = False  # more tasks change nothing: some wait already, for workers that all have enough
         self._is_over = False
         self._is_shutting_down = False
         self._cancels_waiting = False
@@ -86,7 +88,8 @@ class Dispatcher:
                 self._waiting.extend(tasks)
         if is_over:
             self._give_up(tasks)
-        self._wake()
+        elif not self._is_sated:
+            self._wake()
 
     def shutdown(self, *, cancel_waiting: bool = False, kill: bool = False) -> None:
         """Ask the thread to end: after all tasks, after those under way, or at once."""
@@ -119,6 +122,7 @@ class Dispatcher:
         try:
             while not self._has_finished():
                 self._feed()
+                self._deliver()  # after feeding: a worker is not to wait for what a caller does with its result
                 self._wait()
                 self._crew.keep_time(now := time.monotonic())
                 self.tally.report_if_due(now)
@@ -127,6 +131,7 @@ class Dispatcher:
             self._options.logger.exception("the dispatcher of the pool failed")
             self._break("the dispatcher failed", f"{type(exc).__name__}: {exc}")
         finally:
+            self._deliver()
             self._settle_all()
             self._crew.end(self._attend, abruptly=self._kills or self.broken is not None)
             self.tally.report()
@@ -234,6 +239,7 @@ class Dispatcher:
         if self._crew.handles and all(len(handle.in_flight) > _DEEP for handle in self._crew.handles):
             time.sleep(_NAP_S)  # many answers then come at once; nobody runs out of work meanwhile
         self._is_asleep = True
+        self._is_sated = bool(self._waiting) and not self._crew.num_free_slots
         timeout = 0.0 if self._has_work() else self._crew.seconds_to_next_deadline()
         touched = self._crew.wait(timeout)
         self._is_asleep = False
@@ -252,12 +258,11 @@ class Dispatcher:
 
     def _attend(self, handle: Handle) -> None:
         self._crew.flush(handle)
-        # Asked before reading: what an ended process has written is all there, and less than one `receive` takes.
-        has_ended = handle.has_ended()
+        # It was seen to have ended before this: what it has written is all there, and less than one `receive` takes.
         frames, at_end = handle.channel.receive()
         for kind, data in frames:
             self._hear(handle, kind, data)
-        if has_ended:
+        if handle.has_ended:
             self._bury(handle)
         elif at_end:  # it closed its socket, or is about to end: nothing more is given to it
             handle.has_hung_up = True
@@ -268,7 +273,7 @@ class Dispatcher:
     def _hear(self, handle: Handle, kind: int, data: bytes) -> None:
         if kind in (Reply.DONE, Reply.FAILED):
             if handle.in_flight:  # else settled by a shutdown that kills
-                self._finish(handle, kind, data)
+                self._take_answer(handle, kind, data)
         elif kind == Reply.LOG:
             handle.last_lines.append(logs.replay(data))
         elif kind == Reply.READY:
@@ -287,13 +292,21 @@ class Dispatcher:
             handle.is_leaving = True
             self._break("the initializer of a worker failed", data.decode())
 
-    def _finish(self, handle: Handle, kind: int, data: bytes) -> None:
+    def _take_answer(self, handle: Handle, kind: int, data: bytes) -> None:
         _, busy_s, peak, packed = worker.unpack_outcome(data)
         task = handle.in_flight.popleft()
         handle.count(task.count, busy_s, peak)
         # Falls slowly and rises at once: a task is not to wait behind one that turns out to be long.
         self._cost = busy_s if self._cost is None else max(busy_s, 0.9 * self._cost + 0.1 * busy_s)
         task.busy_s = busy_s
+        self._answers.append((task, kind, packed))
+
+    def _deliver(self) -> None:
+        """Settle the futures of the tasks that were answered."""
+        while self._answers:
+            self._settle(*self._answers.popleft())
+
+    def _settle(self, task: Task, kind: int, packed: memoryview) -> None:
         self.codes.give_back(task.code)
         try:
             value = payloads.loads_data(packed)
