@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import stat
 from array import array
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -96,7 +98,8 @@ class ShardCheck:
             return [told], None, None
         try:
             checksum = digest_file(path)
-            keys, offsets, problems = self._read(path)
+            # In a shard that differs, decoding may name the record where its format has no checksum of its own.
+            keys, offsets, problems = self._read(path, deep=self._deep or checksum != info.checksum)
             return [*self._differences(path, info, checksum, keys), *problems], keys, offsets
         except OSError as error:
             return [error.strerror or str(error)], None, None
@@ -109,7 +112,7 @@ class ShardCheck:
                 )
             return self._damaged_records(path, info, stored) or [_told(error, path)], None, None
 
-    def _read(self, path: pathlib.Path) -> tuple[list[str], Offsets, list[str]]:
+    def _read(self, path: pathlib.Path, *, deep: bool) -> tuple[list[str], Offsets, list[str]]:
         """Return the keys and offsets of the records of a shard, and what is wrong with those that are looked into."""
         keys: list[str] = []
         table, width, problems = array("Q"), 2, []
@@ -123,13 +126,13 @@ class ShardCheck:
                     ) from error
                 table.extend(place)
                 width = len(place)
-                if told := self._look_into(record, keys):
+                if told := self._look_into(record, keys, deep=deep):
                     problems.append(f"record {len(keys) - 1} ({keys[-1]!r}) {told}")
         columns = np.array(table, np.uint64).reshape(-1, width).T
         return keys, Offsets(*map(np.ascontiguousarray, columns)), _shortened(problems)
 
-    def _look_into(self, record: Mapping[str, Any], keys: Sequence[str]) -> str:
-        if (self._deep or len(keys) == 1) and (told := _mismatch(record, self._features)):
+    def _look_into(self, record: Mapping[str, Any], keys: Sequence[str], *, deep: bool) -> str:
+        if (deep or len(keys) == 1) and (told := _mismatch(record, self._features)):
             return told
         return self._recomputed(keys[-1], record) if self._recomputed else ""
 
@@ -234,5 +237,16 @@ def _told(error: Exception, path: pathlib.Path) -> str:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    more = len(lines) - _MOST_NAMED
-    return lines if more <= 0 else [*lines[:_MOST_NAMED], f"and {more} more records"]
+    """Return at most `_MOST_NAMED` lines: one for records in a row that share a page or member, and its damage."""
+    found: list[str] = []
+    for what, group in groupby(lines, key=lambda line: re.sub(r"^record \d+ ", "", line)):
+        same = list(group)
+        numbers = [line.split(" ", 2)[1] for line in same]
+        is_run = len(same) > 1 and " is damaged: " in what
+        found += (
+            [f"records {numbers[0]} to {numbers[-1]} {what.replace('is damaged', 'are damaged', 1)}"]
+            if is_run
+            else same
+        )
+    more = len(found) - _MOST_NAMED
+    return found if more <= 0 else [*found[:_MOST_NAMED], f"and {more} more records"]

@@ -138,8 +138,22 @@ def test_damaged_record_is_named_by_its_number_and_byte(copied, region):
 
     found = problems(copied)
 
-    assert any(line.startswith(f"{shard.name}: record 6 at byte {offset} is damaged: ") for line in found)
-    assert len(found) == 1 or offsets.skip is not None
+    assert len(found) == 1 and found[0].startswith(f"{shard.name}: record 6 at byte {offset} is damaged: ")
+
+
+def test_records_that_share_a_damaged_member_are_named_in_one_line(copied):
+    """Of a gzip member one bit decides about all of it."""
+    shard = shards(copied)[0]
+    offsets = Offsets.from_text(index_of(shard).read_text())
+    if offsets.skip is None:
+        pytest.skip("records are apart")
+    last = int((offsets.offset == 0).sum()) - 1
+    assert last > 0
+    flip(shard, int(offsets.size[0]) // 2)
+
+    (found,) = problems(copied)
+
+    assert found.startswith(f"{shard.name}: records 0 to {last} at byte 0 are damaged: the gzip member doesn't inflate")
 
 
 def test_every_damaged_record_is_named(copied):
