@@ -1,6 +1,6 @@
 """Train one small model per target on all cores, from inside a class, without a guard.
 
-    python examples/train_in_a_class.py [--targets 400]
+    python examples/train_in_a_class.py [--targets 1000] [--rounds 1]
 
 `Analyzer.train` maps the bound method `self.algorithm.fit` over thousands of targets. The logger and the lock that the
 objects hold are live in the workers; nothing here is written for multiprocessing except the line that makes the pool.
@@ -24,7 +24,7 @@ logger = get_logger("example.training")
 class RidgeRegression:
     """A model that is slow enough to be worth a process: gradient descent in plain Python."""
 
-    def __init__(self, logger: logging.Logger, steps: int = 300):
+    def __init__(self, logger: logging.Logger, steps: int = 1200):
         self.logger = logger
         self.lock = threading.RLock()  # as real models have them
         self.steps = steps
@@ -66,7 +66,8 @@ def make_frames(num_targets: int) -> dict:
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--targets", type=int, default=2000)
+parser.add_argument("--targets", type=int, default=1000)
+parser.add_argument("--rounds", type=int, default=1)
 arguments = parser.parse_args()
 
 frames = make_frames(arguments.targets)
@@ -74,7 +75,7 @@ analyzer = Analyzer(RidgeRegression(logger), logger)
 counts = range(1, max(2, len(physical_cores())) + 1)
 times = {count: [] for count in counts}
 expected = None
-for _ in range(2):  # interleaved, so that a busy moment of the machine hits all alike
+for _ in range(arguments.rounds):  # interleaved, so that a busy moment of the machine hits all alike
     for count in counts:
         begin = time.perf_counter()
         fitted = analyzer.train(frames, count)
