@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import sys
 import time
@@ -290,9 +289,8 @@ class Run:
         """Remove the files of shards that an earlier plan had and this one has not."""
         for entry in sorted((self._work / "shards").glob("*.json")):
             if entry.stem not in names:
-                for stale in (f"{entry.stem}.{self._format.extension}", f"{entry.stem}.idx"):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(self._output / stale)
+                for stale in self._output.glob(f"{entry.stem}.*"):  # its offsets, too, and whatever its format was
+                    stale.unlink()
 
 
 def _is_there(output: pathlib.Path, info: ShardInfo) -> bool:
