@@ -1,0 +1,58 @@
+"""ArrayRecord shards, opened by the package's reader and by grain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from datamat import Manifest
+from datamat.formats.example import decode_example
+
+pytest.importorskip("array_record", reason="the package array-record is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what clients warn of is theirs
+
+
+def shards(folder):
+    return sorted(map(str, folder.glob("*-train-*.array_record")))
+
+
+def check_record(payload, samples, features):
+    sample = features.decode(decode_example(payload))
+    for name, value in samples[sample["key"]].items():
+        np.testing.assert_array_equal(sample[name], value)
+    return sample["key"]
+
+
+def test_array_record_reads_groups_of_one(directory, samples):
+    """The package's own reader gives the records in order, and says that each is a group by itself."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    folder = directory("arrayrecord")
+    features = Manifest.read(folder).features
+    keys = []
+    for path in shards(folder):
+        reader = ArrayRecordReader(path)
+        assert "group_size:1," in reader.writer_options_string()
+        keys += [check_record(payload, samples, features) for payload in reader.read_all()]
+        reader.close()
+
+    assert keys == list(samples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_grain_shuffles_and_batches(directory, samples, num_workers):
+    """A data source for grain: every record once, in an order of its seed, without TensorFlow's readers."""
+    grain = pytest.importorskip("grain")
+
+    folder = directory("arrayrecord")
+    features = Manifest.read(folder).features
+    source = grain.sources.ArrayRecordDataSource(shards(folder))
+    dataset = grain.MapDataset.source(source).seed(7).shuffle().to_iter_dataset()
+    if num_workers:
+        dataset = dataset.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers))
+
+    keys = [check_record(payload, samples, features) for payload in dataset]
+
+    assert sorted(keys) == sorted(samples)
+    assert keys != list(samples)
+    assert len(source) == len(samples)

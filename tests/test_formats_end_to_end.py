@@ -1,0 +1,148 @@
+"""The main job in every format: one shard by all workers, killed and gone on with, verified, and read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sets
+from deadly import COPIES, job
+
+from datamat import Manifest, Materializer, ShardOptions, load, materialize, verify
+from datamat.formats import Offsets
+from datamat.formats.parquet import ParquetFormat
+
+NUM_TRAIN, NUM_VAL = 20, 4
+FORMATS = ["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
+FORMATS.append(
+    pytest.param(
+        "arrayrecord",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("array_record") is None, reason="the package array-record is not installed"
+        ),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return sets.make_pairs(tmp_path_factory.mktemp("source"), NUM_TRAIN, NUM_VAL)
+
+
+@pytest.fixture(scope="module")
+def finished(source, tmp_path_factory):
+    """Give a function that returns the folder of the undisturbed job in a format, made once by one worker."""
+    made = {}
+
+    def finished(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("finished") / "out"
+            job(source, made[name], name).run(progress=False)
+        return made[name]
+
+    return finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_shard_is_the_same_for_any_number_of_workers(source, finished, tmp_path, name):
+    """Three workers that share the parts of a shard write the bytes that one writes."""
+    report = job(source, tmp_path / "out", name, num_workers=3).run(progress=False)
+
+    assert report.is_complete
+    assert report.num_parts_written > 6
+    assert len(Manifest.read(tmp_path / "out").shards) == 2
+    assert sets.digests(tmp_path / "out") == sets.digests(finished(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_killed_run_goes_on_to_the_same_bytes(source, finished, tmp_path, name):
+    """SIGKILL to all processes in the middle of a shard, twice; what is done is not done again."""
+    here = pathlib.Path(__file__).parent
+    code = f"import sys; sys.path.insert(0, {str(here)!r}); import deadly; deadly.job(*{{}}).run()"
+    arguments = (str(source), str(tmp_path / "out"), name, 2)
+    for at in (9, 6):
+        tally = tmp_path / f"tally{at}"
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(arguments)],
+            env={**os.environ, "DEADLY_TALLY": str(tally), "DEADLY_AT": str(at)},
+            start_new_session=True,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+
+    report = job(*arguments).run(progress=False)
+
+    assert report.num_parts_resumed > 5
+    assert sets.digests(tmp_path / "out") == sets.digests(finished(name))
+    assert verify(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_finished_directory_verifies_and_reads(finished, name):
+    """Verify finds nothing, and load gives by position, key and iteration what it gives of TFRecord."""
+    reference, found = load(finished("tfrecord")), load(finished(name))
+
+    assert str(verify(finished(name), deep=True)).endswith("all as the manifest says")
+    assert len(found) == NUM_TRAIN * COPIES + NUM_VAL
+    assert found.keys() == reference.keys()
+    for wanted, sample in zip(reference, found, strict=True):
+        assert_same(sample, wanted)
+    assert_same(found[-1], reference[-1])
+    assert_same(found["train003#2"], reference["train003#2"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damage_is_named(source, finished, tmp_path, name):
+    """A flipped byte in the middle of a shard is found by verify, which names the file."""
+    job(source, tmp_path / "out", name).run(progress=False)
+    shard = tmp_path / "out" / Manifest.read(tmp_path / "out").shards[0].file
+    data = bytearray(shard.read_bytes())
+    place = int(Offsets.from_text(shard.with_name(f"{shard.name.partition('.')[0]}.idx").read_text()).offset[9]) + 700
+    data[place] ^= 1
+    shard.write_bytes(data)
+
+    report = verify(tmp_path / "out")
+
+    assert not report.ok
+    assert report.files == (shard.name,)
+
+
+def test_change_of_format_replaces_the_shards(source, tmp_path):
+    """The same output in another format holds no shard of the first one, with fewer shards, too."""
+    for shard_format, options in (("tfrecord", ShardOptions(num_shards=2)), ("webdataset", ShardOptions(num_shards=1))):
+        Materializer(sets.Pairs(), source, tmp_path / "out", format=shard_format, shards=options).run(progress=False)
+
+    names = sorted(path.name for path in (tmp_path / "out").glob("pairs*"))
+
+    assert names == sorted(
+        f"pairs-{split}-00000-of-00001.{ending}" for split in ("train", "val") for ending in ("idx", "tar")
+    )
+
+
+def test_format_with_options_of_its_own(tmp_path):
+    """A format object is taken as it is, and its options decide when shards are made anew."""
+    for rows, num_written in ((5, 1), (5, 0), (4, 1)):
+        report = materialize(square, range(22), tmp_path / "out", format=ParquetFormat(rows), progress=False)
+
+        assert report.num_shards_written == num_written
+
+    assert sorted(sample["square"] for sample in load(tmp_path / "out")) == [number**2 for number in range(22)]
+
+
+def square(number):
+    return {"square": number**2}
+
+
+def assert_same(sample, wanted):
+    assert sample.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(sample[name], value)
