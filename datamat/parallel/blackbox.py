@@ -45,7 +45,7 @@ class BlackBox:
         return BlackBox(os.dup(self._descriptor))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a process that is being started, and to no other."""
+        """Travel to a process that is being started, which inherits the descriptor."""
         return _receive, (DupFd(self._descriptor),)
 
     def fileno(self) -> int:

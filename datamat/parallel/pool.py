@@ -206,7 +206,7 @@ class Dispatcher:
     def _start_workers(self) -> None:
         handles = self._crew.handles
         starting = sum(not handle.is_ready for handle in handles)
-        idle = sum(handle.is_ready and not handle.in_flight for handle in handles)
+        idle = sum(handle.takes_tasks and not handle.in_flight for handle in handles)
         for _ in range(min(len(self._waiting) - idle - starting, self._crew.num_free_slots)):
             try:
                 self._crew.start_worker(self._waiting[0].code)
