@@ -118,6 +118,7 @@ def test_row_that_ends_its_worker_is_left_out_after_the_second_time(place, copie
     assert verify(place / "out").ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_bytes_do_not_depend_on_who_was_killed(place, num_workers):
     """They are those of a run in which the same rows fail by an error of their own."""
