@@ -328,6 +328,8 @@ class ShardAssembly:
         """Return what makes the shard of its parts, which begins it anew."""
         if self._assembler is None:
             self._growing.parent.mkdir(parents=True, exist_ok=True)
+            # A new file: the assembler of a run that failed in this process may still hold the old one, and end it.
+            self._growing.unlink(missing_ok=True)
             self._assembler = self._format.assembler(self._growing)
         return self._assembler
 

@@ -117,9 +117,12 @@ class _Assembler(ShardAssembler):
     def add(self, part: str | os.PathLike[str]) -> None:
         """Append the records of the next part."""
         with open(part, "rb", buffering=1 << 20) as file:
-            while (payload := read_payload(file)) is not None:
-                self._writer.write(payload)
-                self._sizes.append(len(payload))
+            try:
+                while (payload := read_payload(file)) is not None:
+                    self._writer.write(payload)
+                    self._sizes.append(len(payload))
+            except CorruptDataError as exc:
+                raise CorruptDataError(f"{part}: not whole ({exc}); remove it and run again") from exc
 
     def finish(self) -> Offsets:
         """Write positions and metadata, and return the chunk of each record."""

@@ -16,6 +16,7 @@ Bytes are the same for one version of pyarrow; another may write the same record
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -214,16 +215,8 @@ class _Assembler(ShardAssembler):
 
     def add(self, part: str | os.PathLike[str]) -> None:
         """Append the records of the next part."""
-        import pyarrow as pa
-
-        try:
-            with pa.OSFile(os.fspath(part)) as file, pa.ipc.open_stream(file) as batches:
-                for batch in batches:
-                    self._take(batch)
-        except (pa.ArrowException, OSError) as exc:
-            raise CorruptDataError(
-                f"{part}: not a whole stream of record batches ({exc}); remove it and run again"
-            ) from exc
+        for batch in _batches_of(os.fspath(part)):
+            self._take(batch)
 
     def finish(self) -> Offsets:
         """Write the last row group and the footer, and return the place of each record."""
@@ -237,8 +230,9 @@ class _Assembler(ShardAssembler):
 
     def close(self) -> None:
         """Close the file."""
-        if not self._file.closed:
-            self._writer.close()  # it writes a footer, whatever there is
+        with contextlib.suppress(OSError):  # of a disk that is full: what was not finished is not wanted either
+            if not self._file.closed:
+                self._writer.close()  # it writes a footer, whatever there is
             self._file.close()
 
     def _take(self, batch: Any) -> None:
@@ -295,6 +289,8 @@ class _Reader(ShardReader):
 
         group = bisect.bisect_right(self._starts, number) - 1
         try:
+            if number >= self._starts[-1]:
+                raise CorruptDataError(f"the file holds {self._starts[-1]} records")
             record: dict[str, Value] = _kept_group(self, group)(number - self._starts[group])
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
             raise located(exc, self._path, number, int(self._offsets.offset[number])) from exc
@@ -314,6 +310,19 @@ class _Reader(ShardReader):
 @functools.lru_cache(maxsize=_GROUPS_KEPT)
 def _kept_group(reader: _Reader, group: int) -> Callable[[int], dict[str, Value]]:
     return reader.read_group(group)
+
+
+def _batches_of(part: str) -> Iterator[Any]:
+    """Yield the record batches of a part; raise `CorruptDataError` where it is not whole."""
+    import pyarrow as pa
+
+    try:
+        with pa.OSFile(part) as file, pa.ipc.open_stream(file) as batches:
+            yield from batches
+    except (pa.ArrowException, OSError) as exc:
+        raise CorruptDataError(
+            f"{part}: not a whole stream of record batches ({exc}); remove it and run again"
+        ) from exc
 
 
 def _schema(columns: Sequence[ArrowColumn]) -> Any:

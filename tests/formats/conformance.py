@@ -377,11 +377,24 @@ class FormatConformance:
         left = shard.format.assembler(shard.path)
         left.add(shard.parts[0])
         left.close()
+        left.close()
 
         offsets = shard.assemble([])
 
         assert shard.path.read_bytes() == data
         assert offsets == shard.offsets
+
+    def test_torn_part_is_refused(self, make):
+        """A part that lacks its end is named, and does not become half a shard."""
+        shard = make(MIXED, map(mixed, range(60)))
+        if shard.format.joins_parts:
+            pytest.skip("parts of the format are joined byte for byte")
+        shard.parts[0].write_bytes(shard.parts[0].read_bytes()[:-100])
+        assembler = shard.format.assembler(shard.path)
+
+        with pytest.raises(CorruptDataError, match=r"00000\.part: not "):
+            assembler.add(shard.parts[0])
+        assembler.close()
 
     @pytest.mark.slow
     @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import subprocess
@@ -14,7 +15,7 @@ from conformance import CASES, MIXED, TABLE, mixed
 
 from datamat.errors import CorruptDataError, OptionError, SchemaError
 from datamat.features import Features, Scalar, Tensor, Text
-from datamat.formats import get_format, parquet
+from datamat.formats import Offsets, get_format, parquet
 from datamat.formats.parquet import ParquetFormat
 
 
@@ -131,21 +132,30 @@ def test_other_columns_are_named(tmp_path):
         list(other.read(path))
 
 
-def test_torn_part_is_refused(tmp_path):
-    """A part that lacks its end can't become half a shard."""
-    shard_format = get_format("parquet").with_features(MIXED)
-    file = io.BytesIO()
-    writer = shard_format.writer(file, MIXED.columns)
-    for number in range(5):
-        writer.append(MIXED.encode(mixed(number)))
-    writer.finish()
-    part = tmp_path / "part"
-    part.write_bytes(file.getvalue()[:-500])
-    assembler = shard_format.assembler(tmp_path / "shard")
+def test_full_disk_is_not_taken_for_a_torn_part(tmp_path):
+    """An error of the shard's own disk comes as it is, with its number, and giving up leaves no trace of it."""
+    path = write(tmp_path, MIXED, list(map(mixed, range(200))))
+    assembler = get_format("parquet").with_features(MIXED).assembler("/dev/full")
 
-    with pytest.raises(CorruptDataError, match="part: not a whole stream of record batches"):
-        assembler.add(part)
+    def fill():
+        for _ in range(50):
+            assembler.add(path.with_name("part"))
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fill()
     assembler.close()
+
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_number_behind_the_end_is_refused(tmp_path):
+    """Offsets that tell of more records than there are lead to an error that names the record."""
+    path = write(tmp_path, TABLE, [{"key": "k", "label": 1, "x": 0.5, "caption": ""}])
+    offsets = Offsets(*(np.zeros(9, np.uint64) for _ in range(3)))
+    reader = get_format("parquet").with_features(TABLE).reader(path, offsets)
+
+    with pytest.raises(CorruptDataError, match="record 8 at byte 0 is damaged: the file holds 1 records"):
+        reader.read(8)
 
 
 def test_value_that_is_not_of_its_type_is_refused():

@@ -9,7 +9,11 @@ from datamat import Manifest
 from datamat.formats.example import decode_example
 
 pytest.importorskip("array_record", reason="the package array-record is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what clients warn of is theirs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # clients take long to import
+    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
+]
 
 
 def shards(folder):

@@ -8,7 +8,11 @@ import pytest
 from datamat import Manifest
 from datamat.formats.example import decode_example
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what clients warn of is theirs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # clients take long to import
+    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
+]
 
 
 def shards(folder, ending="tfrecord"):

@@ -8,7 +8,11 @@ import pytest
 from datamat import load
 
 torch_data = pytest.importorskip("torch.utils.data")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what clients warn of is theirs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # clients take long to import
+    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
+]
 
 
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"])

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what clients warn of is theirs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # clients take long to import
+    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
+]
 
 
 def shards(folder):
