@@ -190,9 +190,9 @@ DEFECTS = {
         Defect(
             "manifest-before-shards",
             "the manifest of an earlier run stays in sight while its shards are replaced",
-            "datamat.running",
-            '        publish(self._output / MANIFEST_FILE, self._work / "shards" / MANIFEST_FILE)\n',
-            "        pass\n",
+            "datamat.manifest",
+            "    publish(folder / MANIFEST_FILE, entries / MANIFEST_FILE)\n",
+            "",
             "tests/faults/test_crash_points.py::test_kill_while_rebuilding_leaves_no_manifest_that_lies",
         ),
         Defect(
