@@ -183,6 +183,7 @@ class Process:
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
         self.process = psutil.Process(self.popen.pid)
+        self._below: list[psutil.Process] = []
 
     def __enter__(self) -> Process:
         return self
@@ -203,7 +204,11 @@ class Process:
     def wait_at_gate(self) -> psutil.Process:
         """Wait until the gated row has its turn; return the worker."""
         with open(self._gate / "reached") as reached:
-            return psutil.Process(int(reached.read()))
+            worker = psutil.Process(int(reached.read()))
+        # Asked for now: once the parent is dead, they are no children of its any more.
+        self._below = self.process.children(recursive=True)
+        assert worker in self._below
+        return worker
 
     def open_gate(self) -> None:
         """Let the gated row go on."""
@@ -212,7 +217,7 @@ class Process:
 
     def ended(self, limit_s: float = LIMIT_S) -> Ended:
         """Wait for the end; a run that takes longer counts as hung."""
-        below = self.process.children(recursive=True) if self.popen.poll() is None else []
+        below = self._below or (self.process.children(recursive=True) if self.popen.poll() is None else [])
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.popen.wait(limit_s)

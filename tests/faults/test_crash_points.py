@@ -28,7 +28,7 @@ FAULTS = {
     "interrupted": Fault("fail", error=errno.EINTR, kinds=("open", "write", "read", "fsync")),
 }
 HARMLESS = {"short", "interrupted"}
-POINTS_OF_THE_SUITE = 6
+POINTS_OF_THE_SUITE = 4
 
 
 @pytest.fixture
