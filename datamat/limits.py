@@ -39,6 +39,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
 _MOST_NAMED = 10
 _ALL_FAIL = 100  # rows: where not one of so many, and of half of all, gave a record, the others will not either
 _WIND_DOWN_S = 0.5  # from the last receipt to the return of `run`
+_BESIDE_A_PART = 2048  # bytes of its receipt and of what the ledger tells of it
 LONGEST_GRACE_S = 4.0
 """Seconds that parts under way get to end when a run stops."""
 
@@ -189,7 +190,8 @@ class DiskLimit:
         listed = list(costs)
         # At first, as in a set of files that are kept as they are: output as large as input.
         ratio = 1.0 if self._bytes_per_cost is None else self._bytes_per_cost
-        return self._used + (sum(listed) + max(listed)) * ratio <= self._most
+        beside = (len(listed) + 1) * _BESIDE_A_PART
+        return self._used + (sum(listed) + max(listed)) * ratio + beside <= self._most
 
 
 class ErrorLimit:

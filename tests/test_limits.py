@@ -75,14 +75,14 @@ def test_deadline_keeps_time_for_the_parts_under_way():
 def test_disk_limit_counts_what_lies_there_and_what_may_come(tmp_path):
     """Parts are taken for as large as their input, then for what they came out as."""
     (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "file").write_bytes(bytes(600))
+    (tmp_path / "a" / "b" / "file").write_bytes(bytes(60_000))
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    limit = DiskLimit(tmp_path, 1000)
+    limit = DiskLimit(tmp_path, 100_000)
 
-    assert tree_bytes(tmp_path / "a") == 600 and 600 < tree_bytes(tmp_path) < 800
-    assert limit.allows([50]) and not limit.allows([150, 100])
-    limit.add(cost=100, num_bytes=10)
-    assert limit.allows([500, 400])
+    assert tree_bytes(tmp_path / "a") == 60_000 and 60_000 < tree_bytes(tmp_path) < 61_000
+    assert limit.allows([5_000]) and not limit.allows([15_000, 10_000])
+    limit.add(cost=10_000, num_bytes=1_000)
+    assert limit.allows([50_000, 40_000])
     assert DiskLimit(tmp_path, None).allows([10**12])
 
 

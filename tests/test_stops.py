@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import pathlib
 import signal
@@ -13,7 +14,7 @@ import sets
 
 from datamat import Materializer, OptionError, ShardOptions, WorkerOptions
 from datamat.ledger import read_ledger
-from datamat.limits import tree_bytes
+from datamat.limits import Deadline, tree_bytes
 
 
 class Waiting(sets.Pairs):
@@ -43,19 +44,24 @@ def events(output):
     return [entry.event for entry in read_ledger(output / ".datamat" / "ledger.jsonl")]
 
 
-def test_deadline_ends_a_run_that_the_next_goes_on_with(source, tmp_path):
+def test_deadline_ends_a_run_that_the_next_goes_on_with(source, tmp_path, monkeypatch):
     """What is under way and does not end is dropped; what is done stays, and is not done again."""
     marks = tmp_path / "marks"
     marks.mkdir()
-    report = job(source, tmp_path / "out", Waiting(marks)).run(deadline="1.5s", progress=False)
+    # It comes when all workers have waited for a while, however fast this machine is.
+    waits = itertools.count()
+    left = property(lambda _: 0.0 if len(os.listdir(marks)) > 10 and next(waits) > 50 else 0.02)
+    monkeypatch.setattr(Deadline, "left_s", left)
+    report = job(source, tmp_path / "out", Waiting(marks)).run(deadline="2s", progress=False)
 
     assert (report.stopped, report.is_complete) == ("deadline", False)
-    assert 8 <= report.num_rows <= 10  # a row that the tenth overtook waits, too
+    assert 0 < report.num_rows <= 10
     assert f"stopped by its deadline with {report.num_rows} of 24 rows done" in str(report)
     assert "run() again goes on from there" in str(report)
     assert events(tmp_path / "out")[-2:] == ["deadline_reached", "run_finished"]
     assert not (tmp_path / "out" / "manifest.json").exists()
 
+    monkeypatch.undo()
     (marks / "gate").touch()
     again = job(source, tmp_path / "out", Waiting(marks)).run(progress=False)
     job(source, tmp_path / "reference", Waiting(marks)).run(progress=False)
