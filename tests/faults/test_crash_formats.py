@@ -1,8 +1,7 @@
-"""Faults while shards are assembled from parts, or ended with a trailer: the same bytes after, in every format."""
+"""Faults while shards are assembled from parts, or ended with a trailer: the same bytes after."""
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 
 import pytest
@@ -12,9 +11,6 @@ from job import Job
 from test_crash_points import FAULTS, heal, hurt, operations
 
 points = test_crash_points.points
-needs_array_record = pytest.mark.skipif(
-    importlib.util.find_spec("array_record") is None, reason="the package array-record is not installed"
-)
 
 
 @pytest.mark.stress
@@ -26,8 +22,6 @@ needs_array_record = pytest.mark.skipif(
         ("parquet", "kill group"),
         ("parquet", "disk full once"),
         ("webdataset", "kill group"),
-        pytest.param("arrayrecord", "kill group", marks=needs_array_record),
-        pytest.param("arrayrecord", "disk full once", marks=needs_array_record),
     ],
 )
 def test_fault_at_any_operation_is_recovered_from(nursery, small_source, tmp_path, points, name, fault):
