@@ -52,7 +52,7 @@ running
 cli materializer
 
 __init__
-"""
+"""  # noqa: E501 -- one line for each package of a layer
 
 PACKAGE = pathlib.Path(datamat.__file__).parent
 

@@ -44,8 +44,7 @@ def encode_jpeg(image: Pixels, *, quality: int = 95) -> bytes:
 def encode_png(image: Pixels) -> bytes:
     """Return an array as PNG: the same pixels after any decoder.
 
-    The *bytes* depend on the library that deflates, its version and the kind of processor, as `codec_versions` says;
-    the manifest records it.
+    The *bytes* depend on the zlib that Python uses, which `codec_versions` names and the manifest records.
 
     Args:
         image: uint8 (height, width, 3) RGB, (height, width, 4) RGBA, (height, width) or (height, width, 1) grey.

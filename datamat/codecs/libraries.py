@@ -1,13 +1,12 @@
 """Which library does each job in this process; finds them on first use, so that importing `datamat` stays cheap.
 
-Two are quick but could be missing on a platform: isal (inflate and deflate by ISA-L) and pyspng (libspng). zlib and
-cv2 then do the same work: decoded pixels are the same, encoded bytes are not. `codec_versions` goes into the manifest.
+Two are quick but could be missing on a platform: isal (inflate and checksums by ISA-L) and pyspng (libspng). zlib and
+cv2 then do the same work, with the same pixels. `codec_versions` goes into the manifest.
 """
 
 from __future__ import annotations
 
 import functools
-import platform
 import zlib
 from typing import Any
 
@@ -52,12 +51,12 @@ def codec_versions() -> dict[str, str]:
         ['jpeg_decode', 'jpeg_encode', 'png_encode', 'png_inflate', 'png_unfilter']
     """
     opencv = f"opencv {load_cv2().__version__}"
-    deflate = f"zlib {zlib.ZLIB_RUNTIME_VERSION}" if load_zlib() is zlib else f"isal {_version('isal')}"
+    deflate = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
     return {
         "jpeg_decode": opencv,
         "jpeg_encode": opencv,
-        "png_encode": f"{deflate} {platform.machine()}",  # ISA-L has other code for ARM: its bytes may differ
-        "png_inflate": deflate,
+        "png_encode": deflate,
+        "png_inflate": deflate if load_zlib() is zlib else f"isal {_version('isal')}",
         "png_unfilter": opencv if load_pyspng() is None else f"pyspng-seunglab {_version('pyspng-seunglab')}",
     }
 

@@ -387,6 +387,7 @@ def test_codec_versions_name_the_libraries_in_use(missing):
     versions = codecs.codec_versions()
 
     assert versions["jpeg_encode"].startswith("opencv ")
-    assert versions["png_encode"].split()[0] == ("zlib" if "isal" in missing else "isal")
+    assert versions["png_encode"].split()[0] == "zlib"
+    assert versions["png_inflate"].split()[0] == ("zlib" if "isal" in missing else "isal")
     assert versions["png_unfilter"].split()[0] == ("opencv" if "pyspng" in missing else "pyspng-seunglab")
     assert all(text.split()[1][0].isdigit() for text in versions.values())
