@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from datamat import codecs
 from datamat.dispatch import Dispatch, own_executor
 from datamat.errors import OptionError, OutputError, SourceError
 from datamat.estimate import Estimate
@@ -453,7 +452,6 @@ class Materializer:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "python": sys.version.partition(" ")[0],
-            "codecs": codecs.codec_versions(),
             "writer": self.recipe.writer_name,
             "format": self.recipe.format.name,
             "seed": self.recipe.seed,

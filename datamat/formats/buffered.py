@@ -31,6 +31,7 @@ class BufferedFile:
         self.num_bytes = 0
 
     def add(self, pieces: Iterable[Buffer]) -> None:
+        """Take pieces, each whole; what does not fit with those before is written."""
         for piece in pieces:
             size = len(piece)
             self.num_bytes += size
@@ -44,6 +45,7 @@ class BufferedFile:
             self._used = end
 
     def flush(self) -> None:
+        """Write what is gathered."""
         self._write(self._buffer[: self._used])
         self._used = 0
 

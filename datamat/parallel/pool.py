@@ -278,6 +278,7 @@ class Dispatcher:
             handle.last_lines.append(logs.replay(data))
         elif kind == Reply.READY:
             handle.is_ready = True
+            handle.sample_memory()  # it may not live to the next time
             self._startup_deaths = 0
             self._max_startup_deaths = _MAX_LATER_STARTUP_DEATHS
         elif kind == Reply.RETURNED:

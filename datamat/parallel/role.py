@@ -94,11 +94,17 @@ def refuse_while_importing() -> None:
 
 
 def modules_being_run(until: types.FrameType | None = None) -> list[str]:
-    """Return the modules whose top level is running, innermost first, as far as the frame `until`."""
+    """Return the modules whose top level is running, innermost first, as far as the frame `until`.
+
+    Those of this library are left out: they run no pool, but doctests are run under their names.
+    """
+    own = __name__.partition(".")[0]
     names = []
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_name == "<module>":
-            names.append(str(frame.f_globals.get("__name__")))
+            name = str(frame.f_globals.get("__name__"))
+            if name.partition(".")[0] != own:
+                names.append(name)
         frame = frame.f_back
     return names
