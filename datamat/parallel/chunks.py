@@ -15,6 +15,7 @@ __all__ = ["CHUNK_COST_S", "compute_chunksize", "prefetch_depth"]
 
 CHUNK_COST_S = 0.005  # a chunk of 5 ms hides 15 us of dispatch (0.3 %) and delays the end of a run by 5 ms at most
 PREFETCH_COST_S = 0.010  # work that waits at a worker: more than one switch interval (5 ms) of the parent's threads
+LONG_COST_S = 0.100  # the 0.3 ms in which a worker waits for its next task are not worth a task that waits behind this
 CHUNKS_PER_WORKER = 32  # with unknown costs: even if one chunk costs ten times the mean, the tail stays short
 MAX_CHUNKSIZE = 4096
 MAX_PREFETCH = 128
@@ -57,21 +58,27 @@ def compute_chunksize(num_items: int, num_workers: int, cost: float | None = Non
     return _bounded(min(round(CHUNK_COST_S / cost), fair))
 
 
-def prefetch_depth(cost: float | None) -> int:
+def prefetch_depth(cost: float | None, num_waiting: float = math.inf) -> int:
     """Return how many tasks may be at a worker, the running one included.
 
     Args:
         cost: recent cost of one task in seconds; None where nothing is known yet.
+        num_waiting: tasks that no worker has yet, for each worker.
 
     Returns:
-        1 for tasks of 10 ms or more (a waiting task could have run elsewhere), else enough for 10 ms of work.
+        Enough for 10 ms of work. Of tasks between 10 and 100 ms two, the next one being there when the first ends, but
+        only while two others wait: at the end of a run, each could have run elsewhere. Of longer ones 1.
 
     Example:
         >>> prefetch_depth(None), prefetch_depth(0.05), prefetch_depth(0.004), prefetch_depth(0.0)
-        (1, 1, 3, 128)
+        (1, 2, 3, 128)
+        >>> prefetch_depth(0.05, num_waiting=1), prefetch_depth(0.5)
+        (1, 1)
     """
-    if cost is None or cost >= PREFETCH_COST_S:
+    if cost is None or cost >= LONG_COST_S or (cost >= PREFETCH_COST_S and num_waiting < 2):
         return 1
+    if cost >= PREFETCH_COST_S:
+        return 2
     if cost * MAX_PREFETCH <= PREFETCH_COST_S:
         return MAX_PREFETCH
     return 1 + round(PREFETCH_COST_S / cost)

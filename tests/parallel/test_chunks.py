@@ -49,11 +49,17 @@ def test_nonsense_is_refused(arguments, words):
 
 @given(costs)
 def test_prefetched_work_is_bounded(cost):
-    """No task of ten milliseconds waits behind another."""
-    depth = prefetch_depth(cost)
+    """Work for a tenth of a second waits at a worker at most, and at the end of a run for a hundredth."""
+    assert 1 <= prefetch_depth(cost, num_waiting=1) <= prefetch_depth(cost) <= 128
+    if cost is not None:
+        assert (prefetch_depth(cost) - 1) * cost <= 0.1
+        assert (prefetch_depth(cost, num_waiting=1) - 1) * cost <= 0.016
 
-    assert 1 <= depth <= 128
-    assert cost is None or depth == 1 or (depth - 1) * cost <= 0.016
+
+def test_one_longer_task_waits_at_a_worker_while_others_wait_elsewhere():
+    """So that a worker has the next one when it ends one; not when there are too few to even out the end."""
+    assert [prefetch_depth(cost, num_waiting=2) for cost in (0.01, 0.09, 0.1, 3.0)] == [2, 2, 1, 1]
+    assert [prefetch_depth(cost, num_waiting=1.5) for cost in (0.01, 0.09)] == [1, 1]
 
 
 def test_golden_values():

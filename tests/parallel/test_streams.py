@@ -202,6 +202,26 @@ def test_progress_is_reported(method):
     assert all(worker.busy_s >= 0 and worker.ended is not None for worker in last.workers)
 
 
+def be_busy(seconds, until=None):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or (until is not None and not until.exists()):
+        pass
+
+
+def test_submitted_call_never_waits_behind_a_long_one(tmp_path):
+    """It may be what the long one waits for, whatever the calls before have cost."""
+    flag = tmp_path / "flag"
+    with PathosExecutor(2) as pool:
+        for future in [pool.submit(be_busy, 0.02) for _ in range(6)]:
+            future.result()
+        waits = pool.submit(be_busy, 0, flag)
+        for future in [pool.submit(be_busy, 0.02) for _ in range(10)]:
+            future.result()
+        assert not waits.done()
+        flag.touch()
+        waits.result()
+
+
 def test_progress_callback_that_fails_does_not_end_the_pool(method, caplog):
     """It is logged."""
     with PathosExecutor(1, start_method=method) as pool:
