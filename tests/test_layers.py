@@ -49,7 +49,9 @@ dispatch repair replay status
 
 running
 
-cli materializer
+materializer
+
+cli: console < maintenance < __init__ < __main__
 
 __init__
 """  # noqa: E501 -- one line for each package of a layer
