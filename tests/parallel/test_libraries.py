@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -37,6 +38,37 @@ def test_albumentations_pipeline_works_in_workers(method):
         images = list(pool.map(augmenting.augment, range(4)))
 
     assert all(np.array_equal(image, augmenting.augment(i)) for i, image in enumerate(images))
+
+
+class Learner:
+    """Holds torch objects as training classes do."""
+
+    def __init__(self, torch):
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.batches = torch.utils.data.DataLoader(list(range(4)), batch_size=2)
+        self.generator = torch.Generator().manual_seed(3)
+        self.lock = threading.RLock()
+
+    def look(self, values):
+        import torch
+
+        with self.lock, torch.no_grad():
+            shown = self.model(torch.tensor(values)).tolist()
+        return shown, [batch.tolist() for batch in self.batches], torch.rand(2, generator=self.generator).tolist()
+
+
+@pytest.mark.parametrize("chosen", [None, "spawn"])
+def test_torch_objects_work_in_workers(chosen):
+    """Models, optimizers, loaders and generators arrive as they are."""
+    torch = pytest.importorskip("torch", reason="needs the extra `torch`")
+    learner = Learner(torch)
+
+    with PathosExecutor(1, start_method=chosen) as pool:
+        found = pool.submit(learner.look, [1.0, 2.0, 3.0]).result(timeout=100)
+
+    assert pool.stats().start_method in (chosen, "forkserver")
+    assert found == learner.look([1.0, 2.0, 3.0])
 
 
 class Network:
