@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gzip
 import json
 import os
 import pathlib
@@ -17,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+import zlib
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import sets
@@ -26,6 +29,7 @@ from pyarrow import parquet
 
 import datamat
 from datamat import (
+    CorruptDataError,
     DatamatError,
     Index,
     IndexRow,
@@ -37,8 +41,9 @@ from datamat import (
     load,
     verify,
 )
-from datamat.formats import get_format
+from datamat.formats import Offsets, get_format
 from datamat.formats.framing import frame
+from datamat.formats.gzip_members import deflate_member
 from datamat.index_files import read_index_file
 from datamat.ledger import read_ledger
 from datamat.parts import Receipt
@@ -292,6 +297,38 @@ def test_header_that_claims_gigabytes_takes_no_memory(tmp_path):
         assert _peak_of(read, path) < 64
 
     holds(check, of=lambda path: list(get_format("tfrecord").read(path)), but_not_of=naive)
+
+
+@pytest.mark.parametrize("begins", [b"", frame([b"x" * 100], 100)[0]])
+def test_gzip_member_that_inflates_to_gigabytes_takes_no_memory(tmp_path, begins):
+    """A megabyte of file and one member of a gigabyte, in the place of a shard and of one record."""
+    path = tmp_path / "x.tfrecord.gz"
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    pieces = [deflate.compress(begins), *(deflate.compress(bytes(1 << 20)) for _ in range(1 << 10)), deflate.flush()]
+    # The constant header of members, from one that was written.
+    path.write_bytes(deflate_member(b"", level=6)[:10] + b"".join(pieces) + bytes(8))
+    size = path.stat().st_size
+    shard_format = get_format("tfrecord.gz")
+
+    def check(read):
+        assert _peak_of(_refused, read) < 64
+
+    def naive():
+        gzip.decompress(path.read_bytes())
+
+    def one_record():
+        numbers = (np.array([number], np.uint64) for number in (0, size, 0))
+        shard_format.reader(path, Offsets(*numbers)).read(0)
+
+    holds(check, of=lambda: list(shard_format.read(path)), but_not_of=naive)
+    holds(check, of=one_record, but_not_of=naive)
+    with pytest.raises(CorruptDataError, match=r"x\.tfrecord\.gz.*(checksum of the length|more than its records)"):
+        one_record()
+
+
+def _refused(call):
+    with contextlib.suppress(CorruptDataError, EOFError, gzip.BadGzipFile):
+        call()
 
 
 def test_offsets_that_claim_gigabytes_take_no_memory(output):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from datamat.formats import Block, Buffer, ColumnKind
 
-__all__ = ["FRAMING_BYTES", "encode_block", "frame", "read_payload", "unframe"]
+__all__ = ["FRAMING_BYTES", "encode_block", "frame", "read_payload", "record_size", "unframe"]
 
 FRAMING_BYTES = 16
 _HEADER_BYTES = 12
@@ -76,6 +76,11 @@ def read_payload(file: BinaryIO) -> bytes | None:
     payload = read_up_to(file, length)
     _check_payload(payload, length, file.read(_TRAILER_BYTES))
     return payload
+
+
+def record_size(buffer: Buffer, start: int) -> int:
+    """Return the bytes of the record at `start`, framing included, of which the buffer need hold the header alone."""
+    return _checked_length(memoryview(buffer)[start : start + _HEADER_BYTES]) + FRAMING_BYTES
 
 
 def unframe(buffer: Buffer, start: int) -> tuple[memoryview, int]:

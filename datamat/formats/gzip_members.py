@@ -1,21 +1,27 @@
 """Gzip members (RFC 1952) with a constant header, written and read one at a time.
 
 A gzip file is a row of members, each with its own header, deflate stream, CRC32 and length. Members of whole records
-can be joined byte for byte and inflated one by one, which gives random access.
+can be joined byte for byte and inflated one by one, which gives random access. A member may inflate to a thousand
+times its size: it gets only as much memory as what it has inflated to so far accounts for.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from datamat.errors import CorruptDataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from datamat.formats import Buffer
 
 __all__ = ["deflate_member", "inflate_member", "read_member"]
+
+Bound: TypeAlias = "Callable[[bytearray], int]"
 
 _HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate, no flags, no time, no hint, unknown system
 _TRAILER = struct.Struct("<II")
@@ -31,38 +37,49 @@ def deflate_member(data: Buffer, *, level: int) -> bytes:
     return b"".join((_HEADER, *body, _TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)))
 
 
-def read_member(file: BinaryIO, buffer: bytes) -> tuple[bytes, int, bytes]:
-    """Return the next member inflated, its bytes in the file, and what was read behind it."""
+def read_member(file: BinaryIO, buffer: bytes, bound: Bound) -> tuple[bytes, int, bytes]:
+    """Return the next member inflated, its bytes in the file, and what was read behind it.
+
+    Args:
+        file: where the member goes on.
+        buffer: what was read already.
+        bound: how many bytes a member may hold that begins with what is inflated so far.
+    """
     while len(buffer) < len(_HEADER) and (more := file.read(_READ_BYTES)):
         buffer += more
     _check_header(buffer)
-    inflate = zlib.decompressobj(_GZIP)
-    found = []
-    size = 0
-    while True:
-        try:
-            found.append(inflate.decompress(buffer))
-        except zlib.error as exc:
-            raise CorruptDataError(f"the gzip member doesn't inflate: {exc}") from exc
-        size += len(buffer) - len(inflate.unused_data)
-        if inflate.eof:
-            return b"".join(found), size, inflate.unused_data
-        buffer = file.read(_READ_BYTES)
-        if not buffer:
-            raise CorruptDataError(f"the data ends inside a gzip member, after {size} of its bytes")
+    return _inflate(itertools.chain([buffer], iter(lambda: file.read(_READ_BYTES), b"")), bound)
 
 
-def inflate_member(buffer: Buffer) -> tuple[bytes, int]:
+def inflate_member(buffer: Buffer, bound: Bound) -> tuple[bytes, int]:
     """Return the member at the start of the buffer inflated, and the number of bytes behind it."""
     _check_header(buffer)
+    data, _, rest = _inflate([buffer], bound)
+    return data, len(rest)
+
+
+def _inflate(pieces: Iterable[Buffer], bound: Bound) -> tuple[bytes, int, bytes]:
     inflate = zlib.decompressobj(_GZIP)
-    try:
-        data = inflate.decompress(buffer)
-    except zlib.error as exc:
-        raise CorruptDataError(f"the gzip member doesn't inflate: {exc}") from exc
-    if not inflate.eof:
-        raise CorruptDataError(f"the data ends inside a gzip member, after {len(buffer)} of its bytes")
-    return data, len(inflate.unused_data)
+    found = bytearray()
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        left = piece
+        while not inflate.eof:
+            # One more than there may be shows that there is more, and lets zlib reach the trailer where there is not.
+            least = len(found)
+            try:
+                found += inflate.decompress(left, bound(found) - least + 1)
+            except zlib.error as exc:
+                raise CorruptDataError(f"the gzip member doesn't inflate: {exc}") from exc
+            if len(found) > bound(found):
+                raise CorruptDataError(f"the gzip member holds more than its records, which end at {bound(found)}")
+            left = inflate.unconsumed_tail
+            if not left and len(found) == least:
+                break
+        if inflate.eof:
+            return bytes(found), size - len(inflate.unused_data), inflate.unused_data
+    raise CorruptDataError(f"the data ends inside a gzip member, after {size} of its bytes")
 
 
 def _check_header(buffer: Buffer) -> None:

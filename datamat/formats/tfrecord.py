@@ -25,7 +25,7 @@ from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFor
 from datamat.formats.block import check_block, row_of
 from datamat.formats.buffered import BUFFER_BYTES, BufferedFile
 from datamat.formats.example import ExampleEncoder, decode_example
-from datamat.formats.framing import FRAMING_BYTES, encode_block, frame, read_payload, unframe
+from datamat.formats.framing import FRAMING_BYTES, encode_block, frame, read_payload, record_size, unframe
 from datamat.formats.guards import located, refuse_finished
 from datamat.formats.gzip_members import deflate_member, inflate_member, read_member
 from datamat.formats.ranges import RangeReader
@@ -121,7 +121,7 @@ class GzipTFRecordFormat(ShardFormat):
     ) -> dict[str, Value]:
         """Inflate the member that fills the buffer and decode the record at `skip`."""
         try:
-            member, rest = inflate_member(buffer)
+            member, rest = inflate_member(buffer, _most_of_member)
             if rest:
                 raise CorruptDataError(f"{rest} bytes follow the gzip member, which should end there")
             return decode_example(unframe(member, skip)[0])
@@ -135,7 +135,7 @@ class GzipTFRecordFormat(ShardFormat):
         while buffer := buffer or file.read(BUFFER_BYTES):
             skip = 0
             try:
-                member, size, buffer = read_member(file, buffer)
+                member, size, buffer = read_member(file, buffer, _most_of_member)
                 while skip < len(member):
                     payload, frame_size = unframe(member, skip)
                     yield decode_example(payload), (offset, size, skip)
@@ -143,6 +143,16 @@ class GzipTFRecordFormat(ShardFormat):
             except CorruptDataError as exc:
                 raise located(exc, path, number, offset) from exc
             offset += size
+
+
+def _most_of_member(found: bytearray) -> int:
+    """Return how many bytes a member may hold that begins with these: to the end of the record that closes it."""
+    if len(found) <= 2 * _MEMBER_BYTES:
+        return 2 * _MEMBER_BYTES  # most members end here, and nobody need look into them
+    end = 0
+    while end < _MEMBER_BYTES:
+        end += record_size(found, end)
+    return max(end, 2 * _MEMBER_BYTES)
 
 
 @final
