@@ -1,0 +1,78 @@
+"""A sample that eats all memory there is, where nobody set a limit: the kernel kills its worker, for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import sets
+
+from datamat import load
+from datamat.ledger import read_ledger
+
+LIMIT_BYTES = 1 << 30
+GROUPS = pathlib.Path("/sys/fs/cgroup")
+
+JOB = """
+import os, pathlib, sys
+(pathlib.Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
+import numpy as np, sets
+from datamat import Materializer, ShardOptions, WorkerOptions
+
+class Eater(sets.Pairs):
+    def read(self, row):
+        eaten = []
+        while row.key == "train003":
+            eaten.append(np.ones(1 << 26, np.uint8))
+        return super().read(row)
+
+job = Materializer(Eater(), sys.argv[2], sys.argv[3], errors="skip", shards=ShardOptions(num_shards=2),
+                   workers=WorkerOptions(num_workers=2, start_method=sys.argv[4]))
+print(job.run(progress=False).num_failed)
+"""
+
+
+@pytest.fixture
+def group():
+    """A control group of the kernel with a gibibyte of memory and no swap, version 2 or 1."""
+    version_2 = (GROUPS / "cgroup.controllers").exists()
+    folder = (GROUPS if version_2 else GROUPS / "memory") / f"datamat-test-{os.getpid()}"
+    limits = ("memory.max", "memory.swap.max") if version_2 else ("memory.limit_in_bytes",)
+    try:
+        folder.mkdir()
+        (folder / limits[0]).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no control group for memory can be made here: {error}")
+    for name in limits[1:]:
+        with contextlib.suppress(OSError):  # no swap, no limit of it
+            (folder / name).write_text("0")
+    yield folder
+    folder.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_sample_that_eats_the_machine_costs_two_workers_and_nothing_else(group, tmp_path, method):
+    """The killed worker's row is tried once more, and left to the policy; all others are present."""
+    sets.make_pairs(tmp_path / "source")
+
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, group, tmp_path / "source", tmp_path / "out", method],
+        capture_output=True, text=True, check=False, timeout=50,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(sets.__file__).parent), *sys.path])},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    told = list(read_ledger(tmp_path / "out" / ".datamat" / "ledger.jsonl"))
+    (skipped,) = (entry.values for entry in told if entry.event == "sample_skipped")
+    deaths = [json.dumps(entry.values) for entry in told if entry.event == "worker_died"]
+    assert (skipped["key"], skipped["error"], skipped["attempts"]) == ("train003", "WorkerDied", 2)
+    assert len(deaths) == 2 and all("out-of-memory killer" in death for death in deaths)
+    assert done.stdout.strip() == "1" and len(load(tmp_path / "out")) == 23
