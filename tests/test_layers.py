@@ -43,7 +43,7 @@ readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
 index_files kept parts pilot recipe report shard_check snapshot survey
 
-changes estimate provenance retry verification work
+changes estimate provenance retry stored verification work
 
 dispatch repair replay status
 
@@ -51,7 +51,9 @@ running
 
 materializer
 
-cli: console < maintenance < __init__ < __main__
+conversion
+
+cli: console < convert maintenance < __init__ < __main__
 
 __init__
 """  # noqa: E501 -- one line for each package of a layer

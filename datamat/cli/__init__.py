@@ -3,6 +3,7 @@
     datamat status DIR            how far it is, and what its last run did
     datamat verify DIR [--deep]   compare it with its manifest, byte for byte
     datamat repair DIR            mend what can be mended without the source
+    datamat convert DIR --format parquet --num-shards 16    write it anew in another format or number of shards
 
 EXIT CODES
     0   all is well: the directory is complete, or being written; nothing is damaged, or all of it was mended
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from datamat.cli import maintenance
+from datamat.cli import convert, maintenance
 from datamat.cli.console import NOT_WELL, NOTHING_THERE, say
 from datamat.errors import DatamatError, OutputError
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 # Each declares its commands, with the function that runs them as `run`.
-_MODULES = (maintenance,)
+_MODULES = (maintenance, convert)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
