@@ -11,6 +11,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datamat.errors import SourceError
+from datamat.source_files import SourceFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -217,11 +218,14 @@ def _as_row(row: Any, number: int) -> IndexRow:
 def _lines(root: str | os.PathLike[str], name: str) -> list[str]:
     path = pathlib.Path(root) / name
     try:
+        SourceFiles(os.fspath(root)).look_at(name)
         return path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise SourceError(f"list file {path}: {error.strerror or error}; give the folder that holds it") from error
     except UnicodeDecodeError as error:
         raise SourceError(f"list file {path} is not UTF-8 text (byte {error.start}); convert it") from error
+    except ValueError as error:
+        raise SourceError(f"list file {path}: {error}") from error
 
 
 def _row_of_line(local: _PathMap, text: str, split: str, fields: Sequence[str], origin: str) -> IndexRow:

@@ -50,6 +50,7 @@ from datamat.parts import Receipt
 from datamat.rows import write_rows
 from datamat.status import read_status
 from datamat.storage import read_json, render_json
+from datamat.writers.camvid import CamVidWriter
 
 PACKAGE = pathlib.Path(datamat.__file__).parent
 
@@ -464,6 +465,22 @@ def test_list_files_lead_nowhere_outside(tmp_path):
 
     with pytest.raises(SourceError, match=r"train\.txt:1"):
         write_rows(index, tmp_path / "rows", source=str(source), file_fields=["image", "mask"])
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO", "device"])
+def test_list_file_that_is_no_file_of_the_source_is_refused(tmp_path, kind):
+    """Nothing of what it leads to is read, nor waited for."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (tmp_path / "secret.txt").write_text("secret.png secret.png\n")
+    if kind == "FIFO":
+        os.mkfifo(source / "train.txt")
+    else:
+        (source / "train.txt").symlink_to(tmp_path / "secret.txt" if kind == "link" else "/dev/zero")
+    os.mkfifo(source / "other.txt")
+
+    with pytest.raises(SourceError, match=r"train\.txt: (a link leads out of the source|not a regular file)"):
+        list(CamVidWriter().index(source))
 
 
 _PLANTED = ["index", ".datamat", ".datamat/parts", ".datamat/shards", ".datamat/rows", ".datamat/ledger.jsonl"]

@@ -113,6 +113,8 @@ def _lists(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _begins_with_picture(path: pathlib.Path) -> bool:
+    if not path.is_file():  # opening a pipe would wait for ever
+        return False
     with path.open(encoding="utf-8", errors="replace") as lines:
         line = next((line for line in lines if line.strip() and not line.startswith("#")), "")
     first = line.split("\t" if "\t" in line else None)[:1]
