@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError
 from datamat.index import named
 from datamat.index_files import write_index_files
+from datamat.interop import withdraw_sidecars, write_sidecars
 from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, put_aside, salvaged_shards
 from datamat.parts import ShardAssembly
 from datamat.quarantine import kept_names, release, safe_name
@@ -106,6 +107,7 @@ class Run:
             IncompleteRunError: a shard does not hold its rows, or too many rows failed.
         """
         if not self._is_up_to_date():
+            withdraw_sidecars(self._output)
             self._make(dispatch, show=show)
         is_complete = not dispatch.stopped and self._finish()
         report = self._report(dispatch, is_complete=is_complete, elapsed_s=time.perf_counter() - started)
@@ -278,7 +280,11 @@ class Run:
             self._remove_stale({info.name for info in infos})
             through = self._work / "shards"
             index = write_index_files(self._output / "index", self._store, self._plan, infos, through=through)
-            self._describe(infos, index).write(self._output, through=through)
+            manifest = self._describe(infos, index)
+            write_sidecars(self._output, manifest, self._logger)
+            manifest.write(self._output, through=through)
+        elif is_complete:
+            write_sidecars(self._output, Manifest.read(self._output), self._logger)
         if is_complete:
             for folder in ("parts", "shards"):
                 shutil.rmtree(self._work / folder, ignore_errors=True)

@@ -4,6 +4,7 @@
     index/SPLIT.parquet  against size and checksum in the manifest    and its keys against those of the records
     a shard              against size, checksum, counts, key digest   each record against its own checksums
     its .idx             against where the records are
+    sidecars             against what the manifest gives; see `datamat.interop`
 
 What is looked at is only read, never unpickled or run; what others may have planted (pipes, devices, numbers that would
 fill the memory) is a problem in the report like any other damage.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from datamat.errors import CorruptDataError, OptionError
 from datamat.formats import get_format
 from datamat.index_files import read_index_file
+from datamat.interop import sidecar_names, sidecar_problems
 from datamat.manifest import MANIFEST_FILE, Manifest
 from datamat.shard_check import Problem, ShardCheck, read_plain, unreadable
 from datamat.storage import digest_file
@@ -118,6 +120,7 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: Recomputed | None) 
             found += problems
             if keys is not None and number < len(rows.get(split, ())):
                 found += _key_problems(info, keys, rows[split][number])
+    found += [Problem(name, told) for name, told in sidecar_problems(folder, manifest).items()]
     found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, shard_format)]
     return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found))
 
@@ -176,7 +179,7 @@ def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> 
 
 def _foreign(folder: pathlib.Path, manifest: Manifest, shard_format: ShardFormat) -> list[str]:
     """Return files that the manifest does not know, under names that a reader by pattern would take."""
-    known = {name for info in manifest.shards for name in (info.file, info.index_file)}
+    known = {name for info in manifest.shards for name in (info.file, info.index_file)} | sidecar_names(manifest)
     found = {entry.name for ending in (shard_format.extension, "idx") for entry in folder.glob(f"*.{ending}")}
     mine = {name for name in found if name.startswith(f"{manifest.name}-")}
     indexed = {info.file for info in manifest.index}

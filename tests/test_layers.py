@@ -37,6 +37,7 @@ formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
 readers: keys preview tf
 ingredients pipeline plan
+interop: contents record < croissant dali huggingface litdata tfds wids < exporting < __init__
 
 parallel: executor < pathos_pool < __init__
 readers: dataset < __init__
@@ -53,7 +54,7 @@ materializer
 
 conversion
 
-cli: console < convert maintenance < __init__ < __main__
+cli: console < convert export maintenance < __init__ < __main__
 
 __init__
 """  # noqa: E501 -- one line for each package of a layer

@@ -3,6 +3,7 @@
     datamat status DIR            how far it is, and what its last run did
     datamat verify DIR [--deep]   compare it with its manifest, byte for byte
     datamat repair DIR            mend what can be mended without the source
+    datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    write it anew in another format or number of shards
 
 EXIT CODES
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from datamat.cli import convert, maintenance
+from datamat.cli import convert, export, maintenance
 from datamat.cli.console import NOT_WELL, NOTHING_THERE, say
 from datamat.errors import DatamatError, OutputError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 # Each declares its commands, with the function that runs them as `run`.
-_MODULES = (maintenance, convert)
+_MODULES = (maintenance, convert, export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,116 @@
+"""What Hugging Face `datasets` needs: `README.md`, the dataset card, whose YAML head tells splits and features.
+
+`datasets` finds the files of each split by the patterns of the head, decodes columns of type `image`, and gives class
+labels their names; the numbers of records are checked as it loads. People read the rest. A card is written for
+every directory, and its head names what `datasets` can open: Parquet, or else tar shards, whose features it finds out
+by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from datamat.features import ClassLabel, Image, Mask
+from datamat.formats.arrow import ArrowColumn, arrow_columns
+from datamat.interop.contents import formats_of, pattern, shards_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from datamat.features import Feature, Features
+    from datamat.manifest import Manifest
+
+__all__ = ["hugging_face_sidecars"]
+
+_OPENED = ("parquet", "webdataset")  # the first one that is there is what `load_dataset(DIR)` opens
+_STORED = {"float16": "float32"}  # how a number stands in Parquet where that is not its own type
+_MARK = "Written by datamat from manifest.json. Change it, and datamat leaves it alone."
+
+
+def hugging_face_sidecars(manifest: Manifest) -> dict[str, bytes]:
+    """Return the dataset card, by the name of its file."""
+    head = "\n".join([f"# {_MARK}", *_yaml(_head(manifest))])
+    return {"README.md": f"---\n{head}\n---\n\n{_body(manifest)}".encode()}
+
+
+def _head(manifest: Manifest) -> dict[str, Any]:
+    head: dict[str, Any] = {"pretty_name": manifest.name}
+    opened = [name for name in _OPENED if name in formats_of(manifest)]
+    if opened:
+        head["configs"] = [_config(manifest, name, is_default=name == opened[0]) for name in opened]
+    if "parquet" in opened:
+        splits = [
+            {"name": split, "num_examples": sum(shard.num_records for shard in shards)}
+            for split, shards in shards_of(manifest, "parquet").items()
+        ]
+        head["dataset_info"] = {"features": _features(manifest.features), "splits": splits}
+    return head
+
+
+def _config(manifest: Manifest, format_name: str, *, is_default: bool) -> dict[str, Any]:
+    files = [
+        {"split": split, "path": pattern(manifest, split, shards)}
+        for split, shards in shards_of(manifest, format_name).items()
+    ]
+    return {"config_name": "default" if is_default else format_name, "data_files": files}
+
+
+def _features(features: Features) -> list[dict[str, Any]]:
+    return [{"name": column.name, **_typed(column, features.get(column.name))} for column in arrow_columns(features)]
+
+
+def _typed(column: ArrowColumn, feature: Feature | None) -> dict[str, Any]:
+    """Return the type of a column as the YAML of `datasets` has it: `dtype`, or `list` of an inner one."""
+    inner: Any = _STORED.get(column.dtype, column.dtype)
+    if isinstance(feature, (Image, Mask)):
+        inner = "image"
+    elif isinstance(feature, ClassLabel) and feature.names:
+        inner = {"class_label": {"names": {str(number): name for number, name in enumerate(feature.names)}}}
+    if not column.sizes:
+        return {"dtype": inner}
+    for size in reversed(column.sizes):
+        inner = {"list": inner, **({} if size is None else {"length": size})}
+    return dict(inner)
+
+
+def _body(manifest: Manifest) -> str:
+    splits = {split: sum(shard.num_records for shard in shards) for split, shards in manifest.splits.items()}
+    tables = [
+        _table(("split", "records"), [(split, f"{count:,}") for split, count in splits.items()]),
+        _table(("field", "holds"), [(_code(name), f.declared()) for name, f in manifest.features.items()]),
+    ]
+    opening = f"# {manifest.name}\n\nShards: {', '.join(formats_of(manifest))}.\n"
+    return "\n".join([opening, *tables])
+
+
+def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
+    lines = [head, ("---", "---"), *rows]
+    return "".join(f"| {first} | {second} |\n" for first, second in lines)
+
+
+def _code(name: str) -> str:
+    return "`" + name.replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _yaml(value: Any, indent: str = "") -> Iterator[str]:
+    """Yield the lines of a block of YAML 1.2; text is written as JSON strings, which YAML takes as they are."""
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        is_nested = isinstance(item, (Mapping, list)) and len(item) > 0
+        if isinstance(value, Mapping):
+            yield f"{indent}{_scalar(key)}:" + ("" if is_nested else f" {_scalar(item)}")
+            if is_nested:
+                yield from _yaml(item, f"{indent}  ")
+        else:
+            first, *rest = _yaml(item, f"{indent}  ") if is_nested else [f"{indent}  {_scalar(item)}"]
+            yield f"{indent}- {first.lstrip()}"
+            yield from rest
+
+
+def _scalar(value: Any) -> str:
+    is_plain = isinstance(value, str) and value.isascii() and value.isidentifier() and value.lower() not in _WORDS
+    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # plain, these are no text in YAML
