@@ -107,7 +107,9 @@ class Run:
             IncompleteRunError: a shard does not hold its rows, or too many rows failed.
         """
         if not self._is_up_to_date():
-            withdraw_sidecars(self._output)
+            is_same = self._retry is None  # otherwise shards with the same fingerprint may get more records
+            planned = {shard.name: shard.fingerprint for shard in self._plan.shards} if is_same else {}
+            withdraw_sidecars(self._output, planned)
             self._make(dispatch, show=show)
         is_complete = not dispatch.stopped and self._finish()
         report = self._report(dispatch, is_complete=is_complete, elapsed_s=time.perf_counter() - started)

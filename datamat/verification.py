@@ -120,8 +120,9 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: Recomputed | None) 
             found += problems
             if keys is not None and number < len(rows.get(split, ())):
                 found += _key_problems(info, keys, rows[split][number])
-    found += [Problem(name, told) for name, told in sidecar_problems(folder, manifest).items()]
     found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, shard_format)]
+    if not found:  # they are compared with manifest and shards, which must be whole
+        found += [Problem(name, told) for name, told in sidecar_problems(folder, manifest).items()]
     return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found))
 
 

@@ -35,12 +35,11 @@ transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
-readers: keys preview tf
+readers: cache collate damage keys order preview schedule sharing tf torch transforms < records
 ingredients pipeline plan
-interop: contents record < croissant dali huggingface litdata tfds wids < exporting < __init__
+interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 
 parallel: executor < pathos_pool < __init__
-readers: dataset < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
 index_files kept parts pilot recipe report shard_check snapshot survey
 

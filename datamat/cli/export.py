@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING
 
-from datamat.cli.console import NOT_WELL, OK, say
+from datamat.cli.console import OK, say
 from datamat.interop import export
 
 if TYPE_CHECKING:
@@ -23,6 +23,5 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _export(options: argparse.Namespace) -> int:
-    report = export(options.directory)
-    say(str(report))
-    return NOT_WELL if report.blocked else OK
+    say(str(export(options.directory)))
+    return OK

@@ -7,8 +7,8 @@
     litdata       index.json, NAME-SPLIT.litdata.json                    litdata: Parquet
     croissant     croissant.json                                         mlcroissant, search engines
 
-Each module turns a manifest into the content of its files, and imports no client. `exporting` puts them on the disk;
-`record` knows which of them are datamat's. datamat itself reads none of them.
+Each module turns a manifest into the content of its files, and imports no client. `exporting` puts them on the disk.
+datamat itself reads none of them.
 """
 
 from __future__ import annotations

@@ -1,28 +1,30 @@
 """Writes the files that other readers need beside the shards, and takes them away before shards change.
 
     manifest ──> tfds, huggingface, wids, litdata, croissant ──> texts ─┐
-    tar shards ──> dali ──> indexes ────────────────────────────────────┴──> OUT, and the record of what is datamat's
+    tar shards ──> dali ──> indexes ────────────────────────────────────┴──> the directory
 
 A run writes them when every shard has its name, before the manifest: where there is a manifest, all is there. They hold
 nothing that is not in manifest and shards, so that they can be written again at any time, with the same bytes.
+
+Most are for programs, and are datamat's as the shards are. `README.md` and `croissant.json` are for people, who may
+complete them: they are datamat's as long as they are what the manifest gave, and are left alone otherwise. What an
+earlier run wrote is known by its manifest, which `.datamat/shards` keeps until the next run is finished.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import xxhash
-
-from datamat.errors import CorruptDataError
+from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features
 from datamat.interop.croissant import croissant_sidecars
 from datamat.interop.dali import dali_sidecars, tar_index
 from datamat.interop.huggingface import hugging_face_sidecars
 from datamat.interop.litdata import litdata_sidecars
-from datamat.interop.record import DOCUMENTS, Record, work_folder
 from datamat.interop.tfds import tfds_sidecars
 from datamat.interop.wids import wids_sidecars
 from datamat.manifest import Manifest
@@ -30,11 +32,15 @@ from datamat.storage import commit, fsync_folder, locked, read_regular, refuse_l
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["ExportReport", "export", "sidecar_names", "sidecar_problems", "withdraw_sidecars", "write_sidecars"]
 
+_DOCUMENTS = frozenset({"README.md", "croissant.json"})
 _MOST_BYTES = 1 << 32  # of one file: the index of a hundred million members
+_ASIDE = pathlib.PurePath(".datamat", "shards")  # the manifest that was there before the run that is under way
+_COMING = _ASIDE / "coming"  # the manifest that this run is about to write
+_LEFT_ALONE = "left alone, it is not as datamat wrote it; move it away and export again to have datamat's"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -47,7 +53,7 @@ class ExportReport:
         written: files that were missing, or not as they should be.
         unchanged: files that were as they should be.
         removed: files of an earlier state of the directory, which it has no more.
-        kept: files that should be written, and are not datamat's, or were changed by somebody.
+        kept: files for people that somebody has changed, or wrote before datamat did.
     """
 
     path: pathlib.Path
@@ -56,35 +62,17 @@ class ExportReport:
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
-    @property
-    def blocked(self) -> tuple[str, ...]:
-        """Those of `kept` that programs read: what a client finds there is not of this directory."""
-        return tuple(name for name in self.kept if name not in DOCUMENTS)
-
     def __str__(self) -> str:
         told = {"written": self.written, "removed": self.removed, _LEFT_ALONE: self.kept}
         lines = [f"  {name}: {what}" for what, names in told.items() for name in names]
         return "\n".join([f"{self.path}: {len(self.written) + len(self.unchanged)} files for other readers", *lines])
 
 
-_LEFT_ALONE = "left alone, it is not as datamat wrote it; move it away and export again to have datamat's"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Sidecar:
-    """One file: the digest of what it is made from, and what makes it."""
-
-    name: str
-    made_from: str
-    content: Callable[[], bytes]
-    is_text: bool
-
-
 def export(path: str | os.PathLike[str]) -> ExportReport:
     """Write the files that other readers need beside the shards of a finished directory, where they are not there.
 
     Args:
-        path: the directory. What is in it that datamat did not write is left alone.
+        path: the directory. A `README.md` or `croissant.json` that is not datamat's is left alone.
 
     Raises:
         OutputError: there is no manifest: the run is not finished. Or a run is at work there, or a link is in the way.
@@ -101,42 +89,44 @@ def export(path: str | os.PathLike[str]) -> ExportReport:
     refuse_links(work)
     work.mkdir(exist_ok=True)
     with locked(work / "lock"):
-        return write_sidecars(output, manifest)
+        report = _write(output, manifest, earlier=(), trusted=None)
+        with contextlib.suppress(OSError):  # it is not empty: a run was killed, and goes on from what is there
+            (output / _ASIDE).rmdir()
+    return report
 
 
-def write_sidecars(output: pathlib.Path, manifest: Manifest, logger: logging.Logger = _LOGGER) -> ExportReport:
-    """Do what `export` does, in a directory whose lock the caller holds.
+def write_sidecars(output: pathlib.Path, manifest: Manifest, logger: logging.Logger = _LOGGER) -> None:
+    """Write what `export` writes, at the end of a run, which holds the lock; remove what an earlier run wrote.
 
     Args:
         output: the directory, with all its shards.
         manifest: what it holds, whether or not that is written already.
         logger: is told of files that are left alone.
     """
-    record = Record.read(output) or Record()
-    sidecars = _sidecars(output, manifest)
-    states = {sidecar.name: _state(output, sidecar, record) for sidecar in sidecars}
-    pending = [sidecar for sidecar in sidecars if states[sidecar.name] == "write"]
-    stale = [name for name in record.made_from if name not in states and _is_ours(output, name, record)]
-    final = Record({sidecar.name: (sidecar.made_from,) for sidecar in sidecars if states[sidecar.name] != "keep"})
-    if pending or stale or final != record:
-        _write_all(output, pending, stale, record=record, final=final)
-    report = ExportReport(
-        output,
-        written=tuple(sidecar.name for sidecar in pending),
-        unchanged=tuple(name for name, state in states.items() if state == "same"),
-        removed=tuple(stale),
-        kept=tuple(name for name, state in states.items() if state == "keep"),
-    )
+    before, begun = _read(output / _ASIDE), _read(output / _COMING)
+    is_finished = _read(output) is not None
+    if not is_finished:  # a run that is killed from here on leaves files of this manifest
+        (output / _COMING).mkdir(parents=True, exist_ok=True)
+        manifest.write(output / _COMING)
+    earlier = [found for found in (before, begun) if found]
+    # Indexes of tar shards take time. Those of unchanged shards need not be made to be compared, unless another run was
+    # killed while it wrote its own.
+    trusted = manifest if is_finished else before if begun is None else None
+    report = _write(output, manifest, earlier=earlier, trusted=trusted)
     for name in report.kept:
-        logger.log(logging.INFO if name in DOCUMENTS else logging.WARNING, "%s: %s", output / name, _LEFT_ALONE)
-    return report
+        logger.info("%s: %s", output / name, _LEFT_ALONE)
 
 
-def withdraw_sidecars(output: pathlib.Path) -> None:
-    """Remove what datamat wrote for other readers, because it will not tell the truth once a shard changes."""
-    record = Record.read(output)
-    if record is not None:
-        _remove(output, [name for name in record.made_from if _is_ours(output, name, record)])
+def withdraw_sidecars(output: pathlib.Path, fingerprints: Mapping[str, str]) -> None:
+    """Remove what earlier runs wrote for other readers and what will not tell the truth once shards change.
+
+    Args:
+        output: the directory, whose manifest is put aside.
+        fingerprints: of the shards that are to be, by name. What belongs to these shards stays.
+    """
+    for manifest in filter(None, (_read(output / _ASIDE), _read(output / _COMING))):
+        if {shard.name: shard.fingerprint for shard in manifest.shards} != fingerprints:
+            _remove(output, _ours(output, manifest))
 
 
 def sidecar_names(manifest: Manifest) -> set[str]:
@@ -145,30 +135,22 @@ def sidecar_names(manifest: Manifest) -> set[str]:
 
 
 def sidecar_problems(output: pathlib.Path, manifest: Manifest) -> dict[str, str]:
-    """Return what is wrong with files that programs read, by name. One that is not there does no harm, and is not told.
+    """Return what is wrong with files that programs read, by name; those that are missing do no harm, and are not told.
 
     Args:
-        output: a finished directory.
+        output: a finished directory whose shards are as its manifest says.
         manifest: what it holds.
     """
-    record = Record.read(output)
-    problems = {}
-    for sidecar in _sidecars(output, manifest):
-        digest = _digest(output / sidecar.name)
-        is_ours = record is None or record.owns(sidecar.name, digest or "")
-        if digest is not None and is_ours and sidecar.name not in DOCUMENTS and not _is_as_made(sidecar, digest):
-            problems[sidecar.name] = "differs from what manifest and shards give; export writes it anew"
-    return problems
+    wanted = {name: text for name, text in _texts(manifest).items() if name not in _DOCUMENTS}
+    wrong = [name for name, text in wanted.items() if _content(output / name) not in (None, text)]
+    for name, shard in dali_sidecars(manifest).items():
+        found = _content(output / name)
+        wrong += [name] if found is not None and found != tar_index(output / shard.file) else []
+    return dict.fromkeys(wrong, "differs from what manifest and shards give; export writes it anew")
 
 
-def _is_as_made(sidecar: _Sidecar, digest: str) -> bool:
-    try:
-        return digest == (sidecar.made_from if sidecar.is_text else xxhash.xxh3_128_hexdigest(sidecar.content()))
-    except (OSError, CorruptDataError):
-        return True  # the shard that it comes from has a problem of its own
-
-
-def _texts(manifest: Manifest) -> Mapping[str, bytes]:
+def _texts(manifest: Manifest) -> dict[str, bytes]:
+    """Return the files that come from the manifest alone."""
     # In the order that a manifest has once it is read back: a run still knows the one in which they were declared.
     manifest = dataclasses.replace(manifest, features=Features(dict(sorted(manifest.features.items()))))
     return {
@@ -180,64 +162,77 @@ def _texts(manifest: Manifest) -> Mapping[str, bytes]:
     }
 
 
-def _sidecars(output: pathlib.Path, manifest: Manifest) -> list[_Sidecar]:
-    texts = [
-        _Sidecar(name, xxhash.xxh3_128_hexdigest(text), lambda text=text: text, is_text=True)  # type: ignore[misc]
-        for name, text in _texts(manifest).items()
+def _write(
+    output: pathlib.Path, manifest: Manifest, *, earlier: Iterable[Manifest], trusted: Manifest | None
+) -> ExportReport:
+    """Write what is not as it should be.
+
+    Args:
+        output: the directory.
+        manifest: what it holds.
+        earlier: what earlier runs wrote for.
+        trusted: indexes of tar shards that this manifest has, too, are not looked into.
+    """
+    texts, names = _texts(manifest), sidecar_names(manifest)
+    removed = sorted({name for found in earlier for name in _ours(output, found)} - names)
+    written, kept = [], []
+    for name, text in texts.items():
+        found = _content(output / name)
+        if found is not None and found != text and name in _DOCUMENTS and not _is_given(name, found, earlier):
+            kept.append(name)
+        elif found != text:
+            _commit(output / name, text)
+            written.append(name)
+    known = {shard.file: shard.checksum for shard in trusted.shards} if trusted else {}
+    for name, shard in dali_sidecars(manifest).items():
+        if known.get(shard.file) == shard.checksum and (output / name).is_file():
+            continue
+        index = tar_index(output / shard.file)
+        if _content(output / name) != index:
+            _commit(output / name, index)
+            written.append(name)
+    _remove(output, removed)
+    unchanged = sorted(names - {*written, *kept})
+    return ExportReport(output, tuple(written), tuple(unchanged), tuple(removed), tuple(kept))
+
+
+def _ours(output: pathlib.Path, manifest: Manifest) -> list[str]:
+    """Return the files in a directory that were written for a manifest."""
+    documents = {name: text for name, text in _texts(manifest).items() if name in _DOCUMENTS}
+    names = sidecar_names(manifest)
+    return [
+        name
+        for name in sorted(names)
+        if (found := _content(output / name)) is not None and documents.get(name, found) == found
     ]
-    indexes = [
-        _Sidecar(name, shard.checksum, lambda file=shard.file: tar_index(output / file), is_text=False)  # type: ignore[misc]
-        for name, shard in dali_sidecars(manifest).items()
-    ]
-    return [*texts, *indexes]
 
 
-def _state(output: pathlib.Path, sidecar: _Sidecar, record: Record) -> Literal["same", "write", "keep"]:
-    digest = _digest(output / sidecar.name)
-    if digest is None:
-        return "write"
-    known = record.made_from.get(sidecar.name, ())
-    if digest == sidecar.made_from if sidecar.is_text else sidecar.made_from in known:
-        return "same"
-    if record.owns(sidecar.name, digest):
-        return "write"
-    is_same = not sidecar.is_text and digest == xxhash.xxh3_128_hexdigest(sidecar.content())
-    return "same" if is_same else "keep"
+def _is_given(name: str, content: bytes, manifests: Iterable[Manifest]) -> bool:
+    return any(_texts(manifest).get(name) == content for manifest in manifests)
 
 
-def _is_ours(output: pathlib.Path, name: str, record: Record) -> bool:
-    digest = _digest(output / name)
-    return digest is not None and record.owns(name, digest)
+def _read(folder: pathlib.Path) -> Manifest | None:
+    with contextlib.suppress(OutputError, CorruptDataError):
+        return Manifest.read(folder)
+    return None
 
 
-def _digest(path: pathlib.Path) -> str | None:
-    """Return the digest of a file, None where nothing is there, "" for what is no file that can be read."""
+def _content(path: pathlib.Path) -> bytes | None:
+    """Return the content of a file, None where nothing is there; nothing of what is no file that can be read."""
     try:
-        return xxhash.xxh3_128_hexdigest(read_regular(path, max_bytes=_MOST_BYTES))
+        return read_regular(path, max_bytes=_MOST_BYTES)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        return ""
+        return b""
 
 
-def _write_all(
-    output: pathlib.Path, pending: Iterable[_Sidecar], stale: Iterable[str], *, record: Record, final: Record
-) -> None:
-    """Write files and remove others so that a kill in between leaves none of which nobody knows whose it is."""
-    through = work_folder(output)
+def _commit(path: pathlib.Path, content: bytes) -> None:
+    # Through `shards`, which the end of a run removes: what a kill leaves there is not seen, and does not stay.
+    through = path.parent / _ASIDE
     through.mkdir(parents=True, exist_ok=True)
-    for left in through.glob(".*.tmp"):  # by a run that was killed
-        left.unlink()
-    begun = dict(record.made_from)
-    for sidecar in pending:
-        known = {*begun.get(sidecar.name, ()), sidecar.made_from}
-        begun[sidecar.name] = tuple(sorted(known)) if sidecar.is_text else ()
-    Record(begun).write(output)
-    for sidecar in pending:
-        with commit(output / sidecar.name, through=through) as file:
-            file.write(sidecar.content())
-    _remove(output, stale)
-    final.write(output)
+    with commit(path, through=through) as file:
+        file.write(content)
 
 
 def _remove(output: pathlib.Path, names: Iterable[str]) -> None:

@@ -1,9 +1,8 @@
 """What Hugging Face `datasets` needs: `README.md`, the dataset card, whose YAML head tells splits and features.
 
 `datasets` finds the files of each split by the patterns of the head, decodes columns of type `image`, and gives class
-labels their names; the numbers of records are checked as it loads. People read the rest. A card is written for
-every directory, and its head names what `datasets` can open: Parquet, or else tar shards, whose features it finds out
-by itself.
+labels their names. People read the rest. A card is written for every directory, and its head names what `datasets` can
+open: Parquet, or else tar shards, whose features it finds out by itself.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ def _head(manifest: Manifest) -> dict[str, Any]:
     if opened:
         head["configs"] = [_config(manifest, name, is_default=name == opened[0]) for name in opened]
     if "parquet" in opened:
-        splits = [
-            {"name": split, "num_examples": sum(shard.num_records for shard in shards)}
-            for split, shards in shards_of(manifest, "parquet").items()
-        ]
-        head["dataset_info"] = {"features": _features(manifest.features), "splits": splits}
+        # Without numbers of records: in a card that its owner has changed, they would be wrong after the next run, and
+        # `datasets` would refuse to load what is right.
+        head["dataset_info"] = {"features": _features(manifest.features)}
     return head
 
 
