@@ -73,6 +73,13 @@ class Mixed(DatasetWriter):
         }
 
 
+class Revised(Mixed):
+    """The same rows, and another text in each."""
+
+    def read(self, row):
+        return {**super().read(row), "caption": "revised"}
+
+
 class Uneven(Mixed):
     """Every third row fails, and copies are one sample or two."""
 
@@ -159,6 +166,15 @@ def test_other_shards_hold_the_same_records_in_the_same_order(mixed, tmp_path, o
     assert load(output).keys() == load(mixed).keys()
 
 
+def test_order_of_the_index_stays_where_it_was_kept(tmp_path):
+    """What is converted is not shuffled."""
+    source = make(tmp_path / "source", Mixed(), shards=ShardOptions(num_shards=2, shuffle=False))
+
+    output = converted(source, tmp_path / "out", shards=ShardOptions(num_shards=3))
+
+    assert load(output, "train").keys() == [f"train.{number:02d}é" for number in range(23)]
+
+
 def test_size_of_shards_is_that_of_the_records(mixed, tmp_path):
     """`shard_bytes` counts what records take, though no input file says so."""
     size = sum(info.num_bytes for info in Manifest.read(mixed).splits["train"])
@@ -234,7 +250,7 @@ def test_what_is_there_is_not_made_again_unless_the_directory_changed(mixed, tmp
     converted(source, tmp_path / "out", format="parquet")
 
     again = convert(source, tmp_path / "out", format="parquet", progress=False)
-    make(source, Uneven(), errors="skip")
+    make(source, Revised())
     changed = convert(source, tmp_path / "out", format="parquet", progress=False)
 
     assert again.num_shards_written == 0
