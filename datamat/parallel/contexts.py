@@ -105,9 +105,12 @@ def dump_for_child(popen: Any, child: MainFreeProcess) -> memoryview:
 
 
 @contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread, so that a child starts with it blocked and cannot die of it before it is ready."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def interrupts_blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread, SIGINT if none is named: a child then starts so, and cannot die before it is ready.
+
+    Those that came meanwhile are heard at the end of the block.
+    """
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers or {signal.SIGINT})
     try:
         yield
     finally:
@@ -160,9 +163,17 @@ def _opencv_at_rest() -> Iterator[None]:
 class ForkPopen(popen_fork.Popen):  # type: ignore[misc]
     """A fork of the calling thread, which must be the only one."""
 
+    pid: int | None = None
+
     def __init__(self, process_obj: MainFreeProcess) -> None:
-        with _opencv_at_rest(), interrupts_blocked():
-            super().__init__(process_obj)
+        try:
+            with _opencv_at_rest(), interrupts_blocked():
+                super().__init__(process_obj)
+        except BaseException:  # a Ctrl-C that came meanwhile is raised when it is let in again
+            if self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            raise
 
 
 class SpawnPopen(popen_spawn_posix.Popen):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import selectors
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from datamat.errors import UnpicklableError
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.channel import close_in_forks
-from datamat.parallel.contexts import ForkPopen, SpawnPopen
+from datamat.parallel.contexts import ForkPopen, SpawnPopen, interrupts_blocked
 from datamat.parallel.handle import LAST_WORDS_S, Handle, WorkerStats
 from datamat.parallel.servers import Server, shared_server
 from datamat.parallel.worker import Request
@@ -101,8 +102,12 @@ class Crew:
             if not gc.get_freeze_count():
                 gc.freeze()
                 self._has_frozen = True
-            while self._slots:
-                self._start(ForkPopen)
+            with interrupts_blocked(signal.SIGINT, signal.SIGTERM):  # between a fork and the note of it
+                while self._slots:
+                    self._start(ForkPopen)
+        except BaseException:  # an interrupt: workers would wait for tasks, and the program's end for the workers
+            self.end(self._bury_ended, abruptly=True)
+            raise
         finally:
             for end in endings:
                 end()
@@ -241,6 +246,10 @@ class Crew:
         self._slots.append(handle.slot)
         self._past.append(handle.stats())
         return autopsy
+
+    def _bury_ended(self, handle: Handle) -> None:
+        if handle.has_ended:
+            self.bury(handle)
 
     def end(self, attend: Callable[[Handle], None], *, abruptly: bool) -> None:
         """End all workers: on request, or by SIGKILL where that is asked for or the request is not heard."""

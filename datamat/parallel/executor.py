@@ -235,7 +235,11 @@ class PathosExecutor(Executor):
     def _prepare(self, dispatcher: Dispatcher, code: Any) -> None:
         if dispatcher.thread is None:
             self._logger.debug("workers start by %s: %s", self._start_method, self._reason)
-            _threads[dispatcher.start(code)] = dispatcher
+            try:
+                _threads[dispatcher.start(code)] = dispatcher
+            except BaseException:  # its workers are ended; the next call may try again
+                self._dispatcher = None
+                raise
         if not code.is_inherited and not code.is_prepared:
             code.prepare()
 

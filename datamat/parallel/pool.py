@@ -168,7 +168,7 @@ class Dispatcher:
         ready = [handle for handle in self._crew.handles if handle.takes_tasks]
         if not ready:
             return
-        # A call that was submitted by itself may be what the one before it waits for: it never waits behind a long one.
+        # What is submitted by itself may be what the call before it waits for: it never waits behind a long one.
         is_chunk = self._waiting[0].mode == worker.Mode.CHUNK
         num_waiting = len(self._waiting) / len(self._crew.handles) if is_chunk else 0
         depth = 1 if self._options.max_tasks else prefetch_depth(self._cost, num_waiting)

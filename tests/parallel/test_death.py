@@ -384,6 +384,41 @@ with PathosExecutor(2, start_method=sys.argv[1]) as pool:
 """
 
 
+INTERRUPTED_FORK = """
+import os, signal, sys
+import psutil
+from datamat.parallel import PathosExecutor
+name = getattr(signal, sys.argv[2])
+signal.signal(name, signal.default_int_handler)
+left = int(sys.argv[1])
+def interrupt():
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), name)
+os.register_at_fork(after_in_parent=interrupt)
+with PathosExecutor(3, start_method="fork") as pool:
+    try:
+        pool.submit(abs, -1)
+    except KeyboardInterrupt:
+        print("interrupted", psutil.Process().children(), flush=True)
+    print(pool.submit(abs, -1).result())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_interrupt_between_forks_leaves_no_worker_behind(number, name):
+    """Workers that nobody ends would wait for tasks, and the end of the program for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_FORK, str(number), name], capture_output=True, text=True, timeout=20, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+    assert done.stdout == "interrupted []\n1\n"
+    assert done.stderr == ""
+
+
 def test_interrupt_ends_the_calls_and_leaves_the_interpreter_usable(method):
     """As the stop button of a notebook does: the signal reaches the parent alone."""
     done = subprocess.run(
