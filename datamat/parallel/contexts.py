@@ -35,6 +35,7 @@ __all__ = [
     "ForkPopen",
     "MainFreeProcess",
     "SpawnPopen",
+    "current_umask",
     "dump_for_child",
     "forget_idle_tracker",
     "interrupts_blocked",
@@ -102,6 +103,17 @@ def dump_for_child(popen: Any, child: MainFreeProcess) -> memoryview:
     finally:
         context.set_spawning_popen(None)
     return buffer.getbuffer()
+
+
+def current_umask() -> int:
+    """Return the process's umask."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    umask = os.umask(0o077)  # elsewhere it is only told to who sets it; meanwhile files of other threads are private
+    os.umask(umask)
+    return umask
 
 
 @contextmanager

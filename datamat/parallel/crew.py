@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from datamat.errors import UnpicklableError
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.channel import close_in_forks
-from datamat.parallel.contexts import ForkPopen, SpawnPopen, interrupts_blocked
+from datamat.parallel.contexts import ForkPopen, SpawnPopen, current_umask, interrupts_blocked
 from datamat.parallel.handle import LAST_WORDS_S, Handle, WorkerStats
 from datamat.parallel.servers import Server, shared_server
 from datamat.parallel.worker import Request
@@ -176,13 +176,15 @@ class Crew:
 
     def _worker_config(self, slot: int, launcher: Callable[[Any], Any]) -> worker.WorkerConfig:
         options = self._options
+        inherits = launcher in {ForkPopen, SpawnPopen}
         return worker.WorkerConfig(
             name=f"datamat-worker-{slot}",
             mask=options.masks[slot],
             num_threads=options.num_threads,
             logging=logs.capture_state(),
             initializer=self._initializer,
-            environment=None if launcher in {ForkPopen, SpawnPopen} else dict(os.environ),
+            environment=None if inherits else dict(os.environ),
+            umask=None if inherits else current_umask(),
             max_tasks=options.max_tasks,
             authkey=bytes(multiprocessing.current_process().authkey),
         )

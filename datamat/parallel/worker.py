@@ -106,6 +106,7 @@ class WorkerConfig:
         logging: levels of the parent's loggers.
         initializer: stream of the capsule of (initializer, initargs); None if there is none or it is inherited.
         environment: the parent's environment, where the worker does not inherit it.
+        umask: the parent's, where the worker does not inherit it.
         max_tasks: tasks after which the worker leaves; None for no limit.
         authkey: what processes of this program prove themselves with to `multiprocessing` managers.
     """
@@ -116,6 +117,7 @@ class WorkerConfig:
     logging: logs.LoggingState
     initializer: bytes | None
     environment: dict[str, str] | None
+    umask: int | None
     max_tasks: int | None
     authkey: bytes
 
@@ -155,6 +157,8 @@ def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.sock
     if config.environment is not None:
         os.environ.clear()
         os.environ.update(config.environment)
+    if config.umask is not None:
+        os.umask(config.umask)
     affinity.limit_thread_environment(config.num_threads)
     affinity.limit_loaded_libraries(config.num_threads)
     affinity.bind(config.mask)

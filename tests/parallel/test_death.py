@@ -411,7 +411,8 @@ with PathosExecutor(3, start_method="fork") as pool:
 def test_interrupt_between_forks_leaves_no_worker_behind(number, name):
     """Workers that nobody ends would wait for tasks, and the end of the program for them."""
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_FORK, str(number), name], capture_output=True, text=True, timeout=20, check=True,
+        [sys.executable, "-c", INTERRUPTED_FORK, str(number), name],
+        capture_output=True, text=True, timeout=20, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 

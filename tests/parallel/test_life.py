@@ -204,6 +204,27 @@ def environment():
     return os.environ.get("OMP_NUM_THREADS"), os.environ.get("DATAMAT_TEST"), sorted(os.sched_getaffinity(0))
 
 
+def make_folder(path):
+    os.mkdir(path)
+    return os.stat(path).st_mode & 0o777
+
+
+def test_workers_have_the_umask_of_their_parent_as_it_is_now(method, tmp_path):
+    """Also those that come from a server which was started under another."""
+    old = os.umask(0o022)
+    modes = []
+    try:
+        for umask in (0o022, 0o077):
+            os.umask(umask)
+            with PathosExecutor(1, start_method=method) as pool:
+                modes.append(pool.submit(make_folder, str(tmp_path / str(umask))).result(timeout=20))
+            assert os.umask(umask) == umask
+    finally:
+        os.umask(old)
+
+    assert modes == [0o755, 0o700]
+
+
 def test_workers_see_the_environment_and_their_share_of_threads(method, monkeypatch):
     """What the caller set since the forkserver began, too; the library pools are limited."""
     monkeypatch.setenv("DATAMAT_TEST", method)
