@@ -35,7 +35,7 @@ transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
-readers: cache collate damage keys order preview schedule sharing tf torch transforms < records
+readers: cache collate damage keys order preview schedule sharing tf torch transforms < records < samples
 ingredients pipeline plan
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 

@@ -1,4 +1,4 @@
-"""Random access to the records of a finished directory.
+"""Random access to the records of a finished directory, and the ways to read all of it.
 
 A record is found through the offsets beside its shard, read, its checksums tested, and decoded: memory holds 16 bytes
 per record and no file is read through.
@@ -6,48 +6,73 @@ per record and no file is read through.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import operator
 import os
 import pathlib
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import xxhash
 
-from datamat.errors import CorruptDataError, OptionError
-from datamat.formats import Offsets, get_format
+from datamat.errors import OptionError
+from datamat.formats import get_format
 from datamat.manifest import Manifest
 from datamat.readers import preview as drawing
 from datamat.readers import tf as tf_reader
-from datamat.readers.keys import KeyIndex, stored_key
+from datamat.readers import torch as torch_reader
+from datamat.readers.batches import Batches, BatchOptions, Numpy
+from datamat.readers.cache import RecordCache, ShardStore, byte_limit
+from datamat.readers.collate import ragged_names
+from datamat.readers.damage import Damages
+from datamat.readers.keys import KeyIndex
+from datamat.readers.making import BatchMaker
+from datamat.readers.order import Order
+from datamat.readers.records import RecordFiles
+from datamat.readers.samples import SampleReader
+from datamat.readers.transforms import SampleTransform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from datamat.features import Features
-    from datamat.formats import ShardReader
-    from datamat.manifest import ShardInfo
+    from datamat.options import ErrorPolicy
+    from datamat.readers.batches import Client
     from datamat.readers.preview import Picture
 
 __all__ = ["ShardedDataset", "load"]
 
+_CACHE_BYTES = 100 << 30
 
-def load(path: str | os.PathLike[str], split: str | None = None) -> ShardedDataset:
+
+def load(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    errors: str | ErrorPolicy = "raise",
+    cache: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = _CACHE_BYTES,
+) -> ShardedDataset:
     """Open a finished directory.
 
     Args:
         path: the directory that a run wrote.
         split: one split, or None for all, one after the other.
+        errors: what to do about damaged records where many are read: "raise", or "skip", which leaves them out, logs
+            each and counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. A single record
+            that is asked for raises in any case.
+        cache: bytes of memory, in each process, for encoded records; the first that are read fill it.
+        cache_dir: a folder on a fast local disk where shards are copied to when they are first needed, for
+            directories on a slow file system. Any number of processes may share it.
+        cache_bytes: most bytes of copies in `cache_dir`; shards that have no room are read where they are.
 
     Returns:
         The records: by position, by key, or in order.
 
     Raises:
         OutputError: there is no manifest: the run is not finished.
-        OptionError: there is no such split.
+        OptionError: there is no such split, or an option makes no sense.
         CorruptDataError: the manifest cannot be read.
 
     Example:
@@ -58,7 +83,20 @@ def load(path: str | os.PathLike[str], split: str | None = None) -> ShardedDatas
     manifest = Manifest.read(path)
     if split is not None and split not in manifest.splits:
         raise OptionError(f"{os.fspath(path)} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
-    return ShardedDataset(pathlib.Path(path), manifest, split)
+    shards = manifest.shards if split is None else manifest.splits[split]
+    store = None
+    if cache_dir is not None:
+        store = ShardStore(cache_dir, byte_limit(cache_bytes, "cache_bytes"), shards)
+    records = RecordFiles(
+        pathlib.Path(path),
+        shards,
+        get_format(manifest.format).with_features(manifest.features),
+        RecordCache(byte_limit(cache, "cache")),
+        store,
+    )
+    keys = KeyIndex(pathlib.Path(path, "index"), manifest, split, records.stored_keys)
+    samples = SampleReader(records, manifest.features, Damages(errors, len(records)), keys)
+    return ShardedDataset(pathlib.Path(path), manifest, split, samples)
 
 
 class ShardedDataset(Sequence[dict[str, Any]]):
@@ -71,16 +109,16 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         path: the directory.
         manifest: its manifest.
         split: one split, or None for all.
+        samples: the records of the split, by position.
     """
 
-    def __init__(self, path: pathlib.Path, manifest: Manifest, split: str | None) -> None:
+    def __init__(self, path: pathlib.Path, manifest: Manifest, split: str | None, samples: SampleReader) -> None:
         self.path = path
         self.manifest = manifest
         self.split = split
         self._shards = manifest.shards if split is None else manifest.splits[split]
-        self._ends = list(accumulate(info.num_records for info in self._shards))
-        self._format = get_format(manifest.format).with_features(manifest.features)
-        self._files: dict[int, ShardReader] = {}
+        self._samples = samples
+        self._place = self._next_place = 0
 
     @property
     def features(self) -> Features:
@@ -93,7 +131,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return [str(self.path / info.file) for info in self._shards]
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._samples.records)
 
     def __getitem__(self, item: int | str) -> dict[str, Any]:  # type: ignore[override]  # no slices
         """Return one sample, by position (also from the end) or by key.
@@ -104,34 +142,57 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             TypeError: neither a position nor a key; a slice is neither.
             CorruptDataError: the record is damaged; names file, record and place.
         """
-        if isinstance(item, str):
-            found = self._key_index.position_of(item)
-            if found is None:
-                raise KeyError(item)
-            return self._sample(found)
-        try:
-            position = operator.index(item)
-        except TypeError as error:
-            raise TypeError(
-                f"a sample is found by its position or key, not by {item!r}; "
-                "for several: [data[number] for number in range(2, 5)]"
-            ) from error
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"position {item} in a data set of {len(self)} records")
-        return self._sample(position % len(self))
+        return self._samples.read(self._position(item))
+
+    def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples: what torch's `DataLoader` and Hugging Face's asks a map-style data set for.
+
+        Damaged records are left out where the data set was loaded so; else as `__getitem__`.
+        """
+        found = [self._samples.read_or_skip(self._position(item)) for item in items]
+        return [sample for sample in found if sample is not None]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples, shard after shard, reading each file from front to back."""
-        for position in range(len(self)):
-            yield self._sample(position)
+        start, self._next_place = self._next_place, 0
+        for position in range(start, len(self)):
+            sample = self._samples.read_or_skip(position)
+            self._place = position + 1
+            if sample is not None:
+                yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the iteration that moved last is: numbers and strings only."""
+        return {"version": 1, "position": self._place, **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration begin behind the sample that came before `state` was taken; at an end, anew.
+
+        Raises:
+            OptionError: the state is of other records.
+        """
+        wanted = {"version": 1, **self._identity}
+        differing = [name for name, value in wanted.items() if state.get(name) != value]
+        if differing or not isinstance(state.get("position"), int):
+            raise OptionError(
+                f"{self.path}: the state is not of these records ({', '.join(differing) or 'position'} differs); load "
+                "the state of an iteration over the same directory and split"
+            )
+        self._place = state["position"]
+        self._next_place = self._place % max(len(self), 1)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many damaged records were left out so far, each counted once."""
+        return len(self._samples.damages.positions)
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is a record with this key."""
-        return isinstance(key, str) and self._key_index.position_of(key) is not None
+        return isinstance(key, str) and self._samples.keys.position_of(key) is not None
 
     def keys(self) -> list[str]:
         """Return the keys of all records, in order: from the index files, without reading a shard."""
-        return self._key_index.keys()
+        return self._samples.keys.keys()
 
     def to_tf(
         self,
@@ -172,7 +233,108 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         options = tf_reader.ReadOptions(
             batch_size, shuffle, seed, transform, cache, repeat, drop_remainder, deterministic
         )
-        return tf_reader.make_dataset(self.files, self.features, self._format.name, len(self), options)
+        return tf_reader.make_dataset(self.files, self.features, self.manifest.format, len(self), options)
+
+    def to_numpy(  # noqa: PLR0913 -- what users may choose; all but the first by name
+        self,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool | int = False,
+        seed: int = 0,
+        transform: Any = None,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+    ) -> Batches:
+        """Return an iterable of batches of numpy arrays, decoded in threads straight into the memory of the batch.
+
+        Each `iter` is the next epoch, in another order if shuffled. `state_dict` and `load_state_dict` go on in the
+        middle of one, with any number of workers and ranks.
+
+        Args:
+            batch_size: most records in a batch; None gives single samples.
+            shuffle: True mixes all records. A number mixes that many at a time, of blocks of neighbours in random
+                order, so that files are read in long runs: for disks that seek and slow file systems. Parquet is
+                always read so, four row groups at a time.
+            seed: of the shuffling and of the random numbers of `transform`.
+            transform: `(sample) -> sample`, `(sample, rng) -> sample`, or an albumentations pipeline. Random numbers
+                depend on (seed, key, epoch) alone.
+            drop_last: leave out what does not fill a batch on every rank. Else those records are divided evenly, and
+                every record comes exactly once (`Schedule` tells of the one exception).
+            rank: which share of each step is read here.
+            world_size: number of ranks; all get the same number of batches.
+            num_workers: processes that decode and transform, for transforms that hold the interpreter's lock; 0
+                decodes in threads of this process.
+            num_threads: that decode; None takes one per physical core.
+            prefetch: batches made ahead.
+
+        Returns:
+            Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width),
+            or lists of arrays where sizes differ; numbers (n,); tensors of fixed shape (n, ...). Boxes, lists of labels
+            and tensors of open shape are lists of n arrays, text and keys lists of n str.
+
+        Raises:
+            OptionError: an argument makes no sense.
+
+        Example:
+            >>> for batch in train.to_numpy(32, shuffle=True, seed=1):   # doctest: +SKIP
+            ...     batch["image"].shape, batch["key"][:2]
+            ((32, 360, 480, 3), ['0001TP_006690#2', '0016E5_01530#0'])
+        """
+        options = BatchOptions(batch_size, drop_last, rank, world_size, num_workers, num_threads, prefetch)
+        return self._batches(options, shuffle, seed, transform, Numpy())
+
+    def to_torch(  # noqa: PLR0913, D417 -- what users may choose; most is told of `to_numpy`
+        self,
+        batch_size: int | None = None,
+        *,
+        num_workers: int = 0,
+        shuffle: bool | int = False,
+        seed: int = 0,
+        transform: Any = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+    ) -> Batches:
+        """Return an iterable of batches of tensors: `to_numpy` for PyTorch, on the same memory.
+
+        It is a loader by itself: no `DataLoader` is needed. It also is an `IterableDataset` for one, with
+        `batch_size=None`: its workers share the batches. And the data set as it is serves as a map-style one.
+
+        Args:
+            rank: None takes that of the process group of `torch.distributed`, if there is one.
+            world_size: likewise.
+
+        All other arguments are those of `to_numpy`.
+
+        Returns:
+            Batches as of `to_numpy`, with tensors for arrays.
+
+        Raises:
+            MissingDependencyError: torch is not installed.
+            OptionError: an argument makes no sense.
+
+        Example:
+            >>> loader = train.to_torch(32, shuffle=True)   # doctest: +SKIP
+            >>> images = next(iter(loader))["image"].permute(0, 3, 1, 2)   # doctest: +SKIP
+        """
+        torch_reader.register_iterable(Batches)
+        found_rank, found_size = torch_reader.default_rank()
+        options = BatchOptions(
+            batch_size,
+            drop_last,
+            found_rank if rank is None else rank,
+            found_size if world_size is None else world_size,
+            num_workers,
+            num_threads,
+            prefetch,
+        )
+        return self._batches(options, shuffle, seed, transform, torch_reader.Torch())
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
         """Return a picture of samples: images with their mask drawn over, a legend of classes, and the keys.
@@ -195,68 +357,46 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         positions = [place * len(self) // count for place in range(count)]
         return drawing.draw([self[position] for position in positions], self.features, columns, opacity)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_key_index"}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={})
-
-    def __del__(self) -> None:
-        for opened in self.__dict__.get("_files", {}).values():
-            opened.close()
-
     def __repr__(self) -> str:
         return f"ShardedDataset({str(self.path)!r}, split={self.split!r}, {len(self):,} records, {self.features!r})"
 
-    def _sample(self, position: int) -> dict[str, Any]:
-        shard = bisect.bisect_right(self._ends, position)
-        return self.features.decode(self._record(shard, position - (self._ends[shard - 1] if shard else 0)))
-
-    def _record(self, shard: int, number: int) -> dict[str, Any]:
-        return self._opened(shard).read(number)
-
-    def _opened(self, shard: int) -> ShardReader:
-        found = self._files.get(shard)
-        if found is None:
-            # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
-            opened = self._open(self._shards[shard])
-            found = self._files.setdefault(shard, opened)
-            if found is not opened:
-                opened.close()
-        return found
-
-    def _open(self, info: ShardInfo) -> ShardReader:
-        offsets = self._offsets(info)
-        path = self.path / info.file
+    def _position(self, item: int | str) -> int:
+        if isinstance(item, str):
+            found = self._samples.keys.position_of(item)
+            if found is None:
+                raise KeyError(item)
+            return found
         try:
-            return self._format.reader(path, offsets)
-        except OSError as error:
-            raise CorruptDataError(f"{path}: {error.strerror}; run the job again to write it anew") from error
+            position = operator.index(item)
+        except TypeError as error:
+            raise TypeError(
+                f"a sample is found by its position or key, not by {item!r}; "
+                "for several: [data[number] for number in range(2, 5)]"
+            ) from error
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"position {item} in a data set of {len(self)} records")
+        return position % len(self)
 
-    def _offsets(self, info: ShardInfo) -> Offsets:
-        path = self.path / info.index_file
-        try:
-            offsets = Offsets.from_text(path.read_text("ascii"))
-        except (OSError, UnicodeDecodeError, CorruptDataError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise CorruptDataError(f"{path}: {reason}; run the job again to write it anew") from error
-        if len(offsets) != info.num_records:
-            raise CorruptDataError(
-                f"{path} holds {len(offsets)} offsets, the manifest says {info.num_records} records; run the job again"
-            )
-        end = np.uint64(info.num_bytes)
-        outside = np.flatnonzero((offsets.offset > end) | (offsets.size > end - np.minimum(offsets.offset, end)))
-        if len(outside):
-            raise CorruptDataError(
-                f"{path}: record {outside[0]} would lie outside of {info.file}, which has {info.num_bytes} bytes; "
-                "run the job again to write it anew"
-            )
-        return offsets
-
-    def _stored_keys(self, shard: int) -> list[str]:
-        """Return the keys that the records of a shard hold, by reading them."""
-        return [stored_key(self._record(shard, number)) for number in range(self._shards[shard].num_records)]
+    def _batches(
+        self, options: BatchOptions, shuffle: bool | int, seed: int, transform: Any, client: Client
+    ) -> Batches:
+        order = Order.of(
+            [info.num_records for info in self._shards],
+            shuffle,
+            seed,
+            group_records=self._samples.records.group_records,
+        )
+        maker = BatchMaker(
+            self._samples.read_or_skip,
+            None if transform is None else SampleTransform(transform, self.features, seed),
+            ragged_names(self.features),
+            options.batch_size is not None,
+        )
+        identity = {**self._identity, "seed": order.seed, "window": order.window, "block": order.block}
+        return Batches(order, maker, options, client=client, damages=self._samples.damages, identity=identity)
 
     @functools.cached_property
-    def _key_index(self) -> KeyIndex:
-        return KeyIndex(self.path / "index", self.manifest, self.split, self._stored_keys)
+    def _identity(self) -> dict[str, Any]:
+        """What a state must be of: the records, by the checksums of their shards."""
+        checksums = ",".join(info.checksum for info in self._shards)
+        return {"num_records": len(self), "records": xxhash.xxh3_64_hexdigest(checksums.encode())}

@@ -6,6 +6,7 @@ except in shards where a transform gave several samples for one copy: their reco
 
 from __future__ import annotations
 
+import bisect
 import functools
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,13 @@ class KeyIndex:
                 return found
         return None
 
+    def key_at(self, position: int) -> str | None:
+        """Return the key of a record, or None where only the record itself could tell."""
+        for keys in reversed(self._splits):
+            if position >= keys.first_record:
+                return keys.key_at(position)
+        return None
+
     def keys(self) -> list[str]:
         """Return the keys of all records, in order."""
         return [key for split in self._splits for key in split.keys()]  # noqa: SIM118 -- not a dict
@@ -92,6 +100,7 @@ class _SplitKeys:
         first_record: int,
         stored_keys: Callable[[int], list[str]],
     ) -> None:
+        self.first_record = first_record
         self._path = path
         self._names = names
         self._starts = list(accumulate((info.num_records for info in shards[:-1]), initial=first_record))
@@ -114,6 +123,16 @@ class _SplitKeys:
         names = self._names.of(row_key)
         return self._starts[shard] + record + names.index(key) if key in names else None
 
+    def key_at(self, position: int) -> str | None:
+        shard = bisect.bisect_right(self._starts, position) - 1
+        number = position - self._starts[shard]
+        mine = np.flatnonzero(self._table["shard"] == shard)
+        firsts = self._table["record"][mine]
+        if not len(mine) or (firsts < 0).any():
+            return None
+        row = int(np.searchsorted(firsts, number, side="right")) - 1
+        return self._names.of(self._row_keys[int(mine[row])].as_py())[number - int(firsts[row])]
+
     def keys(self) -> list[str]:
         found: list[str] = []
         irregular = self._table["record"] < 0
@@ -125,6 +144,9 @@ class _SplitKeys:
                 rows = self._row_keys.slice(mine[0], len(mine)) if len(mine) else self._row_keys.slice(0, 0)
                 found += [name for row_key in rows.to_pylist() for name in self._names.of(row_key)]
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in {"_columns", "_table", "_by_hash"}}
 
     def _numbers(self, shard: int) -> dict[str, int]:
         """Return the place of each record of a shard by its key, as the records tell it: read once."""

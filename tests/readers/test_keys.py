@@ -10,7 +10,7 @@ import sets
 from every_feature import ONE_WORKER
 
 from datamat import CorruptDataError, Index, Materializer, ShardOptions, load
-from datamat.readers.dataset import ShardedDataset
+from datamat.readers.records import RecordFiles
 
 
 def crops(sample, rng):
@@ -87,9 +87,9 @@ def test_keys_of_several_records_are_read_once_per_shard(make_pairs_output, tmp_
     """Not for every key that is asked for."""
     data = load(make_pairs_output(tmp_path / "out", transform=crops), "train")
     keys, asked = data.keys(), []
+    stored = RecordFiles.stored_keys
+    monkeypatch.setattr(RecordFiles, "stored_keys", lambda self, shard: asked.append(shard) or stored(self, shard))
     fresh = load(tmp_path / "out", "train")
-    stored = ShardedDataset._stored_keys
-    monkeypatch.setattr(ShardedDataset, "_stored_keys", lambda self, shard: asked.append(shard) or stored(self, shard))
 
     assert [fresh[key]["key"] for key in keys] == keys
     assert sorted(asked) == [0, 1]

@@ -1,0 +1,179 @@
+"""Batches made ahead of their use: in threads of the reading process, or in worker processes.
+
+jobs ── at most `depth` at work or ready ── batches, in the order of the jobs
+
+threads     a job is cut into runs of rows; the threads decode them straight into the memory of the batch. Decoders
+            and large copies let go of the interpreter's lock, so that two threads keep two cores busy.
+processes   a job is one call; the worker decodes into shared memory (`sharing`), of which the reading process
+            takes over the pages. For transforms that keep the interpreter to themselves.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import numpy as np
+
+from datamat.parallel import PathosExecutor
+from datamat.readers.collate import BatchBuffer, SampleSlot
+from datamat.readers.sharing import Loans, SharedFolder, adopt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from datamat.readers.collate import Allocate
+    from datamat.readers.damage import Damages
+    from datamat.readers.transforms import SampleTransform
+
+__all__ = ["BatchMaker", "Job", "in_processes", "in_threads"]
+
+_RUNS_PER_THREAD = 4  # runs of a batch for each thread: the last ones end close together, and few calls are made
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """One batch to make.
+
+    Attributes:
+        epoch: that it belongs to, for the random numbers of the transform.
+        positions: of its records, int64 (n,).
+    """
+
+    epoch: int
+    positions: np.ndarray
+
+
+class ReadSample(Protocol):
+    """Reads and decodes one record; None where it is damaged and left out."""
+
+    def __call__(self, position: int) -> dict[str, Any] | None: ...
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchMaker:
+    """Makes batches of records. Thread-safe, and picklable if the transform is.
+
+    Attributes:
+        read: reads a sample.
+        transform: applied to each, or None.
+        ragged: columns that are lists.
+        is_batched: whether samples are put together; else each job is one sample.
+    """
+
+    read: ReadSample
+    transform: SampleTransform | None
+    ragged: frozenset[str]
+    is_batched: bool
+
+    def buffer(self, job: Job, allocate: Allocate = np.empty) -> BatchBuffer | SampleSlot:
+        """Return what takes the samples of a job."""
+        return BatchBuffer(len(job.positions), self.ragged, allocate) if self.is_batched else SampleSlot()
+
+    def fill(self, buffer: BatchBuffer | SampleSlot, job: Job, rows: range) -> None:
+        """Read, decode, transform and put some rows."""
+        for row in rows:
+            sample = self.read(int(job.positions[row]))
+            if sample is not None:
+                buffer.put(row, self.transform(sample, job.epoch) if self.transform else sample)
+
+
+def in_threads(jobs: Iterator[Job], maker: BatchMaker, num_threads: int, depth: int) -> Generator[dict[str, Any]]:
+    """Yield the batch of each job, made in threads; an empty one where no record is left of it.
+
+    Args:
+        jobs: in order.
+        maker: makes them.
+        num_threads: that decode.
+        depth: most jobs at work or ready while a batch is in use.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(num_threads, "datamat-read")
+
+    def start(job: Job) -> Callable[[], dict[str, Any]]:
+        buffer = maker.buffer(job)
+        size = len(job.positions)
+        step = -(-size // (_RUNS_PER_THREAD * num_threads))
+        runs = [
+            pool.submit(maker.fill, buffer, job, range(size)[first : first + step]) for first in range(0, size, step)
+        ]
+
+        def finish() -> dict[str, Any]:
+            for run in runs:
+                run.result()
+            return buffer.finish()
+
+        return finish
+
+    try:
+        yield from _ahead(jobs, start, depth)
+    finally:
+        # Without waiting, which the collector could ask of a thread of the pool itself.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_processes(
+    jobs: Iterator[Job], maker: BatchMaker, num_workers: int, depth: int, damages: Damages
+) -> Generator[dict[str, Any]]:
+    """Yield the batch of each job, made in worker processes; see `in_threads`.
+
+    Args:
+        jobs: in order.
+        maker: makes them.
+        num_workers: processes.
+        depth: most jobs at work or ready while a batch is in use.
+        damages: where records are counted that workers left out.
+
+    Raises:
+        WorkerDied: a worker ended under a batch.
+    """
+    with SharedFolder() as folder, PathosExecutor(num_workers) as pool:
+        worker = _Worker(maker, damages, folder.path)
+
+        def start(job: Job) -> Callable[[], dict[str, Any]]:
+            future = pool.submit(worker.make, job)
+
+            def finish() -> dict[str, Any]:
+                batch, skipped = future.result()
+                damages.add(skipped)
+                return {name: adopt(value) for name, value in batch.items()}
+
+            return finish
+
+        try:
+            yield from _ahead(jobs, start, depth)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Worker:
+    """What travels to a worker, once."""
+
+    maker: BatchMaker
+    damages: Damages
+    folder: str
+
+    def make(self, job: Job) -> tuple[dict[str, Any], Sequence[int]]:
+        """Return the batch, its large arrays in shared memory, and the records left out of it."""
+        before = len(self.damages.positions)
+        loans = Loans(self.folder)
+        buffer = self.maker.buffer(job, loans.allocate)
+        self.maker.fill(buffer, job, range(len(job.positions)))
+        return loans.receipts(buffer.finish()), self.damages.positions[before:]
+
+
+def _ahead(
+    jobs: Iterator[Job], start: Callable[[Job], Callable[[], dict[str, Any]]], depth: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the results of jobs in order, `depth` of them started while one is in use."""
+    started = collections.deque(map(start, itertools.islice(jobs, depth)))
+    while started:
+        batch = started.popleft()()
+        started.extend(map(start, itertools.islice(jobs, 1)))
+        yield batch

@@ -1,0 +1,66 @@
+"""Records read and decoded, by position; of a damaged one the error says which it is, or it is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, final
+
+from datamat.errors import CorruptDataError, InputError, SchemaError
+
+if TYPE_CHECKING:
+    from datamat.features import Features
+    from datamat.readers.damage import Damages
+    from datamat.readers.keys import KeyIndex
+    from datamat.readers.records import RecordFiles
+
+__all__ = ["SampleReader"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SampleReader:
+    """Samples by position. Thread-safe and picklable.
+
+    Attributes:
+        records: the encoded records.
+        features: their schema.
+        damages: what is done about damaged ones.
+        keys: names them.
+    """
+
+    records: RecordFiles
+    features: Features
+    damages: Damages
+    keys: KeyIndex
+
+    def read(self, position: int) -> dict[str, Any]:
+        """Return a sample.
+
+        Raises:
+            CorruptDataError: the record is damaged; names file, record, key and what is wrong.
+        """
+        try:
+            return self.features.decode(self.records.read(position))
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{error}{self._key_note(position)}") from error
+        except (InputError, SchemaError) as error:
+            shard, number = self.records.place(position)
+            raise CorruptDataError(
+                f"{self.records.file(shard)}: record {number} is damaged: {error}; remove the file and run the job "
+                f"again, which makes it anew{self._key_note(position)}"
+            ) from error
+
+    def read_or_skip(self, position: int) -> dict[str, Any] | None:
+        """Return a sample, or None where its record is damaged and left out; raises as `read` where that is asked."""
+        try:
+            return self.read(position)
+        except CorruptDataError as error:
+            self.damages.leave_out(position, error)
+            return None
+
+    def _key_note(self, position: int) -> str:
+        try:
+            key = self.keys.key_at(position)
+        except CorruptDataError:  # the index is damaged as well
+            key = None
+        return "" if key is None else f" (key {key!r})"
