@@ -30,18 +30,18 @@ index limits watch
 
 formats: offsets < __init__ < arrow buffered guards gzip_members ranges wire < example ustar < block < framing
 parallel: worker < tasks < failures < handle inquest < progress
-manifest quarantine rows writer
+findings manifest quarantine rows writer
 transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
 readers: cache collate damage keys order preview schedule sharing tf torch transforms < records < samples
-ingredients pipeline plan
+ingredients messages pipeline plan
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 
 parallel: executor < pathos_pool < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files kept parts pilot recipe report shard_check snapshot survey
+index_files inspection kept parts pilot recipe report shard_check snapshot survey
 
 changes estimate provenance retry stored verification work
 
@@ -53,7 +53,7 @@ materializer
 
 conversion
 
-cli: console < convert export maintenance < __init__ < __main__
+cli: console < convert export inspect maintenance < __init__ < __main__
 
 __init__
 """  # noqa: E501 -- one line for each package of a layer

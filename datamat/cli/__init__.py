@@ -5,6 +5,7 @@
     datamat repair DIR            mend what can be mended without the source
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    write it anew in another format or number of shards
+    datamat inspect FILE          tell what is in any TFRecord, Parquet, tar or ArrayRecord file
 
 EXIT CODES
     0   all is well: the directory is complete, or being written; nothing is damaged, or all of it was mended
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from datamat.cli import convert, export, maintenance
+from datamat.cli import convert, export, inspect, maintenance
 from datamat.cli.console import NOT_WELL, NOTHING_THERE, say
 from datamat.errors import DatamatError, OutputError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 # Each declares its commands, with the function that runs them as `run`.
-_MODULES = (maintenance, convert, export)
+_MODULES = (maintenance, convert, export, inspect)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
