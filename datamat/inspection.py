@@ -308,15 +308,27 @@ def _typed(array: np.ndarray, arrow_type: Any) -> np.ndarray:
 
 def _read_tar(path: pathlib.Path) -> Iterator[Look]:
     """Yield the samples of an archive: members that stand together and have the name before the first dot in common."""
-    try:
-        with tarfile.open(path, "r:*") as archive:
-            members = _files_of(archive)
-            for _, group in itertools.groupby(members, key=lambda member: _sample_name(member[0])):
-                sample = {_sample_name(name, ending=True): [data] for name, data in group}
-                yield functools.partial(lambda found: ("", found), sample)
+    sample: dict[str, Values] = {}
+    current = failure = None
+    with tarfile.open(path, "r:*") as archive:
+        try:
+            for name, data in _files_of(archive):
+                if current not in (None, stem := _sample_name(name)):
+                    yield functools.partial(_as_it_is, sample)
+                    sample = {}
+                current = stem
+                sample[_sample_name(name, ending=True)] = [data]
             _check_end(archive)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise CorruptDataError(str(error)) from error
+        except (tarfile.TarError, CorruptDataError, EOFError, OSError, zlib.error) as error:
+            failure = error
+        if sample:  # the members that it has are whole
+            yield functools.partial(_as_it_is, sample)
+    if failure is not None:
+        raise CorruptDataError(str(failure)) from failure
+
+
+def _as_it_is(sample: dict[str, Values]) -> tuple[str, dict[str, Values]]:
+    return "", sample
 
 
 def _files_of(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
