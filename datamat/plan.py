@@ -43,9 +43,9 @@ _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
 _ROW_COST = 256  # bytes of input that one row costs by itself: a tiny row takes as long as this much of an image
 _MOST_PART_ROWS = 65_536
 
-_EVEN_BELOW = 16
-"""Rows per shard under which shards are cut evenly: hashing would leave some nearly empty. At 16 rows on average, one
-of n shards is empty with a probability under n * exp(-16), and then, too, they are cut evenly."""
+_EVEN_BELOW = 4
+"""Rows per shard under which shards are cut evenly: hashing would leave some empty. At r rows on average, one of n
+shards is empty with a probability under n * exp(-r), and then, too, they are cut evenly."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -64,6 +64,18 @@ def test_added_samples_do_not_move_the_others(tmp_path):
     assert all(was[name] == {key for key in keys if int(key) < 1000} for name, keys in now.items())
 
 
+@pytest.mark.parametrize("num_rows", [46, 64])
+def test_samples_that_are_added_to_a_small_set_do_not_move_the_others(tmp_path, num_rows):
+    """The train split of a sample of CamVid, in four shards."""
+    options = ShardOptions(num_shards=4)
+    before, old = _plan(tmp_path, [f"0001TP_{n:06}" for n in range(num_rows)], options)
+    after, new = _plan(tmp_path, [f"0001TP_{n:06}" for n in range(num_rows + 1)], options)
+
+    was, now = _keys_by_shard(before, old), _keys_by_shard(after, new)
+
+    assert sum(was[name] != keys for name, keys in now.items()) == 1
+
+
 def test_small_splits_leave_no_shard_empty(tmp_path):
     """Few rows are cut evenly, and never into more shards than rows."""
     plan, _ = _plan(tmp_path, [f"{n}" for n in range(10)], ShardOptions(num_shards=4))
