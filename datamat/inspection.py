@@ -13,7 +13,6 @@ import collections
 import dataclasses
 import functools
 import gzip
-import itertools
 import pathlib
 import struct
 import tarfile
@@ -310,8 +309,8 @@ def _read_tar(path: pathlib.Path) -> Iterator[Look]:
     """Yield the samples of an archive: members that stand together and have the name before the first dot in common."""
     sample: dict[str, Values] = {}
     current = failure = None
-    with tarfile.open(path, "r:*") as archive:
-        try:
+    try:
+        with tarfile.open(path, "r:*") as archive:
             for name, data in _files_of(archive):
                 if current not in (None, stem := _sample_name(name)):
                     yield functools.partial(_as_it_is, sample)
@@ -319,10 +318,10 @@ def _read_tar(path: pathlib.Path) -> Iterator[Look]:
                 current = stem
                 sample[_sample_name(name, ending=True)] = [data]
             _check_end(archive)
-        except (tarfile.TarError, CorruptDataError, EOFError, OSError, zlib.error) as error:
-            failure = error
-        if sample:  # the members that it has are whole
-            yield functools.partial(_as_it_is, sample)
+    except (tarfile.TarError, CorruptDataError, EOFError, OSError, zlib.error) as error:
+        failure = error
+    if sample:  # the members that it has are whole
+        yield functools.partial(_as_it_is, sample)
     if failure is not None:
         raise CorruptDataError(str(failure)) from failure
 

@@ -276,14 +276,22 @@ def test_damaged_archive_is_told(tmp_path):
     data = _archive({f"{n}.txt": b"x" * 600 for n in range(4)})  # 512 of header and 1,024 of data each
     header = bytearray(data)
     header[2 * 1536 + 5] ^= 1
+    first = bytearray(data)
+    first[5] ^= 1
 
     damaged = {
         "header": inspect(written(tmp_path / "header", bytes(header))),
         "member": inspect(written(tmp_path / "member", data[: 2 * 1536 + 700])),
         "end": inspect(written(tmp_path / "end", data[: 4 * 1536])),
+        "first": inspect(written(tmp_path / "first", bytes(first))),
     }
 
-    assert {name: found.num_records for name, found in damaged.items()} == {"header": 2, "member": 2, "end": 4}
+    assert {name: found.num_records for name, found in damaged.items()} == {
+        "header": 2,
+        "member": 2,
+        "end": 4,
+        "first": 0,
+    }
     assert all(not found.ok for found in damaged.values())
     assert "at byte 3,072" in damaged["header"].problem
 
