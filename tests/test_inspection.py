@@ -139,7 +139,14 @@ def test_tensorflow_agrees_about_sequence_examples(tmp_path):
 
 @pytest.mark.parametrize(
     ("payload", "kind"),
-    [(b"plain text", "text"), (encode_png(PIXELS), "image"), (b"\n\x03abc", "bytes"), (b"\x08\x96\x01", "bytes")],
+    [
+        (b"plain text", "text"),
+        (encode_png(PIXELS), "image"),
+        (b"\n\x03abc", "bytes"),
+        (b"\x08\x96\x01", "bytes"),
+        (b"\x1a\x00", "bytes"),
+        (b"\n\x04\n\x02\x18\x01", "bytes"),
+    ],
 )
 def test_raw_payloads_are_called_raw(tmp_path, payload, kind):
     """Also where the first bytes could begin a message."""
