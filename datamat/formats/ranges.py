@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from datamat.errors import CorruptDataError
 from datamat.formats import Buffer, Offsets, ShardReader, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["RangeReader"]
 
@@ -61,11 +64,12 @@ class RangeReader(ShardReader):
         data = os.pread(self._descriptor, size, offset)
         return self._read_record(data, skip=skip, path=self._path, number=number, offset=offset)
 
-    def close(self) -> None:
+    def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
         """Close the file."""
+        # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            close_descriptor(descriptor)
 
     def __del__(self) -> None:
         self.close()

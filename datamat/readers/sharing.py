@@ -109,8 +109,9 @@ class Loans:
         """Return a batch as it is sent: where an array is in shared memory, in place of the array."""
         places = {id(array): shared for array, shared in self._arrays}
         sent = {name: places.get(id(value), value) for name, value in batch.items()}
+        lent = {value.path for value in sent.values() if isinstance(value, SharedArray)}
         for shared in places.values():
-            if shared not in sent.values():  # a row was left out, or pictures differ in size: copies go instead
+            if shared.path not in lent:  # a row was left out, or pictures differ in size: copies go instead
                 os.unlink(shared.path)
         return sent
 
