@@ -20,14 +20,15 @@ import numpy as np
 from datamat.errors import CorruptDataError, OutputError
 from datamat.index_files import MTIME, SIZE, column_of_field, read_index_file
 from datamat.ingredients import changed_ingredients
-from datamat.manifest import Manifest, ShardInfo
-from datamat.storage import read_json
+from datamat.manifest import Manifest, by_shard
+from datamat.shard_entries import read_entry
 from datamat.text import printable
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Mapping, Sequence
 
+    from datamat.manifest import ShardFiles, ShardInfo
     from datamat.plan import Plan, ShardSpec
     from datamat.rows import RowStore
 
@@ -58,23 +59,20 @@ def short_name(shard: str) -> str:
     return shard.rpartition("-of-")[0]
 
 
-def known_shards(output: pathlib.Path, work: pathlib.Path) -> tuple[Manifest | None, dict[str, ShardInfo]]:
+def known_shards(output: pathlib.Path, work: pathlib.Path) -> tuple[Manifest | None, dict[str, ShardFiles]]:
     """Return what is known of the finished shards of a directory, by name, whether its run is finished or not.
 
     Returns:
-        The manifest, or the one that was there before the run that is under way; and the entry of each shard.
+        The manifest, or the one that was there before the run that is under way; and the files of each shard.
     """
     with contextlib.suppress(OutputError, CorruptDataError):
         manifest = Manifest.read(output, strict=False)
-        return manifest, {info.name: info for info in manifest.shards}
-    infos = {}
-    for path in sorted((work / "shards").glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):  # a shard that is being published has half an entry, or none
-            info = ShardInfo.from_json(read_json(path))
-            infos[info.name] = info
+        return manifest, by_shard(manifest.all_files)
+    entries = map(read_entry, sorted((work / "shards").glob("*.json")))
+    known = {files[0].name: files for files in entries if files}
     with contextlib.suppress(OutputError, CorruptDataError):
-        return Manifest.read(work / "shards", strict=False), infos
-    return None, infos
+        return Manifest.read(work / "shards", strict=False), known
+    return None, known
 
 
 def find_changes(
@@ -89,13 +87,13 @@ def find_changes(
         plan: what there should be.
         ingredients: as the manifest would have them.
     """
-    manifest, infos = known_shards(output, work)
+    manifest, known = known_shards(output, work)
     comparison = None if manifest is None else _Comparison(output, manifest, store, plan, ingredients)
     found = []
     for shard in plan.shards:
-        info = infos.get(shard.name)
-        if info is not None and info.fingerprint == shard.fingerprint:
-            reasons = _missing_files(output, info)
+        files = known.get(shard.name, ())
+        if files and all(info.fingerprint == shard.fingerprint for info in files):
+            reasons = [reason for info in files for reason in _missing_files(output, info)]
         elif comparison is None:
             reasons = [NOT_MADE]
         else:
@@ -106,7 +104,7 @@ def find_changes(
 
 
 def _missing_files(output: pathlib.Path, info: ShardInfo) -> list[str]:
-    """Return what a look at its folder entry tells against a shard that is up to date; `verify` looks inside."""
+    """Return what a look at its folder entry tells against a file that is up to date; `verify` looks inside."""
     try:
         size = (output / info.file).stat().st_size
     except OSError:

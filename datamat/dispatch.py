@@ -18,6 +18,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 from datamat.errors import SampleError, TaskTimeout, WorkerDied
+from datamat.interrupts import raise_swallowed
 from datamat.ledger import FailedRow
 from datamat.limits import LONGEST_GRACE_S
 from datamat.parallel import PathosExecutor
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from datamat.ledger import Ledger
     from datamat.limits import Deadline, DiskLimit
     from datamat.options import ErrorPolicy, WorkerOptions
-    from datamat.parts import Receipt
     from datamat.plan import PartSpec
+    from datamat.receipts import Receipt
     from datamat.rows import RowStore
     from datamat.watch import RowMark
 
@@ -149,6 +150,7 @@ class Dispatch:
                 found = executor.stats()
                 self.start_method = f"{found.start_method}: {found.reason}"
             while self._under_way:
+                raise_swallowed()
                 receipt = self._next(executor)
                 if receipt is not None:
                     yield receipt

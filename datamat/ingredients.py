@@ -19,7 +19,7 @@ from datamat.fingerprint.code import written_attributes
 from datamat.writer import DatasetWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from datamat.formats import ShardFormat
 
@@ -35,7 +35,7 @@ class Ingredients:
     Attributes:
         writer: its class, with all code that this uses, and its attributes.
         features: the schema.
-        format: name and options of the shard format.
+        format: names and options of the shard formats, in their order.
         transform: of the run.
         seed: itself, in decimal digits.
     """
@@ -47,7 +47,7 @@ class Ingredients:
     seed: str
 
     @classmethod
-    def of(cls, writer: DatasetWriter, shard_format: ShardFormat, transform: Any, seed: int) -> Ingredients:
+    def of(cls, writer: DatasetWriter, formats: Sequence[ShardFormat], transform: Any, seed: int) -> Ingredients:
         """Return the ingredients of a run.
 
         Raises:
@@ -56,7 +56,7 @@ class Ingredients:
         return cls(
             writer=fingerprint(writer, where="writer"),
             features=fingerprint(writer.features.to_json(), where="writer.features"),
-            format=fingerprint([shard_format.name, shard_format.options()], where="format"),
+            format=fingerprint([[made.name, made.options()] for made in formats], where="format"),
             transform=fingerprint(transform, where="transform"),
             seed=str(seed),
         )

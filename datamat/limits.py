@@ -164,9 +164,11 @@ class DiskLimit:
     Args:
         folder: the output.
         most: bytes; None for any number.
+        num_formats: in which everything is written.
     """
 
-    def __init__(self, folder: pathlib.Path, most: int | None) -> None:
+    def __init__(self, folder: pathlib.Path, most: int | None, *, num_formats: int = 1) -> None:
+        self._num_formats = num_formats
         self._folder = folder
         self._most = most
         self._used = 0 if most is None else tree_bytes(folder)
@@ -188,8 +190,8 @@ class DiskLimit:
         if self._most is None:
             return True
         listed = list(costs)
-        # At first, as in a set of files that are kept as they are: output as large as input.
-        ratio = 1.0 if self._bytes_per_cost is None else self._bytes_per_cost
+        # At first, as in a set of files that are kept as they are: each output as large as the input.
+        ratio = float(self._num_formats) if self._bytes_per_cost is None else self._bytes_per_cost
         beside = (len(listed) + 1) * _BESIDE_A_PART
         return self._used + (sum(listed) + max(listed)) * ratio + beside <= self._most
 

@@ -5,33 +5,32 @@ JSON only. It holds no time, host or number of workers: the same data gives the 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import xxhash
 
-from datamat.errors import CorruptDataError, OutputError, SchemaError
+from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError
 from datamat.features import Features
-from datamat.storage import (
-    commit,
-    commit_json,
-    digest_file,
-    fsync_folder,
-    publish,
-    read_json,
-    read_regular,
-    render_json,
-)
+from datamat.storage import commit, digest_file, read_json, read_regular, render_json
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-__all__ = ["MANIFEST_FILE", "IndexInfo", "KeyDigest", "Manifest", "ShardInfo", "put_aside", "salvaged_shards"]
+__all__ = [
+    "MANIFEST_FILE",
+    "IndexInfo",
+    "KeyDigest",
+    "Manifest",
+    "ShardFiles",
+    "ShardInfo",
+    "by_shard",
+    "file_names",
+    "manifest_bytes",
+]
 
 MANIFEST_FILE = "manifest.json"
 _VERSION = 1
@@ -48,7 +47,7 @@ class ShardInfo:
     """One finished file.
 
     Attributes:
-        file: its name in the directory; the offsets of its records are in the file of that name ending in `.idx`.
+        file: its name in the directory.
         split: the split that it belongs to.
         num_rows: input rows that are accounted for in it: those that gave records, and those that failed.
         num_records: records in it.
@@ -57,6 +56,8 @@ class ShardInfo:
         key_digest: `KeyDigest` of the keys of its records, in order.
         fingerprint: digest of all that decides its bytes.
         num_failed: input rows that gave no record; the ledger says why.
+        index_file: name of the file with the offsets of its records; "" stands for NAME.idx. Where the same records
+            are there in several formats, files of the second and later ones have FILE.offsets.
     """
 
     file: str
@@ -68,11 +69,16 @@ class ShardInfo:
     key_digest: str
     fingerprint: str
     num_failed: int = 0
+    index_file: str = ""
 
     def __post_init__(self) -> None:
         wrong = _wrong_fields(self)
         if not wrong and not _SHARD_FILE.match(self.file):
             wrong = ["file"]
+        if not wrong and not self.index_file:
+            object.__setattr__(self, "index_file", f"{self.name}.idx")
+        if not wrong and self.index_file not in (f"{self.name}.idx", f"{self.file}.offsets"):
+            wrong = ["index_file"]
         if wrong or not _SPLIT.match(self.split):
             raise CorruptDataError(
                 f"shard entry {self.file!r}: {', '.join(wrong) or 'split'} is not as datamat writes it"
@@ -82,11 +88,6 @@ class ShardInfo:
     def name(self) -> str:
         """The file's name without its extension: NAME-SPLIT-XXXXX-of-YYYYY."""
         return self.file.partition(".")[0]
-
-    @property
-    def index_file(self) -> str:
-        """Name of the file with the offsets of the records."""
-        return f"{self.name}.idx"
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values."""
@@ -99,6 +100,35 @@ class ShardInfo:
             return cls(**value)
         except TypeError as error:
             raise CorruptDataError(f"shard entry {value!r}: {error}") from error
+
+
+ShardFiles: TypeAlias = tuple[ShardInfo, ...]
+"""The files of one shard, one for each format of the run: they hold the same records, and tell the same of them."""
+
+
+def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the names of the files of a shard and of their offsets, in the order of the formats.
+
+    The first has the name that DALI is told for TFRecord; FILE.idx would be DALI's own index of a tar file.
+
+    Args:
+        shard: name without extension.
+        extensions: of the formats.
+
+    Example:
+        >>> file_names("set-train-00000-of-00001", ["tfrecord", "tar"])[1]
+        ('set-train-00000-of-00001.tar', 'set-train-00000-of-00001.tar.offsets')
+    """
+    files = [f"{shard}.{extension}" for extension in extensions]
+    return [(file, f"{file}.offsets" if number else f"{shard}.idx") for number, file in enumerate(files)]
+
+
+def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
+    """Return the files of each shard, by its name."""
+    found: dict[str, list[ShardInfo]] = {}
+    for info in infos:
+        found.setdefault(info.name, []).append(info)
+    return {name: tuple(files) for name, files in found.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,15 +179,16 @@ class Manifest:
 
     Attributes:
         name: of the data set.
-        format: name of the shard format.
+        format: name of the shard format: of several, the one that readers take who do not ask for another.
         features: the schema.
-        shards: every file, in the order of splits and numbers.
+        shards: every file of that format, in the order of splits and numbers.
         seed: of the run.
         copies: records per row, by split.
         augmented: the splits whose keys are KEY#COPY because a transform drew their records.
         made_by: what decided the output beside the rows: writer, transform, and the packages, as text.
         index: the files of the index, by split.
         ingredients: digests of what decided the output beside the rows; see `datamat.ingredients`.
+        also: the files that hold the same records in further formats, by name of the format, in the same order.
     """
 
     name: str
@@ -170,6 +201,27 @@ class Manifest:
     made_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     index: tuple[IndexInfo, ...] = ()
     ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    also: Mapping[str, tuple[ShardInfo, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def by_format(self) -> dict[str, tuple[ShardInfo, ...]]:
+        """Every file, by name of the format; the first is the one that readers take."""
+        return {self.format: self.shards, **self.also}
+
+    @property
+    def all_files(self) -> tuple[ShardInfo, ...]:
+        """Every file of every format."""
+        return tuple(info for infos in self.by_format.values() for info in infos)
+
+    def of_format(self, name: str) -> Manifest:
+        """Return what the manifest would be if the directory held one of its formats alone.
+
+        Raises:
+            OptionError: the directory does not hold that format.
+        """
+        if name not in self.by_format:
+            raise OptionError(f"{self.name!r} is not there in the format {name!r}, only in {', '.join(self.by_format)}")
+        return dataclasses.replace(self, format=name, shards=self.by_format[name], also={})
 
     @property
     def splits(self) -> dict[str, tuple[ShardInfo, ...]]:
@@ -186,8 +238,8 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all shards."""
-        return sum(shard.num_bytes for shard in self.shards)
+        """Size of all shards, of all formats."""
+        return sum(shard.num_bytes for shard in self.all_files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values."""
@@ -213,6 +265,7 @@ class Manifest:
             "index": [dataclasses.asdict(info) for info in self.index],
             "ingredients": dict(self.ingredients),
             "shards": [shard.to_json() for shard in self.shards],
+            "also": {name: [shard.to_json() for shard in shards] for name, shards in self.also.items()},
         }
 
     def render(self) -> bytes:
@@ -250,7 +303,7 @@ class Manifest:
         except ValueError as error:
             raise CorruptDataError(f"{error}; restore it, or run the job again to write it anew") from error
         manifest = cls._from_json(value, path)
-        if strict and manifest.render() != read_regular(path, max_bytes=_MOST_BYTES):
+        if strict and manifest.render() != manifest_bytes(path.parent):
             raise CorruptDataError(
                 f"{path} was changed since it was written: it does not have its digest; restore it, or run repair()"
             )
@@ -276,6 +329,10 @@ class Manifest:
                 made_by=dict(value["made_by"]),
                 index=tuple(IndexInfo(**info) for info in value["index"]),
                 ingredients={str(name): str(digest) for name, digest in value["ingredients"].items()},
+                also={
+                    str(name): tuple(ShardInfo.from_json(shard) for shard in shards)
+                    for name, shards in value["also"].items()
+                },
             )
         except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
             raise CorruptDataError(
@@ -283,36 +340,9 @@ class Manifest:
             ) from error
 
 
-def salvaged_shards(folder: pathlib.Path) -> list[ShardInfo]:
-    """Return the entries of shards that can still be read in a manifest that is damaged: innermost objects of the text.
-
-    They are only worth something where the checksum in the entry is that of the file.
-    """
-    try:
-        text = read_regular(folder / MANIFEST_FILE, max_bytes=_MOST_BYTES).decode(errors="replace")
-    except (OSError, ValueError):
-        return []
-    found = []
-    for entry in re.findall(r"\{[^{}]*\}", text):
-        with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, which is one
-            value = json.loads(entry)
-            found += [ShardInfo.from_json(value)] if "key_digest" in value else []
-    return found
-
-
-def put_aside(folder: pathlib.Path, entries: pathlib.Path, shards: Iterable[ShardInfo]) -> None:
-    """Take the manifest of a directory away, because it will not tell the truth once a shard changes.
-
-    Args:
-        folder: the directory.
-        entries: where the manifest goes, for `status` to compare with, and beside it an entry for each shard.
-        shards: those whose entries the next run is to go by.
-    """
-    entries.mkdir(parents=True, exist_ok=True)
-    for info in shards:
-        commit_json(entries / f"{info.name}.json", info.to_json())
-    publish(folder / MANIFEST_FILE, entries / MANIFEST_FILE)
-    fsync_folder(folder)
+def manifest_bytes(folder: pathlib.Path) -> bytes:
+    """Return the manifest's file as it is; raises `OSError`, or `ValueError` where it is far too large for one."""
+    return read_regular(folder / MANIFEST_FILE, max_bytes=_MOST_BYTES)
 
 
 class KeyDigest:

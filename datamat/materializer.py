@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.dispatch import Dispatch, own_executor
 from datamat.errors import OptionError, OutputError, SourceError
 from datamat.estimate import Estimate
-from datamat.formats import get_format
 from datamat.interrupts import signals_raised
 from datamat.ledger import LEDGER_FILE, recorded
 from datamat.limits import Deadline, DiskLimit, ErrorLimit, free_bytes, parse_bytes, seconds_until
@@ -35,7 +34,7 @@ from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger, physical_cores
 from datamat.pilot import choose_samples, run_pilot
 from datamat.provenance import find_provenance
-from datamat.recipe import Recipe
+from datamat.recipe import Recipe, resolve_formats
 from datamat.repair import prepare_repair
 from datamat.replay import replay, verify_sample
 from datamat.retry import KeptFinder
@@ -61,11 +60,11 @@ if TYPE_CHECKING:
     from datamat.ingredients import Ingredients
     from datamat.kept import KeptRows
     from datamat.ledger import FailedRow, Ledger
-    from datamat.parts import Receipt
     from datamat.pilot import Pilot, SplitSample
     from datamat.pipeline import Pipeline
     from datamat.plan import PartSpec, Plan
     from datamat.provenance import Provenance
+    from datamat.receipts import Receipt
     from datamat.report import RunReport
     from datamat.status import Status
 
@@ -82,7 +81,8 @@ class Materializer:
         source: what the writer indexes: most often the folder of the raw data.
         output: folder of the finished shards; made if missing.
         format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one of
-            another package), or a `ShardFormat` with options of its own.
+            another package), a `ShardFormat` with options of its own, or a list of these: each sample is then read and
+            drawn once and written in every format. `load` reads the first, unless it is asked for another.
         splits: share of each split ({"train": .8, "val": .2}) where the index brings none, drawn by hash of the key.
         shards: how samples are laid out in files.
         transform: an albumentations `Compose`, or a callable(sample, rng) that returns a sample or several.
@@ -109,7 +109,7 @@ class Materializer:
         source: Any,
         output: str | os.PathLike[str],
         *,
-        format: str | ShardFormat = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
+        format: str | ShardFormat | Sequence[str | ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
         splits: Mapping[str, float] | None = None,
         shards: ShardOptions | None = None,
         transform: Any = None,
@@ -126,7 +126,7 @@ class Materializer:
         self.recipe = Recipe(
             self.writer,
             source,
-            (get_format(format) if isinstance(format, str) else format).with_features(self.writer.features),
+            resolve_formats(format, self.writer.features),
             None if splits is None else dict(splits),
             shards or ShardOptions(),
             transform,
@@ -308,7 +308,7 @@ class Materializer:
                     return report
                 for problem in found.problems:
                     self.logger.warning("%s", problem)
-                prepare_repair(survey, self.recipe.format.extension, found)
+                prepare_repair(survey, self.recipe.formats, found)
             report = job.run(progress=progress)
             if MANIFEST_FILE not in found.files:
                 return report  # else nothing could be told of the other files: look again
@@ -365,7 +365,7 @@ class Materializer:
 
     def _run_pilot(self, folder: pathlib.Path, samples: Sequence[SplitSample]) -> Pilot:
         self.writer.setup_worker()
-        return run_pilot(self.recipe.pipeline(), RowStore(folder), self.recipe.format, samples)
+        return run_pilot(self.recipe.pipeline(), RowStore(folder), self.recipe.formats, samples)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what a worker has no use for."""
@@ -388,7 +388,7 @@ class Materializer:
             describe = functools.partial(self.recipe.manifest, plan, ingredients)
             limit = ErrorLimit(self.errors, sum(shard.num_rows for shard in chosen))
             retry = (
-                KeptFinder(self.output, work, store, self.recipe.format, ingredients.to_json())
+                KeptFinder(self.output, work, store, self.recipe.formats[0], ingredients.to_json())
                 if retry_failed
                 else None
             )
@@ -398,14 +398,16 @@ class Materializer:
                 store,
                 plan,
                 chosen,
-                self.recipe.format,
+                self.recipe.formats,
                 describe=describe,
                 ledger=ledger,
                 limit=limit,
                 logger=self.logger,
                 retry=retry if retry_failed else None,
             )
-            dispatch = self._dispatch(store, work, ledger, deadline, DiskLimit(self.output, max_disk))
+            dispatch = self._dispatch(
+                store, work, ledger, deadline, DiskLimit(self.output, max_disk, num_formats=len(self.recipe.formats))
+            )
             self._rows_folder = work / "rows"
             try:
                 report = run.execute(dispatch, started=started, show=show)
@@ -453,7 +455,7 @@ class Materializer:
             "pid": os.getpid(),
             "python": sys.version.partition(" ")[0],
             "writer": self.recipe.writer_name,
-            "format": self.recipe.format.name,
+            "formats": [made.name for made in self.recipe.formats],
             "seed": self.recipe.seed,
             "copies": self.recipe.copies,
             "include": self.include,
@@ -473,7 +475,7 @@ class Materializer:
             raise OptionError("write_part belongs to a run; call run(), which dispatches it")
         if folder not in self._places:
             self.writer.setup_worker()
-            made = Workplace(folder, self.recipe.pipeline(), self.recipe.format, self.errors, self.workers)
+            made = Workplace(folder, self.recipe.pipeline(), self.recipe.formats, self.errors, self.workers)
             # In one step, without a lock that a fork could find taken: threads that come here together get the same.
             self._places.setdefault(folder, made)
         return self._places[folder]

@@ -22,7 +22,7 @@ from datamat.writer import DatasetWriter
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from datamat.formats import Buffer, ShardFormat
+    from datamat.formats import Buffer, ShardFormat, ShardWriter
     from datamat.index import IndexRow
     from datamat.plan import ShardSpec
     from datamat.rows import RowStore
@@ -99,16 +99,18 @@ def choose_samples(shards: Sequence[ShardSpec], num_samples: int) -> list[SplitS
     return chosen
 
 
-def run_pilot(pipeline: Pipeline, store: RowStore, shard_format: ShardFormat, samples: Sequence[SplitSample]) -> Pilot:
+def run_pilot(
+    pipeline: Pipeline, store: RowStore, formats: Sequence[ShardFormat], samples: Sequence[SplitSample]
+) -> Pilot:
     """Do rows as a run would, in this process, and measure; what they give goes nowhere.
 
     Args:
         pipeline: makes records of rows.
         store: the rows, in the order of the plan.
-        shard_format: how records are written.
+        formats: in which records are written.
         samples: which rows.
     """
-    trial = _Trial(pipeline, store, shard_format)
+    trial = _Trial(pipeline, store, formats)
     with global_state_kept():
         for sample in samples:
             trial.measure(sample)
@@ -116,7 +118,7 @@ def run_pilot(pipeline: Pipeline, store: RowStore, shard_format: ShardFormat, sa
 
 
 class _Trial:
-    def __init__(self, pipeline: Pipeline, store: RowStore, shard_format: ShardFormat) -> None:
+    def __init__(self, pipeline: Pipeline, store: RowStore, formats: Sequence[ShardFormat]) -> None:
         self._clock = _Clock()
         writer = _Timed(pipeline.writer, self._clock, {"read": "read", "read_block": "read"})
         features = {"encode": "encode", "encode_block": "encode", "prepare": "decode"}
@@ -127,7 +129,7 @@ class _Trial:
         self._in_blocks = type(pipeline.writer).read_block is not DatasetWriter.read_block
         self._columns = pipeline.writer.features.columns
         self._store = store
-        self._format = shard_format
+        self._formats = formats
         self._begun = time.perf_counter()
         self._warm_up_s = 0.0
         self._rows: Counter[str] = Counter()
@@ -137,20 +139,22 @@ class _Trial:
 
     def measure(self, sample: SplitSample) -> None:
         sink = _Sink()
-        writer = self._format.writer(sink, self._columns)  # type: ignore[arg-type]  # `write` is enough
+        file: Any = sink  # `write` is enough
+        writers = [made.writer(file, self._columns) for made in self._formats]
         rows = self._store.read(np.asarray(self._store.order[list(sample.positions)]))
         self._warm_up(rows[0], sample)
         begun = time.perf_counter()
-        if not self._measure_block(sample, writer):
+        if not self._measure_block(sample, writers):
             for row in rows:
-                self._measure_row(row, sample, writer)
+                self._measure_row(row, sample, writers)
             self._seconds[sample.split] += time.perf_counter() - begun
         begun = time.perf_counter()
-        writer.finish()
+        for writer in writers:
+            writer.finish()
         self._clock.add("write", time.perf_counter() - begun)
         self._num_bytes[sample.split] += sink.num_bytes
 
-    def _measure_row(self, row: IndexRow, sample: SplitSample, writer: Any) -> None:
+    def _measure_row(self, row: IndexRow, sample: SplitSample, writers: Sequence[ShardWriter]) -> None:
         try:
             records = list(self._pipeline.records(row, copies=sample.copies, augmented=sample.augmented))
         except SampleError as error:
@@ -158,11 +162,12 @@ class _Trial:
             return
         begun = time.perf_counter()
         for _, record in records:
-            writer.append(record)
+            for writer in writers:
+                writer.append(record)
         self._clock.add("write", time.perf_counter() - begun)
         self._rows[sample.split] += 1
 
-    def _measure_block(self, sample: SplitSample, writer: Any) -> bool:
+    def _measure_block(self, sample: SplitSample, writers: Sequence[ShardWriter]) -> bool:
         """Measure rows that go in blocks, many more of them; tell whether they do."""
         if sample.augmented or sample.copies != 1 or not self._in_blocks:
             return False
@@ -178,7 +183,8 @@ class _Trial:
         if block is None:
             return False
         writing = time.perf_counter()
-        writer.append_block(block)
+        for writer in writers:
+            writer.append_block(block)
         ended = time.perf_counter()
         self._clock.add("write", ended - writing)
         self._seconds[sample.split] += ended - begun

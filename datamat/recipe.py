@@ -11,6 +11,7 @@ import numpy as np
 
 from datamat import codecs
 from datamat.errors import OptionError
+from datamat.formats import ShardFormat, get_format
 from datamat.ingredients import Ingredients, method_digests
 from datamat.manifest import Manifest
 from datamat.pipeline import Pipeline
@@ -21,15 +22,43 @@ from datamat.writer import DatasetWriter
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from datamat.formats import ShardFormat
-    from datamat.manifest import IndexInfo, ShardInfo
+    from datamat.features import Features
+    from datamat.manifest import IndexInfo, ShardFiles
     from datamat.options import ShardOptions
     from datamat.plan import Plan
     from datamat.rows import RowStore
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "resolve_formats"]
+
+
+def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
+    """Return the formats that a user names, each for records of these features.
+
+    Args:
+        given: a name, a `ShardFormat`, or a list or tuple of them; the first is the one that readers take.
+        features: of the records.
+
+    Raises:
+        OptionError: there is none, one is neither a name nor a format, or two would write files of the same names.
+        MissingDependencyError: a format needs a package that is not installed.
+    """
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not listed:
+        raise OptionError("format is an empty list; name one format at least, as in format='tfrecord'")
+    found: dict[str, ShardFormat] = {}
+    for one in listed:
+        made = get_format(one) if isinstance(one, str) else one
+        if not isinstance(made, ShardFormat):
+            raise OptionError(f"format holds {one!r}; want a name such as 'tfrecord', a ShardFormat, or a list of them")
+        other = found.setdefault(made.extension, made)
+        if other is not made:
+            raise OptionError(
+                f"format names {other.name!r} and {made.name!r}, which both write files ending in .{made.extension}; "
+                "leave one out, or write it to another output"
+            )
+    return tuple(made.with_features(features) for made in found.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +71,7 @@ class Recipe:
 
     writer: DatasetWriter
     source: Any
-    format: ShardFormat
+    formats: tuple[ShardFormat, ...]
     splits: Mapping[str, float] | None
     shards: ShardOptions
     transform: Any
@@ -71,7 +100,7 @@ class Recipe:
 
     def ingredients(self) -> Ingredients:
         """Return the digests of what decides the bytes of shards beside the rows; raises `FingerprintError`."""
-        return Ingredients.of(self.writer, self.format, self.transform, self.seed)
+        return Ingredients.of(self.writer, self.formats, self.transform, self.seed)
 
     def plan(self, store: RowStore, ingredients: Ingredients) -> Plan:
         """Return which row goes to which shard; raises `OptionError` where rows and options do not fit together."""
@@ -91,14 +120,16 @@ class Recipe:
         )
 
     def manifest(
-        self, plan: Plan, ingredients: Ingredients, infos: tuple[ShardInfo, ...], index: tuple[IndexInfo, ...]
+        self, plan: Plan, ingredients: Ingredients, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
     ) -> Manifest:
-        """Return the manifest of finished shards and index files."""
+        """Return the manifest of the files of finished shards and of the index."""
+        by_format = zip(self.formats, zip(*finished, strict=True), strict=True)
+        (first, shards), *others = [(made.name, infos) for made, infos in by_format]
         return Manifest(
             name=plan.name,
-            format=self.format.name,
+            format=first,
             features=self.writer.features,
-            shards=infos,
+            shards=shards,
             seed=self.seed,
             copies={split: shards[0].copies for split, shards in plan.splits.items()},
             augmented=tuple(split for split, shards in plan.splits.items() if shards[0].augmented),
@@ -109,6 +140,7 @@ class Recipe:
             },
             index=index,
             ingredients=self.told(ingredients),
+            also=dict(others),
         )
 
     def told(self, ingredients: Ingredients) -> dict[str, str]:

@@ -16,12 +16,15 @@ from datamat.changes import find_changes
 from datamat.errors import OutputError
 from datamat.formats import get_format
 from datamat.index import named
-from datamat.manifest import MANIFEST_FILE, Manifest, put_aside, salvaged_shards
+from datamat.manifest import MANIFEST_FILE, Manifest, file_names
+from datamat.shard_entries import put_aside, salvaged_shards
 from datamat.storage import commit, fsync_folder
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Sequence
 
+    from datamat.formats import ShardFormat
     from datamat.manifest import ShardInfo
     from datamat.survey import Survey
     from datamat.verification import VerifyReport
@@ -29,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["prepare_repair", "repair_offsets"]
 
 
-def prepare_repair(survey: Survey, extension: str, report: VerifyReport) -> None:
+def prepare_repair(survey: Survey, formats: Sequence[ShardFormat], report: VerifyReport) -> None:
     """Leave a damaged directory so that the next run makes anew what is damaged, and nothing else.
 
     Args:
         survey: source and options: they must be those that the directory was made from.
-        extension: of the shards.
+        formats: of the shards.
         report: what `verify` found.
 
     Raises:
@@ -42,15 +45,15 @@ def prepare_repair(survey: Survey, extension: str, report: VerifyReport) -> None
     """
     output, damaged = survey.output, set(report.files)
     is_told = MANIFEST_FILE not in damaged
-    infos = list(Manifest.read(output).shards) if is_told else salvaged_shards(output)
+    infos = list(Manifest.read(output).all_files) if is_told else salvaged_shards(output)
     if is_told:
         _check_unchanged(survey, infos)
-    damaged -= _set_strangers_aside(survey, extension, damaged)
+    damaged -= _set_strangers_aside(survey, formats, damaged)
     if is_told:
         damaged -= repair_offsets(output, damaged)
     if damaged:  # the run looks at the checksums of what it is to leave alone
-        whole = [info for info in infos if not {info.file, info.index_file} & damaged]
-        put_aside(output, survey.work / "shards", whole)
+        hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
+        put_aside(output, survey.work / "shards", [info for info in infos if info.name not in hurt])
 
 
 def repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
@@ -64,15 +67,18 @@ def repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
         The paths of those that are whole now.
     """
     manifest = Manifest.read(output)
-    shard_format = get_format(manifest.format).with_features(manifest.features)
-    mended = {info.index_file: info.file for info in manifest.shards if info.file not in damaged}
-    mended = {name: shard for name, shard in mended.items() if name in damaged}
-    for name, shard in mended.items():
-        with open(output / shard, "rb") as file:
-            offsets = shard_format.find_offsets(file, path=shard)
-        with commit(output / name) as index:
-            index.write(offsets.to_text().encode())
-    return set(mended)
+    mended = set()
+    for format_name, infos in manifest.by_format.items():
+        shard_format = get_format(format_name).with_features(manifest.features)
+        for info in infos:
+            if info.index_file not in damaged or info.file in damaged:
+                continue
+            with open(output / info.file, "rb") as file:
+                offsets = shard_format.find_offsets(file, path=info.file)
+            with commit(output / info.index_file) as index:
+                index.write(offsets.to_text().encode())
+            mended.add(info.index_file)
+    return mended
 
 
 def _check_unchanged(survey: Survey, infos: list[ShardInfo]) -> None:
@@ -89,9 +95,10 @@ def _check_unchanged(survey: Survey, infos: list[ShardInfo]) -> None:
     )
 
 
-def _set_strangers_aside(survey: Survey, extension: str, damaged: set[str]) -> set[str]:
+def _set_strangers_aside(survey: Survey, formats: Sequence[ShardFormat], damaged: set[str]) -> set[str]:
     """Move what belongs to no shard of the plan, and what stands in a file's place without being one."""
-    ours = {f"{shard.name}.{ending}" for shard in survey.plan.shards for ending in (extension, "idx")}
+    extensions = [made.extension for made in formats]
+    ours = {name for shard in survey.plan.shards for names in file_names(shard.name, extensions) for name in names}
     ours |= {MANIFEST_FILE, *(f"index/{split}.parquet" for split in survey.plan.splits)}
     strange = {
         name

@@ -39,7 +39,7 @@ class KeptFinder:
         output: folder of the finished shards.
         work: its `.datamat`; the manifest of the last finished run was put aside there.
         store: the rows as they are now, in the order of the plan.
-        shard_format: of the shards.
+        shard_format: the first of the shards; records are taken from its files.
         ingredients: digests of what decides records beside the rows, as they are now.
     """
 

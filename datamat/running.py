@@ -19,10 +19,11 @@ from datamat.errors import CorruptDataError, IncompleteRunError, OutputError
 from datamat.index import named
 from datamat.index_files import write_index_files
 from datamat.interop import withdraw_sidecars, write_sidecars
-from datamat.manifest import MANIFEST_FILE, Manifest, ShardInfo, put_aside, salvaged_shards
+from datamat.manifest import MANIFEST_FILE, Manifest, by_shard
 from datamat.parts import ShardAssembly
 from datamat.quarantine import kept_names, release, safe_name
 from datamat.report import RunReport, progress_bar
+from datamat.shard_entries import put_aside, salvaged_shards
 
 if TYPE_CHECKING:
     import logging
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from datamat.kept import KeptRows
     from datamat.ledger import Ledger
     from datamat.limits import ErrorLimit
-    from datamat.manifest import IndexInfo
-    from datamat.parts import Receipt
+    from datamat.manifest import IndexInfo, ShardFiles, ShardInfo
     from datamat.plan import Plan, ShardSpec
+    from datamat.receipts import Receipt
     from datamat.report import Progress
     from datamat.retry import KeptFinder
     from datamat.rows import RowStore
@@ -53,8 +54,8 @@ class Run:
         store: the rows, in the order of the plan.
         plan: the whole plan.
         chosen: the shards of the plan to make.
-        shard_format: their format.
-        describe: makes the manifest from the finished shards and the files of the index.
+        formats: those that they are written in.
+        describe: makes the manifest from the files of the finished shards and those of the index.
         ledger: is told what happens.
         limit: how many rows may fail.
         logger: for messages.
@@ -69,9 +70,9 @@ class Run:
         store: RowStore,
         plan: Plan,
         chosen: Sequence[ShardSpec],
-        shard_format: ShardFormat,
+        formats: Sequence[ShardFormat],
         *,
-        describe: Callable[[tuple[ShardInfo, ...], tuple[IndexInfo, ...]], Manifest],
+        describe: Callable[[Sequence[ShardFiles], tuple[IndexInfo, ...]], Manifest],
         ledger: Ledger,
         limit: ErrorLimit,
         logger: logging.Logger,
@@ -81,7 +82,7 @@ class Run:
         self._work = work
         self._store = store
         self._plan = plan
-        self._format = shard_format
+        self._formats = formats
         self._describe = describe
         self._ledger = ledger
         self._limit = limit
@@ -90,7 +91,7 @@ class Run:
         self._kept: dict[str, KeptRows] = {}
         self._assemblies = {shard.name: self._assembly(shard) for shard in chosen}
         self._in_quarantine = {split: kept_names(work, split) for split in plan.splits}
-        self._finished: dict[str, ShardInfo] = {}
+        self._finished: dict[str, ShardFiles] = {}
         self._receipts: list[Receipt] = []
         self._num_written = 0
         self._num_resumed = 0
@@ -110,7 +111,10 @@ class Run:
             is_same = self._retry is None  # otherwise shards with the same fingerprint may get more records
             planned = {shard.name: shard.fingerprint for shard in self._plan.shards} if is_same else {}
             withdraw_sidecars(self._output, planned)
-            self._make(dispatch, show=show)
+            with contextlib.ExitStack() as stack:
+                for assembly in self._assemblies.values():
+                    stack.callback(assembly.close)
+                self._make(dispatch, show=show)
         is_complete = not dispatch.stopped and self._finish()
         report = self._report(dispatch, is_complete=is_complete, elapsed_s=time.perf_counter() - started)
         self._tell_end(report)
@@ -119,7 +123,8 @@ class Run:
         return report
 
     def _report(self, dispatch: Dispatch, *, is_complete: bool, elapsed_s: float) -> RunReport:
-        infos = self._infos()
+        finished = self._in_order()
+        infos = [files[0] for files in finished]
         unfinished = [r for name, a in self._assemblies.items() if name not in self._finished for r in a.taken()]
         return RunReport(
             output=self._output,
@@ -127,7 +132,8 @@ class Run:
             num_rows=sum(info.num_rows for info in infos) + sum(receipt.num_rows for receipt in unfinished),
             num_failed=sum(info.num_failed for info in infos) + sum(len(receipt.failed) for receipt in unfinished),
             num_records=sum(info.num_records for info in infos) + sum(receipt.num_records for receipt in unfinished),
-            num_bytes=sum(info.num_bytes for info in infos) + sum(receipt.num_bytes for receipt in unfinished),
+            num_bytes=sum(info.num_bytes for files in finished for info in files)
+            + sum(receipt.num_bytes for receipt in unfinished),
             num_rows_planned=sum(assembly.spec.num_rows for assembly in self._assemblies.values()),
             num_shards_written=self._num_written,
             num_shards_reused=len(infos) - self._num_written,
@@ -141,10 +147,11 @@ class Run:
         )
 
     def _assembly(self, shard: ShardSpec) -> ShardAssembly:
-        return ShardAssembly(self._work, self._output, shard, self._format)
+        return ShardAssembly(self._work, self._output, shard, self._formats)
 
-    def _infos(self) -> tuple[ShardInfo, ...]:
-        return tuple(self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished)
+    def _in_order(self) -> list[ShardFiles]:
+        """Return the files of each finished shard, in the order of the plan."""
+        return [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
 
     def _is_up_to_date(self) -> bool:
         """Tell whether the last finished run left just what the plan says; if not, take its manifest away."""
@@ -157,20 +164,22 @@ class Run:
             put_aside(self._output, self._work / "shards", salvaged_shards(self._output))
             return False
         wanted = {shard.name: shard.fingerprint for shard in self._plan.shards}
+        known = by_shard(manifest.all_files)
         fresh = {
-            info.name: info
-            for info in manifest.shards
-            if wanted.get(info.name) == info.fingerprint and self._stands(info) and _is_there(self._output, info)
+            name: files
+            for name, files in known.items()
+            if self._stands(files)
+            and all(wanted.get(name) == info.fingerprint and _is_there(self._output, info) for info in files)
         }
-        if len(fresh) == len(wanted) == len(manifest.shards):
+        if len(fresh) == len(wanted) == len(known):
             self._finished = fresh
             return True
-        put_aside(self._output, self._work / "shards", manifest.shards)
+        put_aside(self._output, self._work / "shards", manifest.all_files)
         return False
 
-    def _stands(self, info: ShardInfo) -> bool:
+    def _stands(self, files: ShardFiles) -> bool:
         """Tell whether a shard of the present plan is left as it is: not where rows of it are to be tried again."""
-        return self._retry is None or not info.num_failed
+        return self._retry is None or not files[0].num_failed
 
     def _make(self, dispatch: Dispatch, *, show: bool) -> None:
         num_resumed = sum([self._resume(assembly) for assembly in self._assemblies.values()])
@@ -188,13 +197,13 @@ class Run:
 
     def _resume(self, assembly: ShardAssembly) -> int:
         """Take over what an earlier run left of a shard; return the number of its records that are done."""
-        info = assembly.finished()
-        if info is not None and self._stands(info):
-            self._finished[assembly.spec.name] = info
-            self._limit.add(info.num_rows - info.num_failed, info.num_failed)
-            return info.num_records
+        files = assembly.finished()
+        if files is not None and self._stands(files):
+            self._finished[assembly.spec.name] = files
+            self._limit.add(files[0].num_rows - files[0].num_failed, files[0].num_failed)
+            return files[0].num_records
         if self._retry is not None and (previous := assembly.previous()):
-            kept = self._retry.find(assembly.spec, previous)
+            kept = self._retry.find(assembly.spec, previous[0])
             if kept is not None:
                 self._kept[assembly.spec.name] = kept
         receipts = assembly.resume(with_failed=self._retry is None)
@@ -260,9 +269,9 @@ class Run:
         )
 
     def _publish(self, assembly: ShardAssembly) -> None:
-        info = assembly.publish()
-        _check_published(assembly.spec, info)
-        self._finished[assembly.spec.name] = info
+        files = assembly.publish()
+        _check_published(assembly.spec, files[0])
+        self._finished[assembly.spec.name] = files
         self._num_written += 1
 
     def _finish(self) -> bool:
@@ -273,16 +282,16 @@ class Run:
                 f"{len(missing)} of {len(self._assemblies)} shards are not finished ({missing[0]}, ...); run again"
             )
         for shard in self._plan.shards:  # those that include and exclude leave alone may be there from other runs
-            if shard.name not in self._finished and (info := self._assembly(shard).finished()):
-                self._finished[shard.name] = info
+            if shard.name not in self._finished and (files := self._assembly(shard).finished()):
+                self._finished[shard.name] = files
         self._limit.check_end()
-        infos = self._infos()
-        is_complete = len(infos) == len(self._plan.shards)
+        finished = self._in_order()
+        is_complete = len(finished) == len(self._plan.shards)
         if is_complete and not (self._output / MANIFEST_FILE).exists():
-            self._remove_stale({info.name for info in infos})
-            through = self._work / "shards"
+            self._remove_stale(set(self._finished))
+            through, infos = self._work / "shards", [files[0] for files in finished]
             index = write_index_files(self._output / "index", self._store, self._plan, infos, through=through)
-            manifest = self._describe(infos, index)
+            manifest = self._describe(finished, index)
             write_sidecars(self._output, manifest, self._logger)
             manifest.write(self._output, through=through)
         elif is_complete:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datamat.formats import ShardFormat
     from datamat.manifest import ShardInfo
 
-__all__ = ["Problem", "Recomputed", "ShardCheck", "read_plain", "unreadable"]
+__all__ = ["Problem", "Recomputed", "ShardCheck", "unreadable"]
 
 Recomputed: TypeAlias = "Callable[[str, Mapping[str, Any]], str]"
 """Tells how a record, by its key and columns, differs from what it should be: "" if it does not."""
@@ -199,11 +199,6 @@ def unreadable(path: pathlib.Path) -> str:
     if stat.S_ISDIR(mode):
         return "Is a directory"
     return "" if stat.S_ISREG(mode) else "not a regular file"
-
-
-def read_plain(path: pathlib.Path) -> bytes:
-    """Return the content of a file that was just read as JSON."""
-    return read_regular(path, max_bytes=_MOST_BYTES)
 
 
 def _mismatch(record: Mapping[str, Any], features: Features) -> str:

@@ -23,16 +23,16 @@ from datamat.changes import NOT_MADE, ShardChange, find_changes, known_shards
 from datamat.errors import CorruptDataError, OutputError
 from datamat.ledger import LEDGER_FILE, LedgerEntry, read_ledger
 from datamat.manifest import Manifest
-from datamat.parts import Receipt, part_folder
+from datamat.receipts import Receipt, part_folder
 from datamat.snapshot import PlannedShard, read_snapshot
 from datamat.storage import lock_holder, read_json
 from datamat.text import printable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from datamat.manifest import ShardInfo
+    from datamat.manifest import ShardFiles
     from datamat.plan import ShardSpec
     from datamat.survey import Survey
 
@@ -161,16 +161,16 @@ def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | 
     events, note = _last_run(work / LEDGER_FILE)
     holder = lock_holder(work / "lock")
     state, note = _state(output, work, holder, note)
-    _, infos = known_shards(output, work)
+    _, known = known_shards(output, work)
     planned = read_snapshot(work / "rows") or planned
     if planned is None or state not in {"running", "unfinished"}:
-        done = sum((_done_of(info) for info in infos.values()), Done())
+        done = sum((_done_of(files) for files in known.values()), Done())
         return Status(output, state, holder, done, events=events, note=note)
     return Status(
         output,
         state,
         holder,
-        done=sum((_done(output, work, shard, infos) for shard in planned), Done()),
+        done=sum((_done(output, work, shard, known.get(shard.name, ())) for shard in planned), Done()),
         num_shards=len(planned),
         num_rows=sum(shard.num_rows for shard in planned),
         events=events,
@@ -189,11 +189,11 @@ def compared_status(survey: Survey, chosen: Sequence[ShardSpec]) -> Status:
     planned = [PlannedShard.of(shard) for shard in shards]
     changes = find_changes(survey.output, survey.work, survey.store, survey.plan, survey.ingredients)
     names = {shard.name for shard in chosen}
-    _, infos = known_shards(survey.output, survey.work)
+    _, known = known_shards(survey.output, survey.work)
     return dataclasses.replace(
         read_status(survey.output, planned),
         changes=tuple(change for change in changes if change.shard in names),
-        obsolete=tuple(sorted(infos.keys() - {shard.name for shard in shards})),
+        obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
     )
 
 
@@ -209,15 +209,15 @@ def _state(output: pathlib.Path, work: pathlib.Path, holder: str, note: str) -> 
     return "complete", note
 
 
-def _done_of(info: ShardInfo) -> Done:
-    return Done(1, info.num_rows, info.num_failed, info.num_records, info.num_bytes)
+def _done_of(files: ShardFiles) -> Done:
+    info = files[0]
+    return Done(1, info.num_rows, info.num_failed, info.num_records, sum(info.num_bytes for info in files))
 
 
-def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, infos: Mapping[str, ShardInfo]) -> Done:
+def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, files: ShardFiles) -> Done:
     """Return what is finished of a planned shard: all of it, or some parts."""
-    info = infos.get(shard.name)
-    if info is not None and info.fingerprint == shard.fingerprint and (output / info.file).is_file():
-        return _done_of(info)
+    if files and all(info.fingerprint == shard.fingerprint and (output / info.file).is_file() for info in files):
+        return _done_of(files)
     done = Done()
     for path in part_folder(work, shard.name).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # it is gone, or not whole yet

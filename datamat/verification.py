@@ -22,13 +22,13 @@ from datamat.errors import CorruptDataError, OptionError
 from datamat.formats import get_format
 from datamat.index_files import read_index_file
 from datamat.interop import sidecar_names, sidecar_problems
-from datamat.manifest import MANIFEST_FILE, Manifest
-from datamat.shard_check import Problem, ShardCheck, read_plain, unreadable
+from datamat.manifest import MANIFEST_FILE, Manifest, manifest_bytes
+from datamat.shard_check import Problem, ShardCheck, unreadable
 from datamat.storage import digest_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from datamat.formats import ShardFormat
     from datamat.manifest import IndexInfo, ShardInfo
@@ -43,15 +43,17 @@ class VerifyReport:
 
     Attributes:
         path: the directory.
-        num_shards: shards that were looked at.
+        num_shards: shards that were looked at, in every format.
         num_records: records that the manifest tells of.
         found: each damage.
+        num_formats: in which the records are there.
     """
 
     path: pathlib.Path
     num_shards: int
     num_records: int
     found: tuple[Problem, ...]
+    num_formats: int = 1
 
     @property
     def ok(self) -> bool:
@@ -70,7 +72,9 @@ class VerifyReport:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"{self.path}: {self.num_shards} shards, {self.num_records:,} records: all as the manifest says"
+            formats = f" in {self.num_formats} formats" if self.num_formats > 1 else ""
+            size = f"{self.num_shards} shards{formats}, {self.num_records:,} records"
+            return f"{self.path}: {size}: all as the manifest says"
         count = f"{len(self.found)} problem{'' if len(self.found) == 1 else 's'}"
         return "\n".join([f"{self.path}: {count}:", *(f"  {line}" for line in self.problems)])
 
@@ -104,7 +108,7 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: Recomputed | None) 
     """Do what `verify` does, and ask `recomputed` about every record, with its key and columns: "" if it is right."""
     try:
         manifest = Manifest.read(folder, strict=False)
-        shard_format = get_format(manifest.format).with_features(manifest.features)
+        formats = {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
     except (CorruptDataError, OptionError) as error:
         told = str(error).removeprefix(f"{folder / MANIFEST_FILE} ")
         return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, told),))
@@ -113,28 +117,48 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: Recomputed | None) 
     for entry in manifest.index:
         problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
         found += problems
-    check = ShardCheck(folder, manifest.shards, manifest.features, shard_format, deep=deep, recomputed=recomputed)
+    for name, shard_format in formats.items():
+        mine = manifest.of_format(name)
+        check = ShardCheck(folder, mine.shards, mine.features, shard_format, deep=deep, recomputed=recomputed)
+        found += _shard_problems(check, mine, rows)
+    found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, formats.values())]
+    if not found:  # they are compared with manifest and shards, which must be whole
+        found += [Problem(name, told) for name, told in sidecar_problems(folder, manifest).items()]
+    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats))
+
+
+def _shard_problems(check: ShardCheck, manifest: Manifest, rows: Mapping[str, list[list[str]]]) -> list[Problem]:
+    """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
+    found = []
     for split, infos in manifest.splits.items():
         for number, info in enumerate(infos):
             problems, keys = check.problems(info)
             found += problems
             if keys is not None and number < len(rows.get(split, ())):
                 found += _key_problems(info, keys, rows[split][number])
-    found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, shard_format)]
-    if not found:  # they are compared with manifest and shards, which must be whole
-        found += [Problem(name, told) for name, told in sidecar_problems(folder, manifest).items()]
-    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found))
+    return found
 
 
 def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem]:
     found = []
-    if manifest.render() != read_plain(folder / MANIFEST_FILE):
+    if manifest.render() != manifest_bytes(folder):
         found.append(Problem(MANIFEST_FILE, "changed since it was written: it does not have its digest"))
     if {info.split for info in manifest.index} != set(manifest.splits):
         found.append(Problem(MANIFEST_FILE, "the splits of its index are not those of its shards"))
-    files = [info.file for info in manifest.shards]
+    files = [info.file for info in manifest.all_files]
     twice = sorted({file for file in files if files.count(file) > 1}) if len(set(files)) < len(files) else []
-    return found + [Problem(MANIFEST_FILE, f"tells of {file} twice") for file in twice]
+    found += [Problem(MANIFEST_FILE, f"tells of {file} twice") for file in twice]
+    told = [_told_of(info) for info in manifest.shards]
+    odd = [name for name, infos in manifest.also.items() if [_told_of(info) for info in infos] != told]
+    return found + [
+        Problem(MANIFEST_FILE, f"tells of other records in {name} than in {manifest.format}") for name in odd
+    ]
+
+
+def _told_of(info: ShardInfo) -> tuple[object, ...]:
+    """Return what an entry tells of records, whatever their format."""
+    counts = (info.num_rows, info.num_records, info.num_failed)
+    return (info.name, info.split, *counts, info.key_digest, info.fingerprint)
 
 
 def _index_problems(
@@ -178,10 +202,11 @@ def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> 
     return [Problem(f"index/{info.split}.parquet", f"row {place} of {info.file} is {row}, the shard holds {key} there")]
 
 
-def _foreign(folder: pathlib.Path, manifest: Manifest, shard_format: ShardFormat) -> list[str]:
+def _foreign(folder: pathlib.Path, manifest: Manifest, formats: Iterable[ShardFormat]) -> list[str]:
     """Return files that the manifest does not know, under names that a reader by pattern would take."""
-    known = {name for info in manifest.shards for name in (info.file, info.index_file)} | sidecar_names(manifest)
-    found = {entry.name for ending in (shard_format.extension, "idx") for entry in folder.glob(f"*.{ending}")}
+    known = {name for info in manifest.all_files for name in (info.file, info.index_file)} | sidecar_names(manifest)
+    endings = [*(made.extension for made in formats), "idx", "offsets"]
+    found = {entry.name for ending in endings for entry in folder.glob(f"*.{ending}")}
     mine = {name for name in found if name.startswith(f"{manifest.name}-")}
     indexed = {info.file for info in manifest.index}
     rows = {f"index/{entry.name}" for entry in folder.glob("index/*.parquet")}

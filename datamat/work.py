@@ -23,8 +23,8 @@ from datamat.kept import open_kept
 from datamat.ledger import FailedRow
 from datamat.parallel import retire
 from datamat.parallel.role import is_worker
-from datamat.parts import Outcome, PartFile, part_folder
 from datamat.quarantine import quarantine
+from datamat.receipts import Outcome, PartWriter, part_folder
 from datamat.rows import RowStore
 from datamat.seeding import global_state_kept
 from datamat.transforms import forbid_update_check
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Sequence
 
-    from datamat.formats import Record, ShardFormat, ShardWriter
+    from datamat.formats import Record, ShardFormat
     from datamat.index import IndexRow
     from datamat.kept import KeptRows
     from datamat.options import ErrorPolicy, WorkerOptions
-    from datamat.parts import Receipt
     from datamat.pipeline import Pipeline
     from datamat.plan import PartSpec
+    from datamat.receipts import Receipt
 
 __all__ = ["Workplace", "set_up_process", "watch_file"]
 
@@ -72,7 +72,7 @@ class Workplace:
     Args:
         folder: of the rows; beside it are the parts.
         pipeline: makes records of rows.
-        shard_format: how they are written.
+        formats: those that they are written in.
         errors: what is done about rows that fail.
         workers: limits of time and memory.
     """
@@ -81,7 +81,7 @@ class Workplace:
         self,
         folder: pathlib.Path,
         pipeline: Pipeline,
-        shard_format: ShardFormat,
+        formats: Sequence[ShardFormat],
         errors: ErrorPolicy,
         workers: WorkerOptions,
     ) -> None:
@@ -90,7 +90,7 @@ class Workplace:
         self.pipeline = pipeline
         self.errors = errors
         self.is_checked = False  # whether the transform was seen to draw from the seed alone
-        self._format = shard_format
+        self._formats = formats
         self._workers = workers
         # One part at a time in a process: a transform keeps the generators of the draw it is at.
         self._lock = threading.Lock()
@@ -99,16 +99,15 @@ class Workplace:
 
     def write_part(self, spec: PartSpec, lost: Sequence[FailedRow] | None, kept: KeptRows | None) -> Receipt:
         """Write a part; see `Materializer.write_part`."""
-        columns = self.pipeline.writer.features.columns
         part_folder(self.work, spec.shard).mkdir(parents=True, exist_ok=True)
         watch = RowWatch(watch_file(self.work, spec), self._workers.sample_timeout_s)
+        made = PartWriter(self.work, spec, self._formats, self.pipeline.writer.features.columns)
         try:
-            with self._lock, global_state_kept(), watch, PartFile(self.work, spec) as file:
+            with self._lock, global_state_kept(), watch, made as writer:
                 started = time.process_time()
-                writer = self._format.writer(file, columns)  # type: ignore[arg-type]  # `write` is enough
-                with open_kept(kept, self._format) as find_kept:
+                with open_kept(kept, self._formats[0]) as find_kept:
                     outcome = _PartWork(self, spec, writer, watch, find_kept).do(lost, by_row=kept is not None)
-                receipt = file.finish(writer.finish(), outcome, time.process_time() - started)
+                receipt = writer.finish(outcome, lambda: time.process_time() - started)
         except OSError as error:
             if isinstance(error, OutputError):
                 raise
@@ -122,13 +121,13 @@ class Workplace:
 
 
 class _PartWork:
-    """The rows of one part on their way into its file."""
+    """The rows of one part on their way into its files."""
 
     def __init__(
         self,
         place: Workplace,
         spec: PartSpec,
-        writer: ShardWriter,
+        writer: PartWriter,
         watch: RowWatch,
         find_kept: Callable[[int], Sequence[tuple[str, Record]]],
     ) -> None:

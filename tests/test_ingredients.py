@@ -39,7 +39,7 @@ class Edited(Base):
 
 
 def _ingredients(writer=None, transform=None, seed=0, format_name="tfrecord"):
-    return Ingredients.of(writer or Derived(), get_format(format_name), transform, seed)
+    return Ingredients.of(writer or Derived(), [get_format(format_name)], transform, seed)
 
 
 def test_method_digests_hold_what_the_user_wrote_in_all_bases():

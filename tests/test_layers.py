@@ -36,16 +36,16 @@ transforms: stages < pipeline < augmenter < __init__
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
 readers: cache collate damage keys order preview schedule sharing tf torch transforms < records < samples
-ingredients messages pipeline plan
+ingredients messages pipeline plan shard_entries
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 
 parallel: executor < pathos_pool < __init__
 writers: __init__ camvid coco function image_folder pedestrian table
-index_files inspection kept parts pilot recipe report shard_check snapshot survey
+index_files inspection kept pilot receipts recipe report shard_check snapshot survey
 
-changes estimate provenance retry stored verification work
+changes estimate growing provenance retry stored verification work
 
-dispatch repair replay status
+dispatch parts repair replay status
 
 running
 

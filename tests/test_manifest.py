@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features, Image, Mask
-from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo, put_aside, salvaged_shards
+from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo
+from datamat.shard_entries import put_aside, read_entry, salvaged_shards
 from datamat.storage import digest_file
 
 
@@ -97,8 +98,7 @@ def test_manifest_is_put_aside_with_its_entries(tmp_path):
 
     assert not (tmp_path / "manifest.json").exists()
     assert Manifest.read(tmp_path / "work" / "shards") == _manifest()
-    entry = json.loads((tmp_path / "work" / "shards" / "set-train-00000-of-00001.json").read_text())
-    assert ShardInfo.from_json(entry) == _manifest().shards[0]
+    assert read_entry(tmp_path / "work" / "shards" / "set-train-00000-of-00001.json") == _manifest().shards
 
 
 def test_index_entry_is_that_of_the_file(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import itertools
 import os
 import pathlib
@@ -11,15 +12,20 @@ import shutil
 import numpy as np
 import pytest
 
-from datamat import CorruptDataError
+from datamat import CorruptDataError, Features, Text
 from datamat.formats import Offsets, get_format
-from datamat.manifest import KeyDigest
-from datamat.parts import Outcome, PartFile, Receipt, ShardAssembly, part_folder
+from datamat.growing import GrowingFile
+from datamat.manifest import KeyDigest, file_names
+from datamat.parts import ShardAssembly
 from datamat.plan import PartSpec, ShardSpec
+from datamat.receipts import Outcome, PartFile, PartWriter, Receipt, part_folder
 from datamat.storage import digest_file
 
 SIZES = [2, 1, 3, 0, 2]
 """Records of each part; a transform may give none for a row."""
+FEATURES = Features({"text": Text()})
+FORMATS = [("tfrecord",), ("tfrecord", "webdataset"), ("parquet", "tfrecord")]
+"""One format; several that join their parts; and one whose parts stay until the shard is assembled, beside another."""
 
 
 def make_spec(sizes=SIZES, fingerprint="f1"):
@@ -38,37 +44,51 @@ def place(tmp_path):
     return tmp_path / "out"
 
 
-def assembly_of(place, spec=None):
-    return ShardAssembly(place / ".datamat", place, spec or make_spec(), get_format("tfrecord"))
+@pytest.fixture(params=FORMATS, ids="+".join)
+def names(request):
+    """The formats that the shard is written in."""
+    return request.param
+
+
+@pytest.fixture
+def formats(names):
+    return formats_of(names)
+
+
+def formats_of(names):
+    return tuple(get_format(name).with_features(FEATURES) for name in names)
+
+
+def assembly_of(place, formats, spec=None):
+    return ShardAssembly(place / ".datamat", place, spec or make_spec(), formats)
 
 
 def keys_of(number, sizes=SIZES):
     return [f"key{number}-{record}" for record in range(sizes[number])]
 
 
-def write_part(place, spec, number, sizes=SIZES):
+def write_part(place, formats, spec, number, sizes=SIZES):
     """Write a part as a worker does; return its receipt."""
-    with PartFile(place / ".datamat", spec.parts[number]) as file:
-        writer = get_format("tfrecord").writer(file, {"key": "bytes"})
+    with PartWriter(place / ".datamat", spec.parts[number], formats, FEATURES.columns) as writer:
         outcome = Outcome(num_done=2)
         for key in keys_of(number, sizes):
-            writer.append({"key": key.encode() * 40})
+            writer.append({"key": key.encode(), "text": key.encode() * 40})
             outcome.keys.add(key)
-        return file.finish(writer.finish(), outcome, 0.5)
+        return writer.finish(outcome, lambda: 0.5)
 
 
-def make(place, spec=None):
-    """Go on from whatever is there until the shard is finished, as a run does; return what was made and the entry."""
-    assembly = assembly_of(place, spec)
-    if info := assembly.finished():
-        return [], info
-    assembly.resume()
-    made = []
-    for part in [] if assembly.is_complete else list(assembly.missing()):
-        assembly.add(write_part(place, assembly.spec, part.number))
-        made.append(part.number)
-    assert assembly.is_complete
-    return made, assembly.publish()
+def make(place, formats, spec=None):
+    """Go on from whatever is there until the shard is finished, as a run does; return what was made and its files."""
+    with contextlib.closing(assembly_of(place, formats, spec)) as assembly:
+        if files := assembly.finished():
+            return [], files
+        assembly.resume()
+        made = []
+        for part in [] if assembly.is_complete else list(assembly.missing()):
+            assembly.add(write_part(place, formats, assembly.spec, part.number))
+            made.append(part.number)
+        assert assembly.is_complete
+        return made, assembly.publish()
 
 
 def finished_files(place):
@@ -77,47 +97,83 @@ def finished_files(place):
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """The files and the entry of an undisturbed shard."""
-    place = tmp_path_factory.mktemp("reference")
-    (place / ".datamat" / "shards").mkdir(parents=True)
-    _, info = make(place)
-    return finished_files(place), info
+def references(tmp_path_factory):
+    """Give a function that returns the visible files of an undisturbed shard, and what its entry lists."""
+    made = {}
+
+    def reference(names):
+        if names not in made:
+            place = tmp_path_factory.mktemp("reference")
+            (place / ".datamat" / "shards").mkdir(parents=True)
+            _, infos = make(place, formats_of(names))
+            made[names] = finished_files(place), infos
+        return made[names]
+
+    return reference
 
 
-def test_shard_holds_the_records_of_its_parts_in_their_order(reference, tmp_path):
-    """Its entry tells rows, records, bytes, checksum and keys; its offsets lead to every record."""
-    files, info = reference
-    shard, index = tmp_path / info.file, files[info.index_file]
-    shard.write_bytes(files[info.file])
+@pytest.fixture
+def reference(references, names):
+    return references(names)
+
+
+def test_shard_holds_the_records_of_its_parts_in_their_order(reference, formats, tmp_path):
+    """Its entry tells rows, records, bytes, checksum and keys of each file; the offsets lead to every record."""
+    files, infos = reference
     keys = [key for number in range(len(SIZES)) for key in keys_of(number)]
 
-    assert set(files) == {info.index_file, info.file}
-    assert [r["key"] for r in get_format("tfrecord").read(shard)] == [[key.encode() * 40] for key in keys]
-    assert (info.num_rows, info.num_records, info.num_bytes) == (10, 8, shard.stat().st_size)
-    assert (info.checksum, info.key_digest) == (digest_file(shard), KeyDigest(keys).hexdigest())
-    with open(shard, "rb") as file:
-        assert get_format("tfrecord").find_offsets(file, path="") == Offsets.from_text(index.decode())
+    assert set(files) == {name for info in infos for name in (info.file, info.index_file)}
+    for info, shard_format in zip(infos, formats, strict=True):
+        shard = tmp_path / info.file
+        shard.write_bytes(files[info.file])
+        assert [bytes(r["key"][0]).decode() for r in shard_format.read(shard)] == keys
+        assert (info.num_rows, info.num_records, info.num_bytes) == (10, 8, shard.stat().st_size)
+        assert (info.checksum, info.key_digest) == (digest_file(shard), KeyDigest(keys).hexdigest())
+        with open(shard, "rb") as file:
+            offsets = Offsets.from_text(files[info.index_file].decode())
+            assert shard_format.find_offsets(file, path="") == offsets
 
 
-def test_part_and_receipt_are_on_the_disk(place):
+def test_each_format_has_the_bytes_that_it_has_alone(references):
+    """Whatever formats stand beside it."""
+    alone = references(("tfrecord",))[0]
+
+    for names in FORMATS[1:]:
+        together = references(names)[0]
+        assert together["data-train-00000-of-00001.tfrecord"] == alone["data-train-00000-of-00001.tfrecord"]
+
+
+def test_only_the_first_format_has_the_short_name_for_its_offsets():
+    """The others' would be the same, and FILE.idx is what DALI calls its own index of a tar file."""
+    assert file_names("s", ["tfrecord"]) == [("s.tfrecord", "s.idx")]
+    assert file_names("s", ["tfrecord", "tar", "tfrecord.gz"]) == [
+        ("s.tfrecord", "s.idx"),
+        ("s.tar", "s.tar.offsets"),
+        ("s.tfrecord.gz", "s.tfrecord.gz.offsets"),
+    ]
+
+
+def test_part_and_receipt_are_on_the_disk(place, formats):
     """The receipt is what was returned, and says what the files hold."""
-    receipt = write_part(place, make_spec(), 2)
+    receipt = write_part(place, formats, make_spec(), 2)
 
     folder = part_folder(place / ".datamat", make_spec().name)
-    assert sorted(path.name for path in folder.iterdir()) == ["00002.idx", "00002.json", "00002.part"]
+    endings = [f"{made.extension}.{what}" for made in formats for what in ("idx", "part")]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"00002.{end}" for end in ["json", *endings])
     assert (receipt.number, receipt.start, receipt.stop, receipt.num_records, receipt.busy_s) == (2, 4, 6, 3, 0.5)
-    assert receipt.digest == digest_file(folder / "00002.part")
-    assert receipt.num_bytes == (folder / "00002.part").stat().st_size
-    assert assembly_of(place).resume() == [receipt]
+    for made, part in zip(formats, receipt.files, strict=True):
+        path = folder / f"00002.{made.extension}.part"
+        assert (part.num_bytes, part.digest) == (path.stat().st_size, digest_file(path))
+    assert receipt.num_bytes == sum(part.num_bytes for part in receipt.files)
+    assert assembly_of(place, formats).resume() == [receipt]
 
 
-def test_part_that_fails_leaves_nothing(place):
+def test_part_that_fails_leaves_nothing(place, formats):
     """The error is the one that was raised."""
 
     def fail():
-        with PartFile(place / ".datamat", make_spec().parts[0]) as file:
-            file.write(b"half of it")
+        with PartWriter(place / ".datamat", make_spec().parts[0], formats, FEATURES.columns) as writer:
+            writer.append({"key": b"k", "text": b"half of it"})
             raise RuntimeError("a sample failed")
 
     with pytest.raises(RuntimeError, match="a sample failed"):
@@ -126,23 +182,22 @@ def test_part_that_fails_leaves_nothing(place):
     assert [path for path in (place / ".datamat" / "parts").rglob("*") if path.is_file()] == []
 
 
-def test_part_takes_any_buffer(place):
+def test_part_takes_any_buffer(tmp_path):
     """And tells how much it took, in bytes."""
-    with PartFile(place / ".datamat", make_spec().parts[0]) as file:
+    with PartFile(tmp_path / "00000.tar.part") as file:
         taken = [file.write(data) for data in (b"ab", bytearray(b"c"), memoryview(b"def")[::1], b"")]
-        empty = Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
-        receipt = file.finish(empty, Outcome(), 0)
+        told = file.finish(Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64)))
 
     assert taken == [2, 1, 3, 0]
-    assert (receipt.num_bytes, file.num_bytes) == (6, 6)
-    assert (part_folder(place / ".datamat", make_spec().name) / "00000.part").read_bytes() == b"abcdef"
+    assert told == (6, digest_file(tmp_path / "00000.tar.part"))
+    assert (tmp_path / "00000.tar.part").read_bytes() == b"abcdef"
 
 
 @pytest.mark.parametrize("change", ["shard", "number", "start", "stop", "fingerprint"])
 def test_receipt_counts_only_for_its_own_part(place, change):
     """Of the same rows, under the same options."""
     spec = make_spec()
-    receipt = write_part(place, spec, 1)
+    receipt = write_part(place, formats_of(("tfrecord",)), spec, 1)
 
     assert receipt.is_for(spec.parts[1])
     changed = {name: getattr(receipt, name) for name in Receipt.__slots__}
@@ -151,14 +206,14 @@ def test_receipt_counts_only_for_its_own_part(place, change):
 
 
 @pytest.mark.parametrize("order", [*[*itertools.permutations(range(4))][::5], (3, 2, 1, 0)])
-def test_parts_may_come_in_any_order(place, order, reference):
+def test_parts_may_come_in_any_order(place, formats, order, reference):
     """The shard is the same, and is published once the last is there."""
     spec = make_spec()
-    assembly = assembly_of(place)
+    assembly = assembly_of(place, formats)
     for number in (4, *order):
         assert not assembly.is_complete
         assert number in [part.number for part in assembly.missing()]
-        assembly.add(write_part(place, spec, number))
+        assembly.add(write_part(place, formats, spec, number))
 
     assert assembly.is_complete
     assert list(assembly.missing()) == []
@@ -169,18 +224,19 @@ def test_parts_may_come_in_any_order(place, order, reference):
 
 @pytest.mark.parametrize("done", [c for n in range(6) for c in itertools.combinations(range(5), n)])
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])
-def test_work_goes_on_from_any_parts_that_are_done(place, done, joined, reference):
+def test_work_goes_on_from_any_parts_that_are_done(place, formats, done, joined, reference):
     """Whether or not they were joined to the shard before; only the others are made."""
-    spec, assembly = make_spec(), assembly_of(place)
+    spec, assembly = make_spec(), assembly_of(place, formats)
     for number in done:
-        receipt = write_part(place, spec, number)
+        receipt = write_part(place, formats, spec, number)
         if joined:
             assembly.add(receipt)
+    assembly.close()
 
-    made, info = make(place)
+    made, infos = make(place, formats)
 
     assert made == [number for number in range(5) if number not in done]
-    assert (finished_files(place), info) == reference
+    assert (finished_files(place), infos) == reference
 
 
 class Killed(BaseException):
@@ -197,7 +253,7 @@ class Disk:
             pathlib.Path: ("unlink", "write_bytes", "mkdir"),
             shutil: ("rmtree",),
             builtins: ("open",),
-            ShardAssembly: ("_append",),
+            GrowingFile: ("_append",),
         }.items():
             for name in names:
                 monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
@@ -222,8 +278,8 @@ class Disk:
             os.write(descriptor, data[: len(data) // 2])
             os.close(descriptor)
         elif name == "_append":
-            assembly, part = arguments
-            target = self.real_open(assembly._growing, os.O_WRONLY | os.O_APPEND)
+            growing, part = arguments
+            target = self.real_open(growing._growing, os.O_WRONLY | os.O_APPEND)
             source = self.real_open(part, os.O_RDONLY)
             os.write(target, os.read(source, part.stat().st_size // 2))
             os.close(target)
@@ -232,12 +288,12 @@ class Disk:
     real_open = staticmethod(os.open)
 
 
-def killed_at(place, at):
+def killed_at(place, formats, at):
     """Make the shard and be killed at the n-th change to files; tell whether it came to that."""
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch, at)
         try:
-            make(place)
+            make(place, formats)
         except Killed:
             return True
     assert disk.calls <= at
@@ -250,18 +306,18 @@ def whole_parts(place):
 
 
 @pytest.mark.slow
-def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, reference):
+def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, reference):
     """Killed at the n-th change, for every n, and gone on with: the same bytes, and nothing that was done is redone."""
     for at in itertools.count():
         place = tmp_path / str(at)
         (place / ".datamat" / "shards").mkdir(parents=True)
-        was_killed = killed_at(place, at)
+        was_killed = killed_at(place, formats, at)
         done = whole_parts(place)
         started = (place / ".datamat" / "shards" / f"{make_spec().name}.json").exists()
 
-        made, info = make(place)
+        made, infos = make(place, formats)
 
-        assert (finished_files(place), info) == reference, f"killed at change {at}"
+        assert (finished_files(place), infos) == reference, f"killed at change {at}"
         assert not done & set(made), f"killed at change {at}: parts {done & set(made)} were made again"
         assert not (started and made), f"killed at change {at}: a shard with its entry was made again"
         if not was_killed:
@@ -269,36 +325,36 @@ def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, reference)
     assert at > 60
 
 
-def test_kill_after_kill_ends_with_the_same_bytes(tmp_path, reference):
+def test_kill_after_kill_ends_with_the_same_bytes(tmp_path, formats, reference):
     """Each run is killed in turn, a little later than the one before."""
     for step in (3, 7, 11):
         place = tmp_path / str(step)
         (place / ".datamat" / "shards").mkdir(parents=True)
         kills = 0
-        while killed_at(place, step + kills):
+        while killed_at(place, formats, step + kills):
             kills += 1
 
         assert kills >= 2
-        assert (finished_files(place), make(place)[1]) == reference
+        assert (finished_files(place), make(place, formats)[1]) == reference
 
 
-def replace(place):
+def replace(place, formats):
     """Make a shard anew whose rows are the same but gave more records this time, as `rerun_failed` does."""
-    assembly = assembly_of(place)
-    assembly.resume(with_failed=False)
-    for part in list(assembly.missing()):
-        assembly.add(write_part(place, assembly.spec, part.number))
-    return assembly.publish()
+    with contextlib.closing(assembly_of(place, formats)) as assembly:
+        assembly.resume(with_failed=False)
+        for part in list(assembly.missing()):
+            assembly.add(write_part(place, formats, assembly.spec, part.number))
+        return assembly.publish()
 
 
 @pytest.mark.slow
-def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, reference):
+def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, formats, reference):
     """Both have the same fingerprint; never does one stand with the offsets or the entry of the other."""
     old = tmp_path / "old"
     (old / ".datamat" / "shards").mkdir(parents=True)
-    assembly = assembly_of(old)
+    assembly = assembly_of(old, formats)
     for part in list(assembly.missing()):
-        assembly.add(write_part(old, assembly.spec, part.number, [2, 0, 3, 0, 2]))
+        assembly.add(write_part(old, formats, assembly.spec, part.number, [2, 0, 3, 0, 2]))
     before = assembly.publish()
     outcomes = set()
     for at in itertools.count():
@@ -308,16 +364,16 @@ def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp
             disk = Disk(patch, at)
             was_killed = False
             try:
-                replace(place)
+                replace(place, formats)
             except Killed:
                 was_killed = True
 
-        info = assembly_of(place).finished()
-        if info is None:
-            info = replace(place)
-        outcomes.add(info.num_records)
+        infos = assembly_of(place, formats).finished()
+        if infos is None:
+            infos = replace(place, formats)
+        outcomes.add(infos[0].num_records)
 
-        assert (finished_files(place), info) in (reference, (finished_files(old), before)), f"killed at change {at}"
+        assert (finished_files(place), infos) in (reference, (finished_files(old), before)), f"killed at change {at}"
         if not was_killed:
             break
     assert disk.calls > 20 and outcomes == {7, 8}
@@ -325,13 +381,14 @@ def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "lengthen", "remove"])
 @pytest.mark.parametrize("suffix", [".part", ".idx", ".json", ".tfrecord"])
-def test_what_a_power_cut_tears_is_made_again(place, damage, suffix, reference):
+def test_what_a_power_cut_tears_is_made_again(place, formats, damage, suffix, reference):
     """Of parts, offsets, receipts and the growing shard: whatever is not as it was is not believed."""
-    spec, assembly = make_spec(), assembly_of(place)
+    spec, assembly = make_spec(), assembly_of(place, formats)
     for number in (0, 1, 2):
-        receipt = write_part(place, spec, number)
+        receipt = write_part(place, formats, spec, number)
         if suffix == ".tfrecord":
             assembly.add(receipt)
+    assembly.close()
     for path in list((place / ".datamat").rglob(f"*{suffix}")):
         data = path.read_bytes()
         if damage == "remove":
@@ -343,43 +400,91 @@ def test_what_a_power_cut_tears_is_made_again(place, damage, suffix, reference):
         else:
             path.write_bytes(data[:-1] + bytes([data[-1] ^ 0x11]))
 
-    _, info = make(place)
+    _, infos = make(place, formats)
 
-    assert (finished_files(place), info) == reference
+    assert (finished_files(place), infos) == reference
 
 
-def test_parts_of_another_plan_are_not_taken(place, reference):
+@pytest.mark.parametrize("torn", range(5))
+def test_part_that_one_format_has_lost_is_made_again_in_all(place, torn, references):
+    """The other may have joined it, and parts behind it, to the shard; what it joined before the torn one counts."""
+    names = FORMATS[-1]
+    formats, spec = formats_of(names), make_spec()
+    assembly = assembly_of(place, formats)
+    for number in range(4):
+        assembly.add(write_part(place, formats, spec, number))
+    write_part(place, formats, spec, 4)
+    assembly.close()
+    path = part_folder(place / ".datamat", spec.name) / f"{torn:05d}.parquet.part"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+
+    made, infos = make(place, formats)
+
+    assert made == [number for number in range(4) if number >= torn] + [4] * (torn == 4)
+    assert (finished_files(place), infos) == references(names)
+
+
+def test_parts_of_another_plan_are_not_taken(place, formats, reference):
     """Another fingerprint means other bytes."""
     other = make_spec(fingerprint="f2")
     for number in (0, 1, 4):
-        write_part(place, other, number)
+        write_part(place, formats, other, number)
 
-    made, info = make(place)
+    made, infos = make(place, formats)
 
     assert made == [0, 1, 2, 3, 4]
-    assert (finished_files(place), info) == reference
+    assert (finished_files(place), infos) == reference
 
 
-def test_finished_shard_counts_while_it_is_whole_and_of_this_plan(place, reference):
-    """Its entry, its bytes and its offsets."""
-    make(place)
-    shard = place / reference[1].file
+def test_receipt_of_other_formats_is_not_taken(place, references):
+    """One more format, or one less: the part is made again."""
+    spec = make_spec()
+    write_part(place, formats_of(("tfrecord",)), spec, 0)
+    write_part(place, formats_of(("tfrecord", "webdataset", "parquet")), spec, 1)
 
-    assert assembly_of(place).finished() == reference[1]
-    assert assembly_of(place, make_spec(fingerprint="f2")).finished() is None
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + b"\0")
-    assert assembly_of(place).finished() is None
-    shard.write_bytes(content)
-    (place / reference[1].index_file).unlink()
-    assert assembly_of(place).finished() is None
+    made, infos = make(place, formats_of(("tfrecord", "webdataset")))
+
+    assert made == [0, 1, 2, 3, 4]
+    assert (finished_files(place), infos) == references(("tfrecord", "webdataset"))
+
+
+def test_finished_shard_counts_while_it_is_whole_and_of_this_plan(place, formats, reference):
+    """Its entry, and the bytes and the offsets of each of its files."""
+    make(place, formats)
+    infos = reference[1]
+
+    assert assembly_of(place, formats).finished() == infos
+    assert assembly_of(place, formats, make_spec(fingerprint="f2")).finished() is None
+    for info in infos:
+        shard, offsets = place / info.file, place / info.index_file
+        content, lines = shard.read_bytes(), offsets.read_bytes()
+        shard.write_bytes(content[:-1] + b"\1")
+        assert assembly_of(place, formats).finished() is None
+        shard.write_bytes(content)
+        offsets.unlink()
+        assert assembly_of(place, formats).finished() is None
+        offsets.write_bytes(lines)
+    assert assembly_of(place, formats).finished() == infos
+
+
+def test_shard_of_other_formats_is_replaced(place, references):
+    """No file of a format that is not wanted any more stays, nor its offsets."""
+    make(place, formats_of(("tfrecord", "webdataset")))
+    for names in (("parquet", "tfrecord"), ("tfrecord",)):
+        spec = make_spec(fingerprint="+".join(names))
+
+        made, _ = make(place, formats_of(names), spec)
+
+        assert made == [0, 1, 2, 3, 4]
+        assert finished_files(place) == references(names)[0]
 
 
 def test_shard_that_its_receipts_do_not_describe_is_refused(place):
     """Something else wrote into it: it never gets its name."""
-    spec, assembly = make_spec(), assembly_of(place)
+    formats = formats_of(("tfrecord",))
+    spec, assembly = make_spec(), assembly_of(place, formats)
     for number in range(5):
-        assembly.add(write_part(place, spec, number))
+        assembly.add(write_part(place, formats, spec, number))
     growing = place / ".datamat" / "shards" / f"{spec.name}.tfrecord"
     with open(growing, "ab") as file:
         file.write(b"more")
@@ -389,15 +494,15 @@ def test_shard_that_its_receipts_do_not_describe_is_refused(place):
     assert finished_files(place) == {}
 
 
-def test_shard_without_records_is_published(place):
+def test_shard_without_records_is_published(place, formats):
     """A transform that gives nothing for any of its rows."""
     sizes = [0, 0]
     spec = make_spec(sizes)
-    assembly = assembly_of(place, spec)
+    assembly = assembly_of(place, formats, spec)
     for number in range(2):
-        assembly.add(write_part(place, spec, number, sizes))
+        assembly.add(write_part(place, formats, spec, number, sizes))
 
-    info = assembly.publish()
+    infos = assembly.publish()
 
-    assert (info.num_rows, info.num_records, info.num_bytes) == (4, 0, 0)
-    assert set(finished_files(place).values()) == {b""}
+    assert [(info.num_rows, info.num_records) for info in infos] == [(4, 0)] * len(formats)
+    assert {finished_files(place)[info.index_file] for info in infos} == {b""}

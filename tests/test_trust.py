@@ -46,7 +46,7 @@ from datamat.formats.framing import frame
 from datamat.formats.gzip_members import deflate_member
 from datamat.index_files import read_index_file
 from datamat.ledger import read_ledger
-from datamat.parts import Receipt
+from datamat.receipts import Receipt
 from datamat.rows import write_rows
 from datamat.status import read_status
 from datamat.storage import read_json, render_json
@@ -137,7 +137,7 @@ def test_pickle_in_the_place_of_any_file_is_never_run(source, output, tmp_path):
 
     files = [str(path.relative_to(output)) for path in output.rglob("*") if path.is_file() and path.name != "lock"]
     leftovers = ["shards/manifest.json", "shards/pairs-train-00000-of-00002.json", "rows/plan.json", "rows/rows.json"]
-    leftovers += ["parts/pairs-train-00000-of-00002/00000.json", "parts/pairs-train-00000-of-00002/00000.idx"]
+    leftovers += ["parts/pairs-train-00000-of-00002/00000.json", "parts/pairs-train-00000-of-00002/00000.tfrecord.idx"]
     files = [*(f".datamat/{name}" for name in leftovers), *files]
     assert {"manifest.json", "index/train.parquet", ".datamat/ledger.jsonl"} <= set(files)
 

@@ -17,12 +17,12 @@ __all__ = ["formats_of", "pattern", "shards_of"]
 
 def formats_of(manifest: Manifest) -> tuple[str, ...]:
     """Return the names of the formats that the shards are in."""
-    return (manifest.format,)
+    return tuple(manifest.by_format)
 
 
 def shards_of(manifest: Manifest, format_name: str) -> Mapping[str, tuple[ShardInfo, ...]]:
     """Return the files of a format, by split and in order; none where the directory does not hold the format."""
-    return manifest.splits if format_name in formats_of(manifest) else {}
+    return manifest.of_format(format_name).splits if format_name in manifest.by_format else {}
 
 
 def pattern(manifest: Manifest, split: str, shards: tuple[ShardInfo, ...]) -> str:

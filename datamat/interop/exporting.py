@@ -183,7 +183,7 @@ def _write(
         elif found != text:
             _commit(output / name, text)
             written.append(name)
-    known = {shard.file: shard.checksum for shard in trusted.shards} if trusted else {}
+    known = {shard.file: shard.checksum for shard in trusted.all_files} if trusted else {}
     for name, shard in dali_sidecars(manifest).items():
         if known.get(shard.file) == shard.checksum and (output / name).is_file():
             continue

@@ -49,6 +49,7 @@ def load(
     path: str | os.PathLike[str],
     split: str | None = None,
     *,
+    format: str | None = None,  # noqa: A002 -- as for `Materializer`
     errors: str | ErrorPolicy = "raise",
     cache: int = 0,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -59,6 +60,7 @@ def load(
     Args:
         path: the directory that a run wrote.
         split: one split, or None for all, one after the other.
+        format: which of the formats that the run wrote; None for the first that it named.
         errors: what to do about damaged records where many are read: "raise", or "skip", which leaves them out, logs
             each and counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. A single record
             that is asked for raises in any case.
@@ -72,7 +74,7 @@ def load(
 
     Raises:
         OutputError: there is no manifest: the run is not finished.
-        OptionError: there is no such split, or an option makes no sense.
+        OptionError: there is no such split or format, or an option makes no sense.
         CorruptDataError: the manifest cannot be read.
 
     Example:
@@ -80,7 +82,8 @@ def load(
         >>> train[0]["image"].shape, train["0001TP_006690#2"]["mask"].dtype   # doctest: +SKIP
         ((360, 480, 3), dtype('uint8'))
     """
-    manifest = Manifest.read(path)
+    found = Manifest.read(path)
+    manifest = found.of_format(format or found.format)
     if split is not None and split not in manifest.splits:
         raise OptionError(f"{os.fspath(path)} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
     shards = manifest.shards if split is None else manifest.splits[split]

@@ -10,8 +10,7 @@ import pytest
 from job import Job
 
 from datamat.formats import Offsets
-from datamat.parts import Outcome, PartFile, part_folder
-from datamat.plan import PartSpec
+from datamat.receipts import PartFile
 
 
 class Disk:
@@ -69,13 +68,13 @@ def test_nothing_has_a_final_name_before_it_is_flushed(small_source, whole, tmp_
 
 def test_part_begun_by_a_killed_process_is_begun_anew(tmp_path):
     """What that process wrote of it is not in it."""
-    spec = PartSpec("data-train-00000-of-00001", 0, 0, 1, 100, 1, False, "f1")
-    killed = PartFile(tmp_path, spec)
+    path = tmp_path / "00000.tfrecord.part"
+    killed = PartFile(path)
     killed.__enter__().write(b"half of ")
 
-    with PartFile(tmp_path, spec) as file:
+    with PartFile(path) as file:
         file.write(b"all of it")
-        file.finish(Offsets(np.array([0], np.uint64), np.array([9], np.uint64)), Outcome(num_done=1), 0.0)
+        file.finish(Offsets(np.array([0], np.uint64), np.array([9], np.uint64)))
 
-    assert (part_folder(tmp_path, spec.shard) / "00000.part").read_bytes() == b"all of it"
+    assert path.read_bytes() == b"all of it"
     killed.__exit__(None)
