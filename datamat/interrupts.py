@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Iterator
 
-__all__ = ["signals_raised"]
+__all__ = ["raise_swallowed", "signals_raised"]
+
+_heard: list[int] = []  # in the block that runs now
 
 
 @contextlib.contextmanager
@@ -25,6 +27,7 @@ def signals_raised() -> Iterator[None]:
         yield
         return
     before = {}
+    _heard.clear()
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
@@ -35,9 +38,20 @@ def signals_raised() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _heard.clear()
+
+
+def raise_swallowed() -> None:
+    """Raise once more what a signal has raised in the block, if it goes on all the same; for its loops.
+
+    Python swallows exceptions in finalizers, in callbacks of C code and in functions that run at a fork.
+    """
+    if _heard and threading.current_thread() is threading.main_thread():
+        _raise(_heard[-1], None)
 
 
 def _raise(number: int, _frame: types.FrameType | None) -> NoReturn:
+    _heard.append(number)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)  # what a shell says of a process that a signal ended

@@ -7,6 +7,8 @@ import itertools
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -141,6 +143,56 @@ def test_handlers_of_the_caller_are_put_back(source, tmp_path):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Finalized:
+    """Sends a signal when it is collected: Python swallows what the handler raises then."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        signal.raise_signal(self.number)
+
+
+class Swallowing(Interrupting):
+    def index(self, source):
+        Finalized(self.number)
+        return sets.Pairs.index(self, source)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_signal_that_python_swallows_is_raised_at_the_next_part(source, tmp_path, number, raised):
+    """It ends this run, and not the next one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background has it ignored
+    try:
+        with pytest.raises(raised):
+            job(source, tmp_path / "out", Swallowing(number)).run(progress=False)
+        assert job(source, tmp_path / "out").run(progress=False).is_complete
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", -signal.SIGINT), ("SIGTERM", 143)])
+def test_signal_during_a_fork_ends_the_run(source, tmp_path, name, code):
+    """Where Python swallows it, with the lock of `logging` taken: raised by a function that runs at the fork."""
+    script = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.{name}))
+import sets
+from datamat import Materializer, WorkerOptions
+options = WorkerOptions(num_workers=2, start_method="fork")
+Materializer(sets.Pairs(), sys.argv[1], sys.argv[2], workers=options).run(progress=False)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, source, tmp_path / "out"], capture_output=True, text=True, check=False,
+        timeout=30, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+    assert done.returncode == code
+    assert "Exception ignored" not in done.stderr
 
 
 def test_ignored_signal_stays_ignored(source, tmp_path):

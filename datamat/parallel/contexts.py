@@ -22,6 +22,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ __all__ = [
     "dump_for_child",
     "forget_idle_tracker",
     "interrupts_blocked",
+    "interrupts_held",
     "search_path",
     "start_process",
     "tracker_descriptor",
@@ -117,16 +119,38 @@ def current_umask() -> int:
 
 
 @contextmanager
-def interrupts_blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Block signals in this thread, SIGINT if none is named: a child then starts so, and cannot die before it is ready.
-
-    Those that came meanwhile are heard at the end of the block.
-    """
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers or {signal.SIGINT})
+def interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, so that a child starts with it blocked and cannot die of it before it is ready."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Put off what SIGINT and SIGTERM raise in this thread, the main one, to the end of the block.
+
+    Python swallows what a signal handler raises in a function that runs at a fork (`logging` has one, whose lock then
+    stays taken), and a child that was forked meanwhile would be known to nobody. To block the signals would not do:
+    a thread of a library takes them then, and the handler still runs in this one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextmanager
@@ -175,17 +199,9 @@ def _opencv_at_rest() -> Iterator[None]:
 class ForkPopen(popen_fork.Popen):  # type: ignore[misc]
     """A fork of the calling thread, which must be the only one."""
 
-    pid: int | None = None
-
     def __init__(self, process_obj: MainFreeProcess) -> None:
-        try:
-            with _opencv_at_rest(), interrupts_blocked():
-                super().__init__(process_obj)
-        except BaseException:  # a Ctrl-C that came meanwhile is raised when it is let in again
-            if self.pid:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-            raise
+        with _opencv_at_rest(), interrupts_blocked():
+            super().__init__(process_obj)
 
 
 class SpawnPopen(popen_spawn_posix.Popen):  # type: ignore[misc]

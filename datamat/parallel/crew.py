@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import selectors
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from datamat.errors import UnpicklableError
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.channel import close_in_forks
-from datamat.parallel.contexts import ForkPopen, SpawnPopen, current_umask, interrupts_blocked
+from datamat.parallel.contexts import ForkPopen, SpawnPopen, current_umask, interrupts_held
 from datamat.parallel.handle import LAST_WORDS_S, Handle, WorkerStats
 from datamat.parallel.servers import Server, shared_server
 from datamat.parallel.worker import Request
@@ -102,7 +101,7 @@ class Crew:
             if not gc.get_freeze_count():
                 gc.freeze()
                 self._has_frozen = True
-            with interrupts_blocked(signal.SIGINT, signal.SIGTERM):  # between a fork and the note of it
+            with interrupts_held():
                 while self._slots:
                     self._start(ForkPopen)
         except BaseException:  # an interrupt: workers would wait for tasks, and the program's end for the workers

@@ -177,7 +177,7 @@ def _set_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, TRACE_SIGNAL})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, TRACE_SIGNAL})
 
 
 def _hold_lifeline(lifeline: socket.socket) -> None:
