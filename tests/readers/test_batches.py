@@ -1,0 +1,380 @@
+"""Batches of numpy arrays: every record once, put together as told, the same whoever makes them; resumable anywhere."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import sets
+from every_feature import Everything
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamat import (
+    DatasetWriter,
+    Features,
+    Image,
+    IndexRow,
+    Materializer,
+    OptionError,
+    SampleError,
+    WorkerOptions,
+    load,
+)
+
+FORMATS = ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"]
+
+
+def keys_of(batches):
+    """Return the keys of all batches, in order."""
+    return [key for batch in batches for key in batch["key"]]
+
+
+def same(one, other):
+    """Tell whether two batches are equal."""
+    return one.keys() == other.keys() and all(
+        all(map(np.array_equal, one[name], other[name]))
+        if isinstance(one[name], list)
+        else np.array_equal(one[name], other[name])
+        for name in one
+    )
+
+
+def noisy(sample, rng):
+    """A transform with random numbers."""
+    return {**sample, "noise": rng.random(3), "image": sample["image"][::2]}
+
+
+def test_batch_holds_the_samples_in_order(pairs):
+    """Pictures and masks in one array each, keys in a list; the last batch has what is left."""
+    data = load(pairs, "train")
+
+    batches = list(data.to_numpy(16))
+
+    assert [len(batch["key"]) for batch in batches] == [16, 16, 16, 12]
+    assert keys_of(batches) == data.keys()
+    for place, sample in enumerate(data):
+        batch = batches[place // 16]
+        assert np.array_equal(batch["image"][place % 16], sample["image"])
+        assert np.array_equal(batch["mask"][place % 16], sample["mask"])
+    assert (batches[0]["image"].shape, batches[0]["image"].dtype) == ((16, 24, 32, 3), np.uint8)
+    assert (batches[0]["mask"].shape, batches[0]["mask"].dtype) == ((16, 24, 32), np.uint8)
+    assert batches[0]["image"].flags.writeable
+
+
+def test_every_feature_has_its_place_in_a_batch(everything):
+    """Numbers and tensors of fixed shape are stacked with their dtype; what may vary in length is a list."""
+    data = load(everything)
+    samples = list(data)
+
+    (batch,) = data.to_numpy(100)
+
+    lists = {name for name, value in batch.items() if isinstance(value, list)}
+    assert lists == {"key", "caption", "boxes", "open", "empty", *(name for name in data.features if "raw_" in name)}
+    assert batch.keys() == set(Everything.features)
+    for name, column in batch.items():
+        for value, sample in zip(column, samples, strict=True):
+            assert np.array_equal(value, sample[name])
+            assert np.asarray(value).dtype == np.asarray(sample[name]).dtype
+    assert batch["label"].shape == (7,)
+    assert batch["labels"].shape == (7, 2)
+
+
+def test_pictures_of_several_sizes_are_a_list(tmp_path):
+    """Of those batches that hold them; others are stacked."""
+
+    class Sizes(DatasetWriter):
+        name = "sizes"
+        features = Features({"image": Image()})
+
+        def index(self, source):
+            return [IndexRow(f"{number}", fields={"height": 4 if number < 8 else number}) for number in range(12)]
+
+        def read(self, row):
+            return {"image": np.full((row.fields["height"], 5, 3), int(row.key), np.uint8)}
+
+    Materializer(Sizes, None, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
+    data = load(tmp_path / "out")
+
+    (batch,) = data.to_numpy(12)
+    singles = list(data.to_numpy(1))
+
+    assert sorted(image.shape[0] for image in batch["image"]) == [4] * 8 + [8, 9, 10, 11]
+    assert all((image == int(key)).all() for image, key in zip(batch["image"], batch["key"], strict=True))
+    assert all(single["image"].shape[0] == 1 for single in singles)
+
+
+def test_without_a_batch_size_samples_come_one_by_one(pairs):
+    """As from the data set itself, decoded ahead."""
+    data = load(pairs, "val")
+
+    found = list(data.to_numpy())
+
+    assert all(map(same, found, data))
+    assert len(data.to_numpy()) == len(found) == 4
+
+
+@pytest.mark.parametrize("shuffle", [False, True, 16])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_each_epoch_has_every_record_once(make_pairs_output, tmp_path, format_name, shuffle):
+    """In any format, in another order each time if shuffled."""
+    if format_name == "arrayrecord":
+        pytest.importorskip("array_record", reason="the format needs it")
+    data = load(make_pairs_output(tmp_path / "out", format=format_name), "train")
+    batches = data.to_numpy(7, shuffle=shuffle, seed=1)
+
+    first, second = keys_of(batches), keys_of(batches)
+
+    assert sorted(first) == sorted(second) == sorted(data.keys())
+    assert (first == data.keys()) == (first == second) == (shuffle is False)
+    assert len(batches) == 9
+    batches.set_epoch(0)
+    assert keys_of(batches) == first == keys_of(data.to_numpy(7, shuffle=shuffle, seed=1))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_batches_are_the_same_from_any_number_of_threads(pairs, num_threads):
+    """The random numbers of the transform, too."""
+    data = load(pairs, "train")
+    options = {"shuffle": True, "seed": 5, "transform": noisy}
+    expected = list(data.to_numpy(8, num_threads=3, **options))
+
+    found = list(data.to_numpy(8, num_threads=num_threads, prefetch=4, **options))
+
+    assert all(map(same, found, expected))
+    assert len(found) == len(expected)
+
+
+@pytest.mark.slow
+def test_batches_are_the_same_from_worker_processes(pairs):
+    """Over shared memory, and over the pipe where arrays are small or differ in size."""
+    data = load(pairs, "train")
+    options = {"shuffle": True, "seed": 5, "transform": lambda sample, rng: noisy(sample, rng)}
+    expected = list(data.to_numpy(32, **options))
+
+    found = list(data.to_numpy(32, num_workers=2, **options))
+
+    assert all(map(same, found, expected))
+    assert found[0]["image"].nbytes > 1 << 15
+    assert found[0]["image"].flags.writeable
+
+
+def test_transform_sees_each_sample_and_may_return_anything(pairs):
+    """Arrays and numbers are stacked, all else is listed."""
+    data = load(pairs, "val")
+    transform = lambda sample: {"mean": float(sample["image"].mean()), "tag": (sample["key"], 1), "key": sample["key"]}  # noqa: E731
+
+    (batch,) = data.to_numpy(8, transform=transform)
+
+    assert batch["mean"].tolist() == [sample["image"].mean() for sample in data]
+    assert batch["tag"] == [(sample["key"], 1) for sample in data]
+
+
+def test_random_numbers_differ_by_key_and_epoch(pairs):
+    """And leave the global ones alone."""
+    batches = load(pairs, "train").to_numpy(60, transform=noisy)
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+
+    (first,), (second,) = batches, batches
+
+    assert np.random.random() == expected
+    assert len({row.tobytes() for batch in (first, second) for row in batch["noise"]}) == 120
+
+
+def test_albumentations_pipeline_serves_as_transform(pairs):
+    """The same from any threads: each has a copy of it."""
+    albumentations = pytest.importorskip("albumentations")
+    flips = albumentations.Compose([albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)])
+    data = load(pairs, "train")
+
+    one, many = (list(data.to_numpy(20, transform=flips, num_threads=number)) for number in (1, 4))
+
+    assert all(map(same, one, many))
+    assert not np.array_equal(one[0]["image"], next(iter(data.to_numpy(20)))["image"])
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda sample: 1 / 0, "the transform raised ZeroDivisionError: division by zero"),
+        (lambda sample: None, "the transform returned None: is a `return` missing"),
+        (lambda sample: [sample], "the transform returned a list; want a dict"),
+    ],
+)
+def test_failing_transform_is_told_with_the_key(pairs, transform, message):
+    """From whichever thread it comes."""
+    data = load(pairs, "val")
+
+    with pytest.raises(SampleError, match=f"sample 'val.*': {message}"):
+        list(data.to_numpy(2, transform=transform))
+
+
+def test_ranks_share_an_epoch(pairs):
+    """As many batches for each, every record once."""
+    data = load(pairs, "train")
+    ranks = [data.to_numpy(7, shuffle=True, seed=2, rank=rank, world_size=4) for rank in range(4)]
+
+    found = [list(rank) for rank in ranks]
+
+    assert {len(batches) for batches in found} == {3} == {len(rank) for rank in ranks}
+    assert sorted(key for batches in found for key in keys_of(batches)) == sorted(data.keys())
+
+
+def test_dropping_the_rest_leaves_full_batches(pairs):
+    """Of the same size for all."""
+    batches = load(pairs, "train").to_numpy(7, drop_last=True)
+
+    assert [len(batch["key"]) for batch in batches] == [7] * 8
+    assert len(batches) == 8
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_resumed_epoch_has_every_record_once(pairs, data):
+    """With other ranks, batches, threads and engines, twice over; the state goes through JSON."""
+    records = load(pairs, "train")
+    cuts = [
+        (data.draw(st.integers(1, 4)), data.draw(st.integers(2, 3)), data.draw(st.integers(0, 2))) for _ in range(2)
+    ]
+    state, found = None, []
+    for world_size, batch_size, num_steps in [*cuts, (2, 5, 100)]:
+        states = []
+        for rank in range(world_size):
+            loader = records.to_numpy(batch_size, shuffle=True, seed=9, rank=rank, world_size=world_size, num_threads=1)
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            walk = iter(loader)
+            found += [key for _, batch in zip(range(num_steps), walk, strict=False) for key in batch["key"]]
+            walk.close()
+            states.append(loader.state_dict())
+        assert all(one == states[0] for one in states)
+        state = states[0]
+
+    assert sorted(found) == sorted(records.keys())
+    loader.load_state_dict(state)
+    assert sorted(keys_of(records.to_numpy(60, shuffle=True, seed=9))) == sorted(found)
+
+
+def test_resumed_batches_are_those_that_would_have_come(pairs):
+    """To the bit, transform included; the next epoch follows."""
+    data = load(pairs, "train")
+    options = {"shuffle": 16, "seed": 4, "transform": noisy}
+    whole = data.to_numpy(8, **options)
+    expected = [*whole, *whole]
+    stopped, resumed = data.to_numpy(8, **options), data.to_numpy(8, num_threads=1, **options)
+
+    walk = iter(stopped)
+    begun = [next(walk) for _ in range(3)]
+    resumed.load_state_dict(stopped.state_dict())
+    found = [*begun, *resumed, *resumed]
+
+    assert len(found) == len(expected) == 16
+    assert all(map(same, found, expected))
+
+
+def test_state_at_an_end_goes_on_with_the_next_epoch(pairs):
+    """As without it."""
+    data = load(pairs, "val")
+    loader, other = (data.to_numpy(2, shuffle=True, seed=1) for _ in range(2))
+    list(loader)
+
+    other.load_state_dict(loader.state_dict())
+
+    assert keys_of(other) == keys_of(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"seed": 2}, "seed"), ({"shuffle": False}, "window"), ({"shuffle": 64}, "window")]
+)
+def test_state_of_another_order_is_refused(pairs, options, name):
+    """With what differs."""
+    data = load(pairs, "train")
+    state = data.to_numpy(8, shuffle=True, seed=1).state_dict()
+
+    with pytest.raises(OptionError, match=f"of a loader with {name} .*, this one has .*; make a loader like that"):
+        data.to_numpy(8, **{"shuffle": True, "seed": 1, **options}).load_state_dict(state)
+    with pytest.raises(OptionError, match="of a loader with num_records 60, this one has 4"):
+        load(pairs, "val").to_numpy(8, shuffle=True, seed=1).load_state_dict(state)
+    with pytest.raises(OptionError, match="has not the form that state_dict"):
+        data.to_numpy(8).load_state_dict({"step": 3})
+
+
+def test_no_more_is_read_ahead_than_asked(pairs):
+    """While a batch is in use, two are made or ready."""
+    data, asked = load(pairs, "train"), []
+    loader = data.to_numpy(5, transform=lambda sample: asked.append(sample["key"]) or sample, num_threads=3)
+
+    walk = iter(loader)
+    assert asked == []
+    for number in range(1, 10):
+        next(walk)
+        assert len(asked) <= 5 * (number + 2)
+    walk.close()
+
+
+def test_threads_end_with_the_walk(pairs):
+    """When it is closed, done, dropped, or fails."""
+    data = load(pairs, "train")
+    before = threading.active_count()
+
+    for walk in (iter(data.to_numpy(4)) for _ in range(3)):
+        next(walk)
+    del walk
+    list(data.to_numpy(4))
+    with pytest.raises(SampleError):
+        list(data.to_numpy(4, transform=lambda sample: 1 / 0))
+    gc.collect()
+
+    for thread in threading.enumerate():
+        if thread.name.startswith("datamat-read"):
+            thread.join(10)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; want 1 or more"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2; want 0 to 1"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"shuffle": 0.5}, "shuffle is 0.5"),
+        ({"transform": 3}, "transform is 3; want a callable"),
+        ({"transform": sets.Pairs}, "transform is <class"),
+    ],
+)
+def test_nonsense_is_refused_at_once(pairs, options, message):
+    """Before anything is read."""
+    with pytest.raises(OptionError, match=message):
+        load(pairs).to_numpy(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_worker_processes_need_no_guard(pairs, tmp_path, method):
+    """In a plain script, with a transform of its own, whatever the start method; nothing is left in shared memory."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import glob, multiprocessing, sys\n"
+        "from datamat import load\n"
+        "multiprocessing.set_start_method(sys.argv[2])\n"
+        "def half(sample): return {**sample, 'image': sample['image'][::2]}\n"
+        "before = set(glob.glob('/dev/shm/datamat-read-*'))\n"
+        "batches = load(sys.argv[1], 'train').to_numpy(60, num_workers=2, transform=half)\n"
+        "(batch,) = batches\n"
+        "print(batch['image'].shape, len(set(batch['key'])), set(glob.glob('/dev/shm/datamat-read-*')) - before)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script, pairs, method], capture_output=True, text=True, timeout=50, check=False
+    )
+
+    assert done.stdout == "(60, 12, 32, 3) 60 set()\n", done.stderr
