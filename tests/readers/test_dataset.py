@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import json
 import multiprocessing
 import os
 import pathlib
@@ -287,3 +288,38 @@ def test_rows_of_the_index_are_not_read_for_positions(copied):
 
     assert load(copied)[5]["key"] == list(load(copied))[5]["key"]
     assert IndexRow(load(copied, "val")[0]["key"]).key.startswith("val")
+
+
+def test_several_are_read_at_once(pairs):
+    """As data loaders ask for them."""
+    data = load(pairs)
+
+    found = data.__getitems__([5, -1, np.int64(7), 5])
+
+    assert all(map(same, found, [data[5], data[63], data[7], data[5]]))
+    with pytest.raises(IndexError, match="position 64"):
+        data.__getitems__([1, 64])
+
+
+def test_iteration_goes_on_from_its_state(pairs):
+    """With the sample behind the last one; at an end, anew."""
+    data, other = load(pairs), load(pairs)
+    walk = iter(data)
+    begun = [next(walk)["key"] for _ in range(10)]
+
+    other.load_state_dict(json.loads(json.dumps(data.state_dict())))
+    rest = [sample["key"] for sample in other]
+
+    assert begun + rest == data.keys()
+    assert [sample["key"] for sample in other] == data.keys()
+    data.load_state_dict(other.state_dict())
+    assert [sample["key"] for sample in data] == data.keys()
+
+
+def test_state_of_other_records_is_refused(pairs):
+    """By the checksums of the shards."""
+    state = load(pairs, "val").state_dict()
+
+    for wrong in (state, {}, {**load(pairs).state_dict(), "position": "3"}):
+        with pytest.raises(OptionError, match="the state is not of these records"):
+            load(pairs).load_state_dict(wrong)

@@ -1,0 +1,204 @@
+"""Caches: bounded, never wrong, and shared by processes without harm."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import pathlib
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from datamat import CorruptDataError, OptionError, load
+from datamat.readers.cache import RecordCache, ShardStore
+
+
+@pytest.fixture
+def copied(pairs, tmp_path):
+    """A directory to damage."""
+    return shutil.copytree(pairs, tmp_path / "out")
+
+
+def keys_in(path):
+    """Return the keys of a directory, read through a cache: for other processes."""
+    folder, cache_dir = path
+    return [sample["key"] for sample in load(folder, cache_dir=cache_dir)]
+
+
+def copies(folder):
+    """Return the shards in a cache folder."""
+    return sorted(path.name for path in pathlib.Path(folder).iterdir() if path.name != ".lock")
+
+
+def record(size):
+    return {"key": [b"k"], "image": [bytes(size)], "label": np.zeros(1, np.int64)}
+
+
+def test_records_in_memory_are_not_read_again(copied):
+    """All of them, when there is room."""
+    data = load(copied, "train", cache=1 << 30)
+    expected = [sample["image"].copy() for sample in data]
+
+    for file in data.files:
+        os.truncate(file, 0)
+
+    assert all(np.array_equal(sample["image"], image) for sample, image in zip(data, expected, strict=True))
+
+
+def test_memory_cache_stops_at_its_limit(copied):
+    """The first ones stay, others are read each time."""
+    data = load(copied, "train", cache=20_000)
+    list(data)
+    os.truncate(data.files[0], 0)
+
+    assert data[0]["key"] == data.keys()[0]
+    with pytest.raises(CorruptDataError):
+        data[data.manifest.shards[0].num_records - 1]
+
+
+def test_memory_cache_counts_what_it_holds():
+    """From several threads at once; never over the limit, and each record once."""
+    cache = RecordCache(100_000)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda place: cache.keep(place % 50, record(5000)), range(4000)))
+
+    held = sum(cache.get(place) is not None for place in range(50))
+    assert held * 5400 <= cache.num_bytes <= 100_000 < (held + 1) * 5500
+
+
+def test_memory_cache_does_not_travel():
+    """A copy in another process begins with nothing."""
+    cache = RecordCache(1000)
+    cache.keep(0, record(10))
+
+    copy = pickle.loads(pickle.dumps(cache))
+
+    assert (copy.max_bytes, copy.get(0), copy.num_bytes) == (1000, None, 0)
+
+
+def test_process_forked_under_the_lock_does_not_wait():
+    """It keeps no more, that is all."""
+    cache = RecordCache(1000)
+
+    with cache._lock:
+        child = multiprocessing.get_context("fork").Process(target=cache.keep, args=(0, record(10)))
+        child.start()
+        child.join(20)
+
+    assert child.exitcode == 0
+
+
+def test_shards_are_copied_when_needed_and_read_from_there(copied, tmp_path):
+    """By position, and by the next process without the shards at all."""
+    data = load(copied, "train", cache_dir=tmp_path / "cache")
+    expected = list(load(copied, "train"))
+
+    assert copies(tmp_path / "cache") == []
+    assert data[0]["key"] == expected[0]["key"]
+    assert len(copies(tmp_path / "cache")) == 1
+    list(data)
+    for file in data.files:
+        os.unlink(file)
+    again = list(load(copied, "train", cache_dir=tmp_path / "cache"))
+
+    assert all(np.array_equal(one["image"], other["image"]) for one, other in zip(again, expected, strict=True))
+    assert len(copies(tmp_path / "cache")) == 2
+
+
+def test_shard_without_room_is_read_where_it_is(copied, tmp_path):
+    """The first copies stay: those that come next would be gone again before they are needed."""
+    largest = max(info.num_bytes for info in load(copied).manifest.shards)
+    data = load(copied, cache_dir=tmp_path / "cache", cache_bytes=largest)
+
+    assert [sample["key"] for sample in data] == data.keys()
+
+    used = sum((tmp_path / "cache" / name).stat().st_size for name in copies(tmp_path / "cache"))
+    assert 0 < used <= largest
+
+
+def test_copies_of_others_make_room(copied, make_pairs_output, tmp_path):
+    """Those of longest ago; what is no copy of ours stays."""
+    limit = sum(info.num_bytes for info in load(copied, "train").manifest.splits["train"])
+    other = make_pairs_output(tmp_path / "other", seed=1)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "notes.txt").write_text("")
+    list(load(other, "train", cache_dir=tmp_path / "cache", cache_bytes=2 * limit))
+    before = copies(tmp_path / "cache")
+
+    data = load(copied, "train", cache_dir=tmp_path / "cache", cache_bytes=limit)
+    list(data)
+
+    mine = {f"{info.checksum}.tfrecord" for info in data.manifest.splits["train"]}
+    assert len(before) == 3
+    assert {"notes.txt"} < set(copies(tmp_path / "cache")) <= mine | {"notes.txt"}
+
+
+def test_what_a_killed_copier_left_is_replaced(copied, tmp_path):
+    """Half a file has another name than a whole one, and counts until it is gone."""
+    info = load(copied, "train").manifest.splits["train"][0]
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / f"{info.checksum}.tfrecord.part").write_bytes(b"half")
+    (tmp_path / "cache" / f"{'0' * 32}.tfrecord.part").write_bytes(bytes(info.num_bytes))
+
+    load(copied, "train", cache_dir=tmp_path / "cache", cache_bytes=info.num_bytes)[0]
+
+    assert copies(tmp_path / "cache") == [f"{info.checksum}.tfrecord"]
+
+
+def test_part_that_is_being_copied_is_left_alone(pairs, tmp_path):
+    """Its lock is held: there is no room, then."""
+    info = load(pairs, "train").manifest.splits["train"][0]
+    store = ShardStore(tmp_path / "cache", info.num_bytes, [info])
+    (tmp_path / "cache" / f"{'0' * 32}.tfrecord.part").write_bytes(bytes(info.num_bytes))
+
+    with store._lock("0" * 32):
+        path = store.local(info, pairs / info.file)
+
+    assert path == pairs / info.file
+    assert copies(tmp_path / "cache") == [f"{'0' * 32}.tfrecord.part"]
+
+
+def test_damaged_shard_is_not_copied(copied, tmp_path):
+    """What is copied is compared with the manifest."""
+    data = load(copied, "train", cache_dir=tmp_path / "cache")
+    content = bytearray(pathlib.Path(data.files[0]).read_bytes())
+    content[-1] ^= 1
+    pathlib.Path(data.files[0]).write_bytes(content)
+
+    with pytest.raises(CorruptDataError, match=f"{data.files[0]} is not what the manifest says: checksum"):
+        data[0]
+    assert copies(tmp_path / "cache") == []
+
+
+def test_many_processes_share_a_cache_folder(pairs, tmp_path):
+    """Each shard is copied once, whole."""
+    jobs = [(pairs, tmp_path / "cache")] * 12
+
+    with concurrent.futures.ProcessPoolExecutor(6, multiprocessing.get_context("fork")) as pool:
+        found = list(pool.map(keys_in, jobs))
+
+    data = load(pairs)
+    assert found == [data.keys()] * 12
+    sizes = {f"{info.checksum}.tfrecord": info.num_bytes for info in data.manifest.shards}
+    assert {name: (tmp_path / "cache" / name).stat().st_size for name in copies(tmp_path / "cache")} == sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": -1}, "cache is -1; want a number of bytes"),
+        ({"cache": True}, "cache is True"),
+        ({"cache_dir": "c", "cache_bytes": 1.5}, "cache_bytes is 1.5"),
+        ({"cache_dir": "/proc/nothing"}, "cache_dir /proc/nothing: "),
+    ],
+)
+def test_nonsense_is_refused(pairs, options, message, tmp_path, monkeypatch):
+    """With what was wanted."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(OptionError, match=message):
+        load(pairs, **options)

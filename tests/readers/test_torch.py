@@ -1,0 +1,210 @@
+"""PyTorch, torchdata and grain over what `load` returns; run where they are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from datamat import MissingDependencyError, load
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what these packages warn of is theirs
+FORMATS = ["tfrecord", "parquet", "webdataset", "arrayrecord"]
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """The package, which the suite passes without."""
+    return pytest.importorskip("torch", reason="the extra `torch` is not installed")
+
+
+@pytest.fixture(scope="session")
+def stateful():
+    """The module of torchdata's StatefulDataLoader."""
+    return pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+
+def keys_of(batches):
+    return [key for batch in batches for key in batch["key"]]
+
+
+def test_torch_is_asked_for_where_it_is_missing(pairs, monkeypatch):
+    """With how to install it."""
+    for name in ("torch", "torch.utils", "torch.utils.data"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(MissingDependencyError, match=r"pip install 'datamat\[torch\]'"):
+        load(pairs).to_torch(4)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_tensors_are_the_arrays_of_numpy(torch, make_pairs_output, tmp_path, format_name):
+    """From every format, on the same memory."""
+    if format_name == "arrayrecord":
+        pytest.importorskip("array_record", reason="the format needs it")
+    data = load(make_pairs_output(tmp_path / "out", format=format_name), "train")
+
+    for tensors, arrays in zip(data.to_torch(16, shuffle=True), data.to_numpy(16, shuffle=True), strict=True):
+        assert tensors["key"] == arrays["key"]
+        assert tensors["image"].dtype == torch.uint8
+        assert np.array_equal(tensors["image"].numpy(), arrays["image"])
+        assert np.array_equal(tensors["mask"].numpy(), arrays["mask"])
+
+
+def test_every_feature_becomes_tensors(torch, everything):
+    """Lists of them where the length varies, and text stays text."""
+    data = load(everything)
+
+    (batch,), (arrays,) = data.to_torch(9), data.to_numpy(9)
+
+    for name, value in batch.items():
+        if name in ("key", "caption"):
+            assert value == arrays[name]
+        elif isinstance(value, list):
+            assert all(isinstance(one, torch.Tensor) for one in value)
+        else:
+            assert np.array_equal(value.numpy(), arrays[name])
+    sample = next(iter(data.to_torch()))
+    assert sample["label"].shape == ()
+
+
+def test_tensors_from_a_transform_are_stacked(torch, pairs):
+    """As arrays are."""
+    to_float = lambda sample: {"image": torch.from_numpy(sample["image"]).permute(2, 0, 1).float() / 255}  # noqa: E731
+
+    batch = next(iter(load(pairs, "train").to_torch(5, transform=to_float)))
+
+    assert (batch["image"].shape, batch["image"].dtype) == ((5, 3, 24, 32), torch.float32)
+
+
+def test_data_set_is_a_map_style_one(torch, pairs):
+    """Read in batches, by `__getitems__`."""
+    data = load(pairs, "train")
+
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    batches = list(loader)
+
+    assert sorted(keys_of(batches)) == sorted(data.keys())
+    assert batches[0]["image"].shape == (8, 24, 32, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
+    """In the order of one process."""
+    data = load(pairs, "train")
+    expected = keys_of(data.to_torch(7, shuffle=True, seed=1))
+
+    loader = torch.utils.data.DataLoader(
+        data.to_torch(7, shuffle=True, seed=1), batch_size=None, num_workers=num_workers, multiprocessing_context="fork"
+    )
+
+    assert keys_of(loader) == expected
+    assert len(loader) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_steps", [0, 1, 4, 8, 9])
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 3), (3, 0), (0, 2)])
+def test_stateful_data_loader_resumes_exactly(stateful, pairs, before, after, num_steps):
+    """In the middle of an epoch, with another number of workers too: then the state goes to what it wraps."""
+    data = load(pairs, "train")
+    make = lambda: data.to_torch(7, shuffle=True, seed=1)  # noqa: E731
+    expected = [*(loader := make()), *loader]
+    stopped = stateful.StatefulDataLoader(make(), batch_size=None, num_workers=before)
+    walk = iter(stopped)
+    found = keys_of(batch for _, batch in zip(range(num_steps), walk, strict=False))
+    state = json.loads(json.dumps(stopped.state_dict()))
+    del walk
+
+    inner = make()
+    if before != after:
+        inner.load_state_dict(state)
+    resumed = stateful.StatefulDataLoader(inner, batch_size=None, num_workers=after)
+    if before == after:
+        resumed.load_state_dict(state)
+    rest = keys_of(resumed)
+
+    assert (found + rest)[:60] == keys_of(expected)[:60]
+    if num_steps < 9:
+        assert len(found + rest) == 60
+
+
+def test_state_dict_survives_torch_save(torch, pairs, tmp_path):
+    """With `weights_only`, as torch loads by itself."""
+    data = load(pairs, "train")
+    loader, other = (data.to_torch(7, shuffle=True, seed=1) for _ in range(2))
+    walk = iter(loader)
+    found = keys_of(next(walk) for _ in range(3))
+
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+
+    assert sorted(found + keys_of(other)) == sorted(data.keys())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
+    """In a plain script, with a transform of its own, torch imported."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import multiprocessing, sys, torch\n"
+        "from datamat import load\n"
+        "multiprocessing.set_start_method(sys.argv[2])\n"
+        "def half(sample): return {**sample, 'image': sample['image'][::2]}\n"
+        "(batch,) = load(sys.argv[1], 'train').to_torch(60, num_workers=2, transform=half)\n"
+        "print(tuple(batch['image'].shape), len(set(batch['key'])))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+    done = subprocess.run(
+        [sys.executable, script, pairs, method],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=environment,
+    )
+
+    assert done.stdout == "(60, 12, 32, 3) 60\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_are_those_of_the_process_group(torch, pairs, tmp_path):
+    """Where nothing else is said."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        assert len(load(pairs, "train").to_torch(10)) == 6
+        assert len(load(pairs, "train").to_torch(10, rank=1, world_size=3)) == 2
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_grain_reads_it_as_a_random_access_source(pairs, num_workers):
+    """`len`, items and pickling are all it asks for; its own state resumes."""
+    grain = pytest.importorskip("grain", reason="grain is not installed")
+    data = load(pairs, "train")
+    assert isinstance(data, grain.sources.RandomAccessDataSource)
+
+    source = (
+        grain.MapDataset.source(data).seed(7).shuffle().map(lambda sample: {"key": sample["key"]}).to_iter_dataset()
+    )
+    if num_workers:
+        source = source.mp_prefetch(grain.MultiprocessingOptions(num_workers=num_workers))
+    walk = iter(source)
+    found = [next(walk)["key"] for _ in range(11)]
+    again = iter(source)
+    again.set_state(walk.get_state())
+
+    assert sorted(found + [sample["key"] for sample in again]) == sorted(data.keys())
