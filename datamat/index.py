@@ -11,6 +11,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datamat.errors import SourceError
+from datamat.samples import open_samples
 from datamat.source_files import SourceFiles
 
 if TYPE_CHECKING:
@@ -150,6 +151,36 @@ class Index:
         """
         return cls(lambda: _table_rows(pathlib.Path(path), key, split))
 
+    @classmethod
+    def from_dataset(cls, dataset: Any, *, key: str | None = None) -> Index:
+        """Return the rows of a data set that exists already: each has the field `number`, the position of its sample.
+
+        Nothing but its length is read, unless `key` asks for a field of each sample. `datamat.writers.dataset` has the
+        writer that reads the samples.
+
+        Args:
+            dataset: a folder finished by datamat, prepared by TFDS or saved by Hugging Face `datasets`; an object with
+                `len` and items by position (list, torch `Dataset`, `datasets.Dataset`); equally long numpy arrays in a
+                tuple or by name; or a dict of these by split.
+            key: field that holds the keys. None: those that a finished directory has (with `-` for the `#` of copies),
+                elsewhere the position, with the split before it where there are several.
+
+        Raises:
+            SourceError: the data set is none of these, or a sample lacks the key.
+
+        Example:
+            >>> [row.key for row in Index.from_dataset(["a", "b"])]
+            ['00000000', '00000001']
+        """
+        samples = open_samples(dataset)
+
+        def rows() -> Iterator[IndexRow]:
+            for number, (place, split) in enumerate(samples.places()):
+                row_key = place if key is None else _key_of(samples.read(number), key, number)
+                yield IndexRow(row_key, split, {"number": number}, f"sample {number}")
+
+        return cls(rows)
+
 
 def files_below(
     root: str | os.PathLike[str], pattern: str = "**/*", suffixes: Sequence[str] = ()
@@ -213,6 +244,12 @@ def _as_row(row: Any, number: int) -> IndexRow:
     if isinstance(row, tuple):
         return IndexRow(*row)
     raise SourceError(f"{origin} is a {type(row).__name__}; want an IndexRow, a tuple (key, split, fields) or a key")
+
+
+def _key_of(sample: Mapping[str, Any], name: str, number: int) -> str:
+    if name not in sample:
+        raise SourceError(f"sample {number} has no field {name!r}, which is to be its key; it has {', '.join(sample)}")
+    return str(sample[name])
 
 
 def _lines(root: str | os.PathLike[str], name: str) -> list[str]:

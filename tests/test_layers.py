@@ -26,21 +26,29 @@ interrupts ledger options seeding source_files storage text
 
 features: base < pictures values < schema < __init__
 parallel: pickling servers < payloads < outcomes
-index limits watch
+limits watch
 
 formats: offsets < __init__ < arrow buffered guards gzip_members ranges wire < example ustar < block < framing
 parallel: worker < tasks < failures < handle inquest < progress
-findings manifest quarantine rows writer
+findings manifest
 transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
 readers: cache collate damage keys order preview schedule sharing tf torch transforms < records < samples
-ingredients messages pipeline plan shard_entries
+messages shard_entries tfds_files
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 
 parallel: executor < pathos_pool < __init__
-writers: __init__ camvid coco function image_folder pedestrian table
+samples
+
+index
+
+quarantine rows writer
+
+ingredients pipeline plan
+
+writers: __init__ camvid coco dataset function image_folder pedestrian table
 index_files inspection kept pilot receipts recipe report shard_check snapshot survey
 
 changes estimate growing provenance retry stored verification work
