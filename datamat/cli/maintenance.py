@@ -6,7 +6,8 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from datamat.cli.console import NOT_WELL, NOTHING_THERE, OK, say
-from datamat.manifest import MANIFEST_FILE
+from datamat.interop import export, sidecar_names
+from datamat.manifest import MANIFEST_FILE, Manifest
 from datamat.repair import repair_offsets
 from datamat.status import read_status
 from datamat.verification import verify
@@ -24,7 +25,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for name, does, run in (
         ("status", "tell how far a directory is, while its run is alive or after it crashed", _status),
         ("verify", "compare a finished directory with its manifest: every file and every record", _verify),
-        ("repair", "write damaged offsets anew, and tell how the rest is repaired", _repair),
+        ("repair", "write damaged offsets and sidecars anew, and tell how the rest is repaired", _repair),
     ):
         command = commands.add_parser(name, help=does, description=does)
         command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
@@ -53,6 +54,9 @@ def _repair(options: argparse.Namespace) -> int:
         for name in sorted(repair_offsets(options.directory, set(report.files))):
             say(f"{name}: written anew from its shard")
         report = verify(options.directory)
+        if not report.ok and set(report.files) <= sidecar_names(Manifest.read(options.directory)):
+            say(str(export(options.directory)))
+            report = verify(options.directory)
     say(str(report))
     if not report.ok:
         say(_IN_PYTHON)

@@ -4,7 +4,7 @@
     huggingface   README.md                                              Hugging Face `datasets`: Parquet, tar
     wids          NAME-SPLIT.json                                        wids: tar
     dali          SHARD.tar.idx                                          NVIDIA DALI: tar
-    litdata       index.json, NAME-SPLIT.litdata.json                    litdata: Parquet
+    litdata       index.json                                             litdata: Parquet
     croissant     croissant.json                                         mlcroissant, search engines
 
 Each module turns a manifest into the content of its files, and imports no client. `exporting` puts them on the disk.

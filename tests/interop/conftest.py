@@ -1,8 +1,12 @@
-"""A small data set with every kind of column, finished in each format; clients are held to its samples."""
+"""A small data set with every kind of column, finished in each format; clients are held to its samples.
+
+Clients open it by the lines of `docs/interop.md`: what is documented is what is tested.
+"""
 
 from __future__ import annotations
 
 import os
+import pathlib
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")  # before a client reads them
 
@@ -11,19 +15,23 @@ import streets
 
 from datamat import Materializer, ShardOptions, load
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs/interop.md"
+SECTIONS = PAGE.read_text().split("\n### ")[1:]
+LINES = {section.partition("\n")[0]: section.split("```python\n")[1].split("```")[0] for section in SECTIONS}
+
 
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory):
     """Give a function that returns the finished directory of a format, made once."""
     made = {}
 
-    def directory(name):
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name.replace(".", "_")) / "streets"
-            Materializer(streets.Streets(), None, made[name], format=name, shards=ShardOptions(num_shards=4)).run(
-                progress=False
-            )
-        return made[name]
+    def directory(name, writer=streets.Streets):
+        if (name, writer) not in made:
+            folder = tmp_path_factory.mktemp(name.replace(".", "_")) / writer.name
+            shards = ShardOptions(num_shards=4)
+            Materializer(writer(), None, folder, format=name, shards=shards).run(progress=False)
+            made[name, writer] = folder
+        return made[name, writer]
 
     return directory
 
@@ -32,3 +40,18 @@ def directory(tmp_path_factory):
 def samples(directory):
     """The samples of the split `train`, by key, as datamat reads them from TFRecord."""
     return {sample["key"]: sample for sample in load(directory("tfrecord"), "train")}
+
+
+@pytest.fixture
+def opened(directory, tmp_path, monkeypatch):
+    """Give a function that runs the lines under a heading of the page, and returns the variables that they set."""
+
+    def opened(heading, name, **given):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/streets").symlink_to(directory(name))
+        monkeypatch.chdir(tmp_path)
+        variables = {"__name__": "lines", **given}
+        exec(compile(LINES[heading], f"{PAGE}: {heading}", "exec"), variables)
+        return variables
+
+    return opened

@@ -1,0 +1,178 @@
+"""Data sets that the real clients made, taken as a source: each sample exactly once, pixels and labels equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from datamat import BBoxes, ClassLabel, Image, Materializer, Scalar, Tensor, Text, WorkerOptions, load
+from datamat.writers.dataset import ImportWriter
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (7, 6, 8, 3), np.uint8)
+NAMES = ("car", "bus")
+
+
+def imported(source, output, writer=None, **options):
+    options = {"workers": WorkerOptions(num_workers=2), **options}
+    Materializer(writer or ImportWriter(), source, output, **options).run(progress=False)
+    return load(output)
+
+
+@pytest.fixture
+def table():
+    """A `datasets.Dataset` with pictures, labels, text, numbers and lists."""
+    datasets = pytest.importorskip("datasets", reason="it makes the data set")
+    pillow = pytest.importorskip("PIL.Image", reason="datasets needs it for pictures")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=list(NAMES)),
+            "caption": datasets.Value("string"),
+            "small": datasets.Value("int8"),
+            "frac": datasets.Value("float32"),
+            "list": datasets.List(datasets.Value("float32")),
+        }
+    )
+    return datasets.Dataset.from_dict(
+        {
+            "image": [pillow.fromarray(picture) for picture in PIXELS],
+            "label": [number % 2 for number in range(7)],
+            "caption": [f"größer {number}" for number in range(7)],
+            "small": list(range(7)),
+            "frac": [number / 4 for number in range(7)],
+            "list": [[0.5] * number for number in range(7)],
+        },
+        features=features,
+    )
+
+
+def _check_table(data):
+    assert {name: feature for name, feature in data.features.items() if name != "key"} == {
+        "image": Image(),
+        "label": ClassLabel(names=NAMES),
+        "caption": Text(),
+        "small": Scalar("int8"),
+        "frac": Scalar("float32"),
+        "list": Tensor((None,), "float32"),
+    }
+    samples = sorted(data, key=lambda sample: sample["small"])
+    assert [sample["small"] for sample in samples] == list(range(7))
+    for number, sample in enumerate(samples):
+        assert np.array_equal(sample["image"], PIXELS[number])
+        assert (sample["label"], sample["caption"], sample["frac"]) == (number % 2, f"größer {number}", number / 4)
+        assert sample["list"].tolist() == [0.5] * number
+
+
+def test_hugging_face_dataset_is_a_source(table, tmp_path):
+    """As an object, with its own features; the same content is not made again."""
+    _check_table(imported(table, tmp_path / "out"))
+
+    again = Materializer(ImportWriter(), table, tmp_path / "out").run(progress=False)
+    changed = Materializer(ImportWriter(), table.select(range(5)), tmp_path / "out").run(progress=False)
+
+    assert again.num_shards_written == 0
+    assert changed.num_records == 5
+
+
+def test_saved_hugging_face_datasets_are_sources(table, tmp_path):
+    """One table, and several by split."""
+    datasets = pytest.importorskip("datasets")
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": table, "test": table.select([6])}).save_to_disk(tmp_path / "two")
+
+    _check_table(imported(tmp_path / "one", tmp_path / "out one"))
+    imported(tmp_path / "two", tmp_path / "out two")
+
+    _check_table(load(tmp_path / "out two", "train"))
+    assert [sample["small"] for sample in load(tmp_path / "out two", "test")] == [6]
+
+
+def test_streamed_hugging_face_dataset_is_refused(table, tmp_path):
+    """It has no length."""
+    with pytest.raises(ValueError, match="has no length; load it without streaming"):
+        imported(table.to_iterable_dataset(), tmp_path / "out")
+
+
+def test_torch_datasets_are_sources(tmp_path):
+    """Tensors become arrays; the workers get the object."""
+    torch = pytest.importorskip("torch", reason="it makes the data set")
+    dataset = torch.utils.data.TensorDataset(torch.tensor(PIXELS), torch.arange(7))
+    subset = torch.utils.data.Subset(dataset, [1, 3])
+
+    data = imported({"train": dataset, "val": subset}, tmp_path / "out", ImportWriter(names=("image", "label")))
+
+    assert sorted(int(sample["label"]) for sample in load(tmp_path / "out", "train")) == list(range(7))
+    assert sorted(int(sample["label"]) for sample in load(tmp_path / "out", "val")) == [1, 3]
+    for sample in data:
+        assert np.array_equal(sample["image"], PIXELS[int(sample["label"])])
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "array_record"])
+def prepared(request, tmp_path_factory):
+    """A directory that TFDS prepared, in two shards for train."""
+    tfds = pytest.importorskip("tensorflow_datasets", reason="it prepares the directory")
+    if request.param == "array_record":
+        pytest.importorskip("array_record", reason="it writes the shards")
+
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(None, None, 3), encoding_format="png"),
+            "label": tfds.features.ClassLabel(names=list(NAMES)),
+            "caption": tfds.features.Text(),
+            "number": np.int32,
+            "pose": tfds.features.Tensor(shape=(2, 2), dtype=np.float32),
+            "objects": tfds.features.Sequence(
+                {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=list(NAMES))}
+            ),
+            "nested": {"flag": np.bool_},
+        }
+    )
+
+    def samples(count):
+        for number in range(count):
+            box = tfds.features.BBox(0.0, 0.0, 0.5, 1.0)
+            yield (
+                number,
+                {
+                    "image": PIXELS[number],
+                    "label": NAMES[number % 2],
+                    "caption": f"größer {number}",
+                    "number": number,
+                    "pose": np.full((2, 2), number / 4, np.float32),
+                    "objects": [{"bbox": box, "label": NAMES[k % 2]} for k in range(number % 3)],
+                    "nested": {"flag": number % 2 == 0},
+                },
+            )
+
+    builder = tfds.dataset_builders.AdhocBuilder(
+        name="mine",
+        version="1.0.0",
+        features=features,
+        split_datasets={"train": list(samples(7)), "test": list(samples(2))},
+        data_dir=tmp_path_factory.mktemp(request.param),
+        file_format=request.param,
+    )
+    builder.download_and_prepare()
+    return builder.data_path
+
+
+def test_directory_of_tfds_is_a_source(prepared, tmp_path):
+    """Read without TFDS: features, class names, splits, every sample."""
+    imported(str(prepared), tmp_path / "out", ImportWriter("mine"))
+
+    data = load(tmp_path / "out", "train")
+    assert data.features["objects/bbox"] == BBoxes()
+    assert data.features["objects/label"] == ClassLabel(names=NAMES, shape=(None,))
+    assert data.features["label"] == ClassLabel(names=NAMES)
+    assert data.features["image"] == Image()
+    assert data.features["number"] == Scalar("int32")
+    samples = sorted(data, key=lambda sample: sample["number"])
+    assert [sample["number"] for sample in samples] == list(range(7))
+    for number, sample in enumerate(samples):
+        assert np.array_equal(sample["image"], PIXELS[number])
+        assert (sample["label"], sample["caption"]) == (number % 2, f"größer {number}")
+        assert sample["pose"].tolist() == [[number / 4] * 2] * 2
+        assert sample["objects/label"].tolist() == [k % 2 for k in range(number % 3)]
+        assert sample["objects/bbox"].tolist() == [[0, 0, 0.5, 1]] * (number % 3)
+        assert sample["nested/flag"] == (number % 2 == 0)
+    assert sorted(int(sample["number"]) for sample in load(tmp_path / "out", "test")) == [0, 1]
