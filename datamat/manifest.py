@@ -265,7 +265,10 @@ class Manifest:
             "index": [dataclasses.asdict(info) for info in self.index],
             "ingredients": dict(self.ingredients),
             "shards": [shard.to_json() for shard in self.shards],
-            "also": {name: [shard.to_json() for shard in shards] for name, shards in self.also.items()},
+            # A list, because the order of the formats counts, and that of keys is not kept.
+            "also": [
+                {"format": name, "shards": [shard.to_json() for shard in shards]} for name, shards in self.also.items()
+            ],
         }
 
     def render(self) -> bytes:
@@ -330,8 +333,8 @@ class Manifest:
                 index=tuple(IndexInfo(**info) for info in value["index"]),
                 ingredients={str(name): str(digest) for name, digest in value["ingredients"].items()},
                 also={
-                    str(name): tuple(ShardInfo.from_json(shard) for shard in shards)
-                    for name, shards in value["also"].items()
+                    str(other["format"]): tuple(ShardInfo.from_json(shard) for shard in other["shards"])
+                    for other in value["also"]
                 },
             )
         except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:

@@ -64,8 +64,13 @@ class ShardAssembly:
         return None
 
     def previous(self) -> ShardFiles | None:
-        """Return the files of the shard of this name that an earlier run finished, whatever it was made from."""
-        return read_entry(self._entries / f"{self.spec.name}.json")
+        """Return the files of the shard of this name that an earlier run finished, whatever it was made from.
+
+        Those of the present formats come first, in their order.
+        """
+        files = read_entry(self._entries / f"{self.spec.name}.json")
+        order = {file.file: number for number, file in enumerate(self._files)}
+        return files and tuple(sorted(files, key=lambda info: order.get(info.file, len(order))))
 
     def resume(self, *, with_failed: bool = True) -> list[Receipt]:
         """Take over what an earlier run left of the present plan, and return its receipts.

@@ -62,7 +62,9 @@ def undisturbed(place, **options):
     return sets.digests(place / "reference")
 
 
-@pytest.mark.parametrize("shard_format", ["tfrecord", "tfrecord.gz"])
+@pytest.mark.parametrize(
+    "shard_format", ["tfrecord", "tfrecord.gz", ["tfrecord", "parquet", "webdataset"], ["parquet", "tfrecord"]], ids=str
+)
 @pytest.mark.parametrize("copies", [1, {"train": 3}], ids=["kept", "augmented"])
 def test_rows_that_pass_now_are_put_where_they_belong(place, copies, shard_format):
     """Only they are read, and every file is as if they had never failed."""
