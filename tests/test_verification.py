@@ -27,6 +27,7 @@ from datamat import (
     verify,
 )
 from datamat.formats import Offsets, get_format
+from datamat.interop import export
 from datamat.storage import render_json
 
 
@@ -404,6 +405,7 @@ def test_deep_looks_into_every_record(copied):
     content = shard.read_bytes()
     told = {"num_bytes": len(content), "checksum": xxhash.xxh3_128_hexdigest(content)}
     change_manifest(copied, lambda values: values["shards"][0].update(told))
+    export(copied)
 
     (found,) = verify(copied, deep=True).problems
 

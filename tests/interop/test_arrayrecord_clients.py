@@ -1,4 +1,4 @@
-"""ArrayRecord shards, opened by the package's reader and by grain."""
+"""ArrayRecord shards, opened by the package's own reader."""
 
 from __future__ import annotations
 
@@ -41,22 +41,3 @@ def test_array_record_reads_groups_of_one(directory, samples):
         reader.close()
 
     assert keys == list(samples)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_grain_shuffles_and_batches(directory, samples, num_workers):
-    """A data source for grain: every record once, in an order of its seed, without TensorFlow's readers."""
-    grain = pytest.importorskip("grain")
-
-    folder = directory("arrayrecord")
-    features = Manifest.read(folder).features
-    source = grain.sources.ArrayRecordDataSource(shards(folder))
-    dataset = grain.MapDataset.source(source).seed(7).shuffle().to_iter_dataset()
-    if num_workers:
-        dataset = dataset.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers))
-
-    keys = [check_record(payload, samples, features) for payload in dataset]
-
-    assert sorted(keys) == sorted(samples)
-    assert keys != list(samples)
-    assert len(source) == len(samples)

@@ -67,18 +67,6 @@ def test_duckdb_queries_columns(directory, samples):
     assert classes == [(int(label), int((labels == label).sum())) for label in np.unique(labels)]
 
 
-def test_polars_scans_shards(directory, samples):
-    """A lazy scan keeps the sizes of fixed lists as Array types."""
-    polars = pytest.importorskip("polars")
-
-    frame = polars.scan_parquet(directory("parquet") / "streets-train-*.parquet").sort("key").collect()
-
-    assert frame["key"].to_list() == sorted(samples)
-    assert frame.schema["pose"] == polars.Array(polars.Float32, (2, 3))
-    for row in frame.iter_rows(named=True):
-        check_row(row, samples[row["key"]])
-
-
 def test_pandas_reads_a_shard(directory, samples):
     """A frame of pandas holds the same rows."""
     pandas = pytest.importorskip("pandas")
@@ -88,22 +76,6 @@ def test_pandas_reads_a_shard(directory, samples):
     assert len(frame) > 0
     for row in frame.to_dict("records"):
         check_row(row, samples[row["key"]])
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hugging_face_loads_the_splits(directory, samples, tmp_path, monkeypatch, streaming):
-    """The directory is a data set with its splits; streamed and mapped rows are the same."""
-    datasets = pytest.importorskip("datasets")
-    folder = directory("parquet")
-
-    files = {split: str(folder / f"*-{split}-*.parquet") for split in ("train", "val")}
-    loaded = datasets.load_dataset("parquet", data_files=files, streaming=streaming, cache_dir=str(tmp_path))
-
-    assert set(loaded) == {"train", "val"}
-    rows = list(loaded["train"].cast_column("image", datasets.Image()))
-    assert [row["key"] for row in rows] == list(samples)
-    for row in rows:
-        assert (np.asarray(row["image"]) == samples[row["key"]]["image"]).all()
 
 
 def test_grain_iterates_over_parquet(directory, samples):

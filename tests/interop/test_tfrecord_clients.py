@@ -1,8 +1,7 @@
-"""TFRecord shards, opened by tf.data, grain and DALI."""
+"""TFRecord shards, opened by tf.data and grain."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from datamat import Manifest
@@ -60,30 +59,3 @@ def test_grain_iterates_over_tfrecords(directory, samples):
     ]
 
     assert [features.decode(decode_example(payload))["key"] for payload in payloads] == list(samples)
-
-
-def test_dali_reads_through_our_index(directory, samples):
-    """DALI needs an .idx beside each shard: ours. The pipeline runs on the processor alone."""
-    pytest.importorskip("nvidia.dali")
-    from nvidia.dali import fn, pipeline_def, tfrecord
-
-    files = shards(directory("tfrecord"))
-
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
-    def pipeline():
-        found = fn.readers.tfrecord(
-            path=files,
-            index_path=[path.replace(".tfrecord", ".idx") for path in files],
-            features={
-                "image": tfrecord.FixedLenFeature((), tfrecord.string, ""),
-                "label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
-            },
-        )
-        return fn.decoders.image(found["image"], device="cpu"), found["label"]
-
-    pipe = pipeline()
-    pipe.build()
-    for sample in samples.values():
-        image, label = (np.asarray(output.at(0)) for output in pipe.run())
-        assert (image == sample["image"]).all()
-        assert label.tolist() == [sample["label"]]
