@@ -41,7 +41,7 @@ _WANTED = (
     "a dict of these by split"
 )
 _PAIR = ("x", "y")
-_HF_FILES = ("state.json", "dataset_dict.json")
+_HF_FILES = ("state.json", "dataset_dict.json")  # beside a dataset_info.json, as TFDS has it
 
 
 class Samples(abc.ABC):
@@ -99,8 +99,6 @@ def open_samples(dataset: Any, *, names: Sequence[str] | None = None) -> Samples
 def _of_folder(folder: pathlib.Path) -> Samples:
     if (folder / MANIFEST_FILE).is_file():
         return _FinishedSamples(folder)
-    if (folder / INFO_FILE).is_file():
-        return _TfdsSamples(folder)
     if any((folder / name).is_file() for name in _HF_FILES):
         try:
             import datasets  # type: ignore[import-not-found]
@@ -110,8 +108,10 @@ def _of_folder(folder: pathlib.Path) -> Samples:
                 "pip install datasets"
             ) from error
         return open_samples(datasets.load_from_disk(str(folder)))
+    if (folder / INFO_FILE).is_file():
+        return _TfdsSamples(folder)
     raise SourceError(
-        f"{folder} holds none of {', '.join([MANIFEST_FILE, INFO_FILE, *_HF_FILES])}, by which a data set is known; "
+        f"{folder} holds none of {', '.join([MANIFEST_FILE, *_HF_FILES, INFO_FILE])}, by which a data set is known; "
         f"want {_WANTED}"
     )
 

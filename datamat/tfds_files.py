@@ -62,7 +62,9 @@ class TfdsFiles:
         info, declared = (_read_json(folder / name) for name in (INFO_FILE, _FEATURES_FILE))
         try:
             self._shards = list(_shards(folder, info))
-            content = dict(_flattened(declared["content"]["features"]))
+            # A dict of features at the top is written in one way by TFDS, and read by it in two: as ours is written.
+            outer = declared.get("featuresDict") or declared["content"]
+            content = dict(_flattened(outer["features"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SourceError(f"{folder}: its JSON is not as TFDS 4.9 writes it ({error!r})") from error
         self.features = {name: _feature_of(folder, name, spec, many=many) for name, (spec, many) in content.items()}

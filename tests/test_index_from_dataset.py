@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import sys
 
 import numpy as np
 import pytest
 import sets
 
-from datamat import Index, IndexRow, Materializer, SourceError, WorkerOptions, load
+from datamat import Index, IndexRow, Materializer, MissingDependencyError, SourceError, WorkerOptions, load
 
 
 class Counting:
@@ -97,7 +98,16 @@ def test_what_is_no_data_set_is_refused(tmp_path):
     for dataset in (iter([1]), 7, None, b"abc", {1, 2}, {}):
         with pytest.raises(SourceError, match=r"the data set is .*; want a folder finished by datamat"):
             Index.from_dataset(dataset)
-    with pytest.raises(SourceError, match=r"holds none of manifest.json, dataset_info.json, state.json"):
+    with pytest.raises(SourceError, match=r"holds none of manifest\.json, state\.json"):
         Index.from_dataset(tmp_path)
     with pytest.raises(SourceError, match=r"the arrays differ in length \(x: 2, y: 3\)"):
         Index.from_dataset((np.zeros(2), np.zeros(3)))
+
+
+def test_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    """With the line that installs it."""
+    (tmp_path / "state.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+
+    with pytest.raises(MissingDependencyError, match="not installed; install it with: pip install datasets"):
+        Index.from_dataset(tmp_path)

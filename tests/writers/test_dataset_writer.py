@@ -220,7 +220,7 @@ def _tfds(folder, features, records, kinds, **info):
     (folder / "dataset_info.json").write_text(
         json.dumps({"name": "mine", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split], **info})
     )
-    (folder / "features.json").write_text(json.dumps({"content": {"features": features}}))
+    (folder / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
     payloads = [encode_example(record, kinds) for record in records]
     for number, some in enumerate((payloads[:1], payloads[1:])):
         data = b"".join(b"".join(frame([payload], len(payload))) for payload in some)
@@ -274,10 +274,13 @@ def _record(number):
     }
 
 
-def test_directory_of_tfds_is_read_without_it(tmp_path):
+@pytest.mark.parametrize("form", ["featuresDict", "content"])
+def test_directory_of_tfds_is_read_without_it(tmp_path, form):
     """Every kind of feature, class names from the file beside it, samples from every shard."""
     source = _tfds(tmp_path / "tfds", FEATURES, [_record(number) for number in range(3)], KINDS)
     (source / "objects-label.labels.txt").write_text("car\nbus\n")
+    if form == "content":  # as the sidecars of datamat have it
+        (source / "features.json").write_text(json.dumps({"content": {"features": FEATURES}}))
 
     data = imported(source, tmp_path / "out")
 
