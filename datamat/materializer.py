@@ -384,6 +384,8 @@ class Materializer:
             ingredients = self._fingerprints()
             plan = self.recipe.plan(store, ingredients)
             write_snapshot(work / "rows", plan)
+            for uneven in plan.uneven().values():
+                self.logger.warning("%s", uneven)
             chosen = plan.select(self.include, self.exclude)
             describe = functools.partial(self.recipe.manifest, plan, ingredients)
             limit = ErrorLimit(self.errors, sum(shard.num_rows for shard in chosen))

@@ -25,8 +25,10 @@ class ShardOptions:
             growing data set seldom moves samples between shards.
         shard_bytes: size that a shard should have, in bytes, where num_shards is None (about 256 MB).
         records_per_shard: instead, exactly so many records in each shard but the last.
-        ranks: number of training processes that will share the shards: their number becomes a multiple of it, and
-            shards differ by one record at most.
+        ranks: number of training processes that will share the shards, as `Plan.rank_records` says. Each gets as many
+            shards of a split, and as many rows; where the rows do not divide, some get one row more, and the plan, and
+            a warning of the run, say so. Shards differ by one row at most. Samples that are added may move others to
+            other shards.
         shuffle: whether samples are spread over the shards in an order drawn from the seed. False keeps the order
             of the index.
 

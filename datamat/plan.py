@@ -133,10 +133,12 @@ class Plan:
     Attributes:
         name: of the data set.
         shards: every output file, sorted by split and number.
+        ranks: number of training processes that are to share the shards; None where nobody said.
     """
 
     name: str
     shards: tuple[ShardSpec, ...]
+    ranks: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -155,6 +157,42 @@ class Plan:
         for shard in self.shards:
             found.setdefault(shard.split, []).append(shard)
         return {split: tuple(shards) for split, shards in found.items()}
+
+    def rank_records(self, split: str, num_records: Mapping[str, int] | None = None) -> list[int]:
+        """Return how many records each rank has of a split: rank r takes the shards r, r + ranks, r + 2 ranks, ...
+
+        That is how `webdataset.split_by_node`, `tf.data.Dataset.shard` and Hugging Face's `split_dataset_by_node` share
+        shards out.
+
+        Args:
+            split: its name.
+            num_records: of each shard by name, where they are known; None takes those of the plan.
+
+        Example:
+            >>> plan.rank_records("train")   # doctest: +SKIP
+            [371, 371, 371, 371]
+        """
+        shards, ranks = self.splits[split], self.ranks or 1
+        planned = {shard.name: shard.num_rows * shard.copies for shard in shards}
+        found = [(num_records or planned)[shard.name] for shard in shards]
+        return [sum(found[rank::ranks]) for rank in range(ranks)]
+
+    def uneven(self, num_records: Mapping[str, int] | None = None) -> dict[str, str]:
+        """Return the splits whose records the ranks do not share evenly, with what that means; see `rank_records`."""
+        told = {}
+        for split, shards in self.splits.items():
+            found = self.rank_records(split, num_records)
+            if min(found) == max(found):
+                continue
+            num_rows = sum(shard.num_rows for shard in shards)
+            why = "rows failed, or the transform gave more or fewer samples than copies"
+            if num_records is None:
+                why = f"{num_rows:,} rows do not divide by {self.ranks}, and all copies of a row are in one shard"
+            told[split] = (
+                f"split {split!r} gives its {self.ranks} ranks {min(found):,} to {max(found):,} records: {why}; have "
+                f"every rank end its epoch after {min(found):,}"
+            )
+        return told
 
     def select(self, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> tuple[ShardSpec, ...]:
         """Return the shards that wildcard patterns name.
@@ -183,6 +221,7 @@ class Plan:
 
     def _table(self) -> list[list[str]]:
         rows = [["split", "shards", "rows", "copies", "records", "parts", "input"]]
+        rows[0] += ["records per rank"] if self.ranks else []
         for split, shards in self.splits.items():
             num_rows = sum(shard.num_rows for shard in shards)
             num_parts = sum(len(shard.parts) for shard in shards)
@@ -190,6 +229,9 @@ class Plan:
             copies = shards[0].copies
             numbers = [len(shards), num_rows, copies, num_rows * copies, num_parts]
             rows.append([split, *(f"{number:,}" for number in numbers), f"{megabytes:,.1f} MB"])
+            if self.ranks:
+                found = sorted(set(self.rank_records(split)))
+                rows[-1].append(" or ".join(f"{number:,}" for number in found))
         return rows
 
     def __repr__(self) -> str:
@@ -266,7 +308,7 @@ def make_plan(
             shards.append(ShardSpec(shard_name, split, number, digest.hexdigest(), parts))
         first += len(rows)
     store.set_order(np.concatenate(order))
-    return Plan(name, tuple(shards))
+    return Plan(name, tuple(shards), options.ranks)
 
 
 def _places(hashes: np.ndarray, seed: int) -> np.ndarray:
@@ -294,19 +336,33 @@ def _bounds(
         return [*range(0, count, step), count]
     wanted = options.num_shards or _power_of_two(-(-int(costs.sum()) * copies // options.shard_bytes))
     if options.ranks is not None:
-        wanted = -(-wanted // options.ranks) * options.ranks
-        if count < wanted:
-            raise OptionError(
-                f"split {split!r} has {count} rows, too few for one in each of {wanted} shards; lower ranks"
-            )
+        return _rank_bounds(count, wanted, options.ranks, split)
     number = min(wanted, count)
     even = [count * shard // number for shard in range(number + 1)]
-    if places is None or options.ranks is not None or count < _EVEN_BELOW * number:
+    if places is None or count < _EVEN_BELOW * number:
         return even
     # By equal shares of the range of the hash: a shard's rows depend on no other row.
     limits = np.array([(shard << 64) // number for shard in range(1, number)], np.uint64)
     bounds = [0, *np.searchsorted(places[rows], limits).tolist(), count]
     return bounds if len(set(bounds)) == len(bounds) else even
+
+
+def _rank_bounds(count: int, wanted: int, ranks: int, split: str) -> list[int]:
+    """Return bounds of shards that each rank has as many of, and as many rows, or one more where they do not divide.
+
+    Every `ranks` shards in a row are a layer, of which each rank takes one; all shards of a layer are of one size.
+    What does not divide goes to the first shards of the first layer, which no layer is smaller than.
+    """
+    if count < ranks:
+        raise OptionError(
+            f"split {split!r} has {count} rows, too few for one in each of {ranks} shards, one for each rank; lower "
+            "ranks, or leave the split out of the source and write it to an output of its own"
+        )
+    each, left = divmod(count, ranks)
+    layers = min(-(-wanted // ranks), each)
+    sizes = [each * (layer + 1) // layers - each * layer // layers for layer in range(layers) for _ in range(ranks)]
+    sizes[:left] = [size + 1 for size in sizes[:left]]
+    return [0, *itertools.accumulate(sizes)]
 
 
 def _power_of_two(number: int) -> int:

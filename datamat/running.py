@@ -291,6 +291,7 @@ class Run:
             self._remove_stale(set(self._finished))
             through, infos = self._work / "shards", [files[0] for files in finished]
             index = write_index_files(self._output / "index", self._store, self._plan, infos, through=through)
+            self._warn_of_ranks(infos)
             manifest = self._describe(finished, index)
             write_sidecars(self._output, manifest, self._logger)
             manifest.write(self._output, through=through)
@@ -301,6 +302,13 @@ class Run:
                 shutil.rmtree(self._work / folder, ignore_errors=True)
         shutil.rmtree(self._work / "rows", ignore_errors=True)
         return is_complete
+
+    def _warn_of_ranks(self, infos: Sequence[ShardInfo]) -> None:
+        """Tell where ranks do not get as many records as the plan has for them."""
+        planned = self._plan.uneven()
+        for split, told in self._plan.uneven({info.name: info.num_records for info in infos}).items():
+            if split not in planned:
+                self._logger.warning("%s", told)
 
     def _remove_stale(self, names: set[str]) -> None:
         """Remove the files of shards that an earlier plan had and this one has not."""

@@ -201,7 +201,8 @@ def test_finished_directory_holds_nothing_else(pairs, tmp_path):
     left = sorted(path.name for path in (tmp_path / "out" / ".datamat").iterdir())
 
     assert left == ["ledger.jsonl", "lock"]
-    assert [name for name in names if not name.startswith("pairs-")] == [".datamat", "index", "manifest.json"]
+    documents = {"README.md", "croissant.json", "dataset_info.json", "features.json", "mask.labels.txt"}
+    assert {name for name in names if not name.startswith("pairs-")} == {".datamat", "index", "manifest.json"} | documents
 
 
 def test_shards_with_wildcards_run_apart_and_end_complete(pairs, tmp_path, reference):
@@ -598,6 +599,29 @@ def test_options_are_checked(pairs, tmp_path, options, message):
     """Each says what was found and what is wanted."""
     with pytest.raises(OptionError, match=message):
         _job(pairs, tmp_path / "out", **options).run(progress=False)
+
+
+def test_run_warns_where_ranks_do_not_share_evenly(pairs, tmp_path, caplog):
+    """Before it works where the plan tells; at its end where rows failed. What divides is told of nowhere."""
+
+    class Failing(sets.Pairs):
+        def read(self, row):
+            if row.key == "train003":
+                raise OSError("gone")
+            return super().read(row)
+
+    def warned(writer, ranks):
+        caplog.clear()
+        output, options = tmp_path / f"{writer.__name__}{ranks}", ShardOptions(ranks=ranks)
+        Materializer(writer(), pairs, output, shards=options, errors="skip").run(progress=False)
+        return [record.getMessage() for record in caplog.records if "ranks" in record.getMessage()]
+
+    assert warned(sets.Pairs, 4) == []
+    train, val = warned(sets.Pairs, 3)
+    assert train.startswith("split 'train' gives its 3 ranks 6 to 7 records: 20 rows do not divide by 3")
+    assert val.startswith("split 'val' gives its 3 ranks 1 to 2 records: 4 rows")
+    (told,) = warned(Failing, 4)
+    assert told.startswith("split 'train' gives its 4 ranks 4 to 5 records: rows failed")
 
 
 def test_urls_and_odd_outputs_are_refused(pairs, tmp_path):

@@ -1,6 +1,8 @@
 """Plans: pure, stable, and the same whoever works."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from datamat.errors import OptionError
 from datamat.index import IndexRow
@@ -92,15 +94,58 @@ def test_records_per_shard_is_exact(tmp_path):
     assert [shard.num_rows * shard.copies for shard in plan.shards] == [20, 20, 10]
 
 
-def test_ranks_get_equal_shards(tmp_path):
-    """The number of shards is a multiple, their sizes differ by one at most."""
-    plan, _ = _plan(tmp_path, [f"{n}" for n in range(1001)], ShardOptions(num_shards=16, ranks=8))
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 400),
+    ranks=st.integers(1, 9),
+    layers=st.none() | st.integers(1, 6),
+    copies=st.integers(1, 3),
+    shuffle=st.booleans(),
+)
+def test_ranks_share_shards_and_records_evenly(tmp_path_factory, num_rows, ranks, layers, copies, shuffle):
+    """Each has as many shards, and as many records, or those of one row more where the rows do not divide."""
+    options = ShardOptions(num_shards=layers and layers * ranks, ranks=ranks, shuffle=shuffle)
+    folder, keys = tmp_path_factory.mktemp("plan"), [f"{n}" for n in range(num_rows)]
+    if num_rows < ranks:
+        with pytest.raises(OptionError, match=f"too few for one in each of {ranks} shards, one for each rank"):
+            _plan(folder, keys, options)
+        return
+
+    plan, _ = _plan(folder, keys, options, copies=copies)
 
     sizes = [shard.num_rows for shard in plan.shards]
+    shares = [sum(sizes[rank::ranks]) for rank in range(ranks)]
+    assert len(sizes) % ranks == 0 and len(sizes) == min(layers or 1, num_rows // ranks) * ranks
+    assert sum(sizes) == num_rows and max(sizes) - min(sizes) <= 1
+    assert max(shares) - min(shares) == (num_rows % ranks > 0)
+    assert plan.rank_records("train") == [share * copies for share in shares]
+    assert bool(plan.uneven()) is (num_rows % ranks > 0)
+    if num_rows % len(sizes) == 0:  # then it is the same however shards are dealt out
+        assert len(set(sizes)) == 1
 
-    assert len(sizes) == 16 and max(sizes) - min(sizes) <= 1
-    with pytest.raises(OptionError, match="too few for one in each of 8 shards"):
-        _plan(tmp_path, ["a"], ShardOptions(ranks=8))
+
+def test_plan_says_what_ranks_get_and_what_does_not_divide(tmp_path):
+    """In its table, and in words that name the split and the way out."""
+    uneven, _ = _plan(tmp_path, [f"{n}" for n in range(1003)], ShardOptions(num_shards=16, ranks=8), copies=2)
+    even, _ = _plan(tmp_path, [f"{n}" for n in range(1000)], ShardOptions(ranks=8))
+    plain, _ = _plan(tmp_path, [f"{n}" for n in range(1000)])
+
+    assert uneven.uneven() == {
+        "train": "split 'train' gives its 8 ranks 250 to 252 records: 1,003 rows do not divide by 8, and all copies of "
+        "a row are in one shard; have every rank end its epoch after 250"
+    }
+    assert "records per rank" in repr(uneven) and "250 or 252" in repr(uneven)
+    assert (even.uneven(), even.rank_records("train")) == ({}, [125] * 8)
+    assert plain.uneven() == {} and "rank" not in repr(plain)
+
+
+def test_records_that_came_out_differently_are_told_of(tmp_path):
+    """Where rows failed, the ranks have fewer."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(40)], ShardOptions(ranks=4))
+    made = {shard.name: shard.num_rows - (shard.number == 2) for shard in plan.shards}
+
+    assert plan.rank_records("train", made) == [10, 10, 9, 10]
+    assert "4 ranks 9 to 10 records: rows failed, or the transform" in plan.uneven(made)["train"]
 
 
 def test_no_shuffle_keeps_the_order_of_the_index(tmp_path):
