@@ -35,7 +35,7 @@ transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
-readers: cache collate damage keys order preview schedule sharing tf torch transforms < records < samples
+readers: cache collate damage keys memory order preview schedule sharing tf_features torch transforms < records service < samples tf
 messages shard_entries tfds_files
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 
@@ -61,7 +61,7 @@ materializer
 
 conversion
 
-cli: console < convert export inspect maintenance < __init__ < __main__
+cli: console < convert export inspect maintenance serve < __init__ < __main__
 
 __init__
 """  # noqa: E501 -- one line for each package of a layer

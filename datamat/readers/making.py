@@ -16,14 +16,15 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-import numpy as np
-
 from datamat.parallel import PathosExecutor
 from datamat.readers.collate import BatchBuffer, SampleSlot
+from datamat.readers.memory import MemoryPool
 from datamat.readers.sharing import Loans, SharedFolder, adopt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+
+    import numpy as np
 
     from datamat.readers.collate import Allocate
     from datamat.readers.damage import Damages
@@ -71,7 +72,7 @@ class BatchMaker:
     ragged: frozenset[str]
     is_batched: bool
 
-    def buffer(self, job: Job, allocate: Allocate = np.empty) -> BatchBuffer | SampleSlot:
+    def buffer(self, job: Job, allocate: Allocate) -> BatchBuffer | SampleSlot:
         """Return what takes the samples of a job."""
         return BatchBuffer(len(job.positions), self.ragged, allocate) if self.is_batched else SampleSlot()
 
@@ -93,9 +94,10 @@ def in_threads(jobs: Iterator[Job], maker: BatchMaker, num_threads: int, depth: 
         depth: most jobs at work or ready while a batch is in use.
     """
     pool = concurrent.futures.ThreadPoolExecutor(num_threads, "datamat-read")
+    memory = MemoryPool()
 
     def start(job: Job) -> Callable[[], dict[str, Any]]:
-        buffer = maker.buffer(job)
+        buffer = maker.buffer(job, memory.allocate)
         size = len(job.positions)
         step = -(-size // (_RUNS_PER_THREAD * num_threads))
         runs = [
