@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["hugging_face_sidecars"]
 
-_OPENED = ("parquet", "webdataset")  # the first one that is there is what `load_dataset(DIR)` opens
+_OPENED = ("parquet", "webdataset")  # `datasets` (5.2) reads all files of a directory by one reader: the first one here
 _STORED = {"float16": "float32"}  # how a number stands in Parquet where that is not its own type
 _MARK = "Written by datamat from manifest.json. Change it, and datamat leaves it alone."
 
@@ -36,22 +36,21 @@ def hugging_face_sidecars(manifest: Manifest) -> dict[str, bytes]:
 
 def _head(manifest: Manifest) -> dict[str, Any]:
     head: dict[str, Any] = {"pretty_name": manifest.name}
-    opened = [name for name in _OPENED if name in formats_of(manifest)]
+    opened = next((name for name in _OPENED if name in formats_of(manifest)), None)
     if opened:
-        head["configs"] = [_config(manifest, name, is_default=name == opened[0]) for name in opened]
-    if "parquet" in opened:
+        head["configs"] = [{"config_name": "default", "data_files": _data_files(manifest, opened)}]
+    if opened == "parquet":
         # Without numbers of records: in a card that its owner has changed, they would be wrong after the next run, and
         # `datasets` would refuse to load what is right.
         head["dataset_info"] = {"features": _features(manifest.features)}
     return head
 
 
-def _config(manifest: Manifest, format_name: str, *, is_default: bool) -> dict[str, Any]:
-    files = [
+def _data_files(manifest: Manifest, format_name: str) -> list[dict[str, str]]:
+    return [
         {"split": split, "path": pattern(manifest, split, shards)}
         for split, shards in shards_of(manifest, format_name).items()
     ]
-    return {"config_name": "default" if is_default else format_name, "data_files": files}
 
 
 def _features(features: Features) -> list[dict[str, Any]]:

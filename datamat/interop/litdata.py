@@ -1,6 +1,6 @@
 """What litdata needs to stream Parquet shards: `index.json`, which lists the shards with their rows and bytes.
 
-litdata (0.2.76) knows no splits, but takes those shards of the index whose names fit the pattern that it is opened with.
+litdata (0.2.76) knows no splits, but takes those shards of the index whose names fit the pattern that it is given.
 Chunks stand in the order of the shards: its own indexer takes them as the file system lists them.
 """
 
