@@ -32,6 +32,7 @@ from datamat.verification import verify
 if TYPE_CHECKING:
     import logging
     import os
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from datamat.formats import ShardFormat
@@ -51,7 +52,7 @@ def convert(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    format: str | ShardFormat | None = None,  # noqa: A002 -- as for `Materializer`
+    format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
     shards: int | ShardOptions | None = None,
     workers: WorkerOptions | None = None,
     executor: Executor | None = None,
@@ -70,7 +71,7 @@ def convert(
     Args:
         path: the finished directory; it is only read.
         output: folder of the new one.
-        format: as for `Materializer`; None keeps the format.
+        format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
         shards: how records are laid out: the number of shards in each split, or `ShardOptions`, of which `shuffle` is
             passed over because the order stays. None keeps the shards: each has the records that it had.
         workers: the processes that do the work.
@@ -100,7 +101,7 @@ def convert(
         StoredWriter(before),
         folder,
         output,
-        format=before.format if format is None else format,
+        format=list(before.by_format) if format is None else format,
         shards=_shard_options(shards),
         copies={split: number for split, number in before.copies.items() if _has_records(before, split)},
         seed=before.seed,

@@ -220,6 +220,16 @@ def test_output_is_the_same_for_any_number_of_workers_and_any_place(mixed, tmp_p
     assert sets.digests(one) == sets.digests(three)
 
 
+def test_several_formats_are_written_and_read(mixed, tmp_path):
+    """One directory in two formats, which stays so when it is cut anew; its first format is read."""
+    both = converted(mixed, tmp_path / "both", format=["parquet", "tfrecord"])
+    again = converted(both, tmp_path / "again", shards=3)
+
+    assert list(Manifest.read(again).by_format) == ["parquet", "tfrecord"]
+    assert records(again) == records(mixed)
+    assert [sample["key"] for sample in load(again)] == load(mixed).keys()
+
+
 class Stopping(concurrent.futures.ThreadPoolExecutor):
     """An executor that gives out after some tasks."""
 
@@ -329,11 +339,12 @@ def test_command_writes_beside_the_directory(mixed, tmp_path, capsys):
     codes = [
         main(["convert", str(source), "--format", "parquet", "--num-shards", "3", "--num-workers", "1"]),
         main(["convert", str(source), "--num-shards", "3", "--num-workers", "1"]),
+        main(["convert", str(source), "--format", "tfrecord", "--format", "parquet", "--num-workers", "1"]),
         main(["convert", str(source), "--num-shards", "1", "--output", str(tmp_path / "mine")]),
     ]
 
-    folders = [tmp_path / "source-parquet", tmp_path / "source-3-shards", tmp_path / "mine"]
-    assert codes == [0, 0, 0]
+    folders = [tmp_path / name for name in ("source-parquet", "source-3-shards", "source-tfrecord-parquet", "mine")]
+    assert codes == [0] * 4
     assert capsys.readouterr().out.split() == [str(folder) for folder in folders]
     assert all(verify(folder).ok for folder in folders)
     assert Manifest.read(folders[0]).format == "parquet"

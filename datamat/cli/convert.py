@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 _DOES = "write a finished directory anew in another format or number of shards, without computing a sample again"
+_FORMATS = f"{', '.join(format_names())}; may be given several times; left out, it stays"
 _WHERE = "folder of the new directory; DIR-FORMAT, or DIR-N-shards where the format stays, if left out"
 
 
@@ -23,7 +24,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Declare the command."""
     command = commands.add_parser("convert", help=_DOES, description=_DOES)
     command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
-    command.add_argument("--format", help=f"{', '.join(format_names())}; left out, it stays")
+    command.add_argument("--format", action="append", metavar="F", help=_FORMATS)
     command.add_argument("--num-shards", type=int, metavar="N", help="in each split; left out, shards stay")
     command.add_argument("--output", metavar="OUT", type=pathlib.Path, help=_WHERE)
     command.add_argument("--num-workers", type=int, metavar="N", help="processes; one per core, if left out")
@@ -43,7 +44,7 @@ def _convert(options: argparse.Namespace) -> int:
     return OK if report.is_complete else NOT_WELL
 
 
-def _beside(directory: pathlib.Path, name: str | None, num_shards: int | None) -> pathlib.Path:
+def _beside(directory: pathlib.Path, formats: list[str] | None, num_shards: int | None) -> pathlib.Path:
     """Return where the new directory goes that the command line names no place for."""
     folder = directory.resolve()
-    return folder.with_name(f"{folder.name}-{name or f'{num_shards}-shards'}")
+    return folder.with_name("-".join([folder.name, *(formats or [f"{num_shards}-shards"])]))
