@@ -6,6 +6,7 @@
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    write it anew in another format or number of shards
     datamat inspect FILE          tell what is in any TFRecord, Parquet, tar or ArrayRecord file
+    datamat serve --workers 4     prepare batches in processes of their own, for to_tf(service=...)
 
 EXIT CODES
     0   all is well: the directory is complete, or being written; nothing is damaged, or all of it was mended
@@ -18,7 +19,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from datamat.cli import convert, export, inspect, maintenance
+from datamat.cli import convert, export, inspect, maintenance, serve
 from datamat.cli.console import NOT_WELL, NOTHING_THERE, say
 from datamat.errors import DatamatError, OutputError
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 # Each declares its commands, with the function that runs them as `run`.
-_MODULES = (maintenance, convert, export, inspect)
+_MODULES = (maintenance, convert, export, inspect, serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import functools
 import operator
 import os
 import pathlib
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -197,46 +198,81 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return the keys of all records, in order: from the index files, without reading a shard."""
         return self._samples.keys.keys()
 
-    def to_tf(
+    def to_tf(  # noqa: PLR0913 -- what users may choose; all but the first by name
         self,
         batch_size: int | None = None,
         *,
         shuffle: bool | int = False,
         seed: int | None = None,
         transform: Callable[[Any], Any] | None = None,
-        cache: bool | str = False,
+        static_transform: Callable[[Any], Any] | None = None,
+        cache: bool | str | os.PathLike[str] = False,
+        snapshot: str | os.PathLike[str] | None = None,
+        service: str | None = None,
+        job: str | None = None,
         repeat: bool = False,
         drop_remainder: bool = False,
         deterministic: bool = True,
     ) -> Any:
         """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
 
-        Shards are read interleaved and records parsed and decoded in parallel; the cache holds what is before
-        `transform`, so that random augmentation stays random.
+        TensorFlow reads TFRecord itself, plain or gzip: shards interleaved, pictures decoded in parallel, rows of
+        tables a batch at a time. Other formats are decoded in threads of this process and handed over sample by sample.
 
         Args:
             batch_size: records per batch; None gives single samples.
             shuffle: True shuffles shards, and records in a window of 1,024; a number is the window.
             seed: of the shuffling.
-            transform: a function of the dict, traced by TensorFlow, applied to single samples. After
+            transform: a function of the dict, traced by TensorFlow, applied to single samples in each epoch anew. After
                 `tf.random.set_seed`, TensorFlow gives `tf.random.uniform` and its like the same numbers in every epoch;
                 a `tf.random.Generator` made outside of the function goes on.
-            cache: True caches in memory, a path on disk.
+            static_transform: the same, before the cache: what comes out alike in each epoch, and is kept.
+            cache: True caches in memory, a path on disk, for the life of this data set.
+            snapshot: a folder where decoded samples, with `static_transform` applied, stay for later programs with the
+                same records and the same transform. The first epoch that is read to its end writes it; one that is
+                broken off leaves nothing to go on from.
+            service: `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all this. Consumers of
+                one job share each epoch: a record comes to one of them. The order is never the same.
+            job: name of the job; None for one name for all who read these records with the same options. Each epoch
+                of a job is given once: name another for another run.
             repeat: endlessly.
             drop_remainder: leave out a last batch that is not full.
             deterministic: the same order in every epoch that is not shuffled; False is a little faster.
 
         Returns:
             images uint8 (height, width, channels), masks uint8 (height, width), labels int64, boxes float32 (n, 4),
-            text as bytes.
+            text as bytes. In batches each has a first dimension more; boxes, lists and tensors of open shape are
+            ragged.
 
         Raises:
             MissingDependencyError: TensorFlow is not installed.
+            OptionError: an argument makes no sense; or the service does not answer, cannot read the format, or cannot
+                run the transform.
         """
         options = tf_reader.ReadOptions(
-            batch_size, shuffle, seed, transform, cache, repeat, drop_remainder, deterministic
+            batch_size,
+            shuffle,
+            seed,
+            transform,
+            static_transform,
+            cache,
+            snapshot,
+            service,
+            job,
+            repeat,
+            drop_remainder,
+            deterministic,
         )
-        return tf_reader.make_dataset(self.files, self.features, self.manifest.format, len(self), options)
+        once_shuffled = False if options.keeps_samples else shuffle
+        source = tf_reader.TfSource(
+            self.files,
+            self.features,
+            self.manifest.format,
+            len(self),
+            self._identity["records"],
+            lambda: self.to_numpy(shuffle=once_shuffled, seed=secrets.randbits(32) if seed is None else seed),
+        )
+        return tf_reader.make_dataset(source, options)
 
     def to_numpy(  # noqa: PLR0913 -- what users may choose; all but the first by name
         self,

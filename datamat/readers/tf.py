@@ -1,41 +1,87 @@
-"""Finished TFRecord shards as a `tf.data.Dataset`: the reading side of the features, in TensorFlow's own operations.
+"""`to_tf`: finished shards as a `tf.data.Dataset`.
 
-files ── interleave (parallel) ── parse and decode (parallel) ── cache ── shuffle ── transform ── batch ── prefetch
+    pictures    files ── interleave ── shuffle ── decode (parallel map) ── transform (parallel map) ── batch ── prefetch
+    tables      files ── interleave ── shuffle ── batch ── decode (one call for all rows of a batch) ── prefetch
+    kept        files ── interleave ── decode ── static transform ── snapshot, cache ── shuffle ── transform ── batch
+    a service   the same in its workers ── over the network ── prefetch
+
+What is shuffled is encoded records, a tenth of the memory of pixels, unless samples are kept decoded: then what is kept
+is shuffled anew in each epoch. TFRecord is read by TensorFlow itself; all other formats by `ShardedDataset.to_numpy`,
+in threads of this process, and handed over sample by sample.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
-from datamat.errors import MissingDependencyError, OptionError
-from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Tensor, Text
+from datamat.errors import OptionError
+from datamat.readers.collate import ragged_names
+from datamat.readers.service import check_address, distribute
+from datamat.readers.tf_features import decode_many, decode_one, is_fixed, signature, tensorflow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from datamat.features import Feature, Features
+    from datamat.features import Features
 
-__all__ = ["ReadOptions", "make_dataset"]
+__all__ = ["ReadOptions", "TfSource", "make_dataset"]
 
 _SHUFFLE_WINDOW = 1024
 _MOST_FILES_AT_ONCE = 16
-_SIGNED = {"uint32": "int32", "uint64": "int64"}
-"""What stands in for the types that decode_raw does not know."""
+_FILES_OF_A_WORKER = 2  # of a service: the files that one has opened are not for the others
+_BUFFER_BYTES = 1 << 20
 _COMPRESSION = {"tfrecord": "", "tfrecord.gz": "GZIP"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TfSource:
+    """What is read.
+
+    Args:
+        files: paths of the shards.
+        features: their schema.
+        format_name: of the shards.
+        num_records: in all of them.
+        identity: what changes when any record does.
+        samples: returns what each `iter` gives the samples of another epoch of, decoded in Python, in its order unless
+            they are kept: for formats that TensorFlow does not read.
+    """
+
+    files: Sequence[str]
+    features: Features
+    format_name: str
+    num_records: int
+    identity: str
+    samples: Callable[[], Iterable[dict[str, Any]]]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether TensorFlow reads the format itself."""
+        return self.format_name in _COMPRESSION
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The arguments of `ShardedDataset.to_tf`, checked."""
+    """The arguments of `ShardedDataset.to_tf`, checked.
+
+    Raises:
+        OptionError: one makes no sense, or not with another.
+    """
 
     batch_size: int | None = None
     shuffle: bool | int = False
     seed: int | None = None
     transform: Callable[[Any], Any] | None = None
-    cache: bool | str = False
+    static_transform: Callable[[Any], Any] | None = None
+    cache: bool | str | os.PathLike[str] = False
+    snapshot: str | os.PathLike[str] | None = None
+    service: str | None = None
+    job: str | None = None
     repeat: bool = False
     drop_remainder: bool = False
     deterministic: bool = True
@@ -45,140 +91,164 @@ class ReadOptions:
             raise OptionError(f"batch_size is {self.batch_size!r}; want 1 or more, or None for single samples")
         if not isinstance(self.shuffle, bool) and not _is_count(self.shuffle):
             raise OptionError(f"shuffle is {self.shuffle!r}; want True, False or the size of the window")
+        if self.snapshot is not None and (isinstance(self.snapshot, bool) or not self.snapshot):
+            raise OptionError(f"snapshot is {self.snapshot!r}; want the path of a folder")
+        self._check_service()
+
+    def _check_service(self) -> None:
+        if self.service is None:
+            if self.job is not None:
+                raise OptionError(f"job is {self.job!r} but there is no service; give service='grpc://HOST:PORT', too")
+            return
+        check_address(self.service)
+        if self.job is not None and (not isinstance(self.job, str) or not self.job):
+            raise OptionError(f"job is {self.job!r}; want a name, or None")
+        if self.keeps_samples:
+            raise OptionError(
+                "service together with cache or snapshot: each worker would keep the share of its first epoch and give "
+                "it again in all others, records twice and records never; leave out cache and snapshot"
+            )
 
     @property
     def window(self) -> int:
         """Records that are shuffled among each other; 0 for none."""
         return _SHUFFLE_WINDOW * self.shuffle if isinstance(self.shuffle, bool) else self.shuffle
 
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether decoded samples are kept for the next epoch."""
+        return bool(self.cache or self.snapshot)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether nothing is done with single samples: whole batches can be decoded."""
+        per_sample = self.transform or self.static_transform or self.keeps_samples
+        return self.batch_size is not None and not per_sample
+
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and bool(value >= 1)
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
-def make_dataset(files: Sequence[str], features: Features, format_name: str, count: int, options: ReadOptions) -> Any:
-    """Return the records of `files` as a `tf.data.Dataset` of dicts by feature name.
-
-    Args:
-        files: paths of the shards.
-        features: their schema.
-        format_name: of the shards.
-        count: number of records in them.
-        options: what the user asked for.
+def make_dataset(source: TfSource, options: ReadOptions) -> Any:
+    """Return the records of a source as a `tf.data.Dataset` of dicts by feature name.
 
     Raises:
         MissingDependencyError: TensorFlow is not installed.
-        OptionError: tf.data cannot read the format.
+        OptionError: a service cannot read the format, cannot run the transform, or does not answer.
     """
-    tf = _tensorflow()
-    if format_name not in _COMPRESSION:
-        raise OptionError(f"tf.data reads {', '.join(_COMPRESSION)}; these shards are {format_name}")
-    names = tf.data.Dataset.from_tensor_slices(list(files))
-    if options.window:
-        names = names.shuffle(len(files), seed=options.seed, reshuffle_each_iteration=True)
-    records = names.interleave(
-        lambda name: tf.data.TFRecordDataset(name, compression_type=_COMPRESSION[format_name], buffer_size=1 << 20),
-        # One file at a time keeps the order of the shards where nothing is shuffled; the next is opened meanwhile.
-        cycle_length=min(_MOST_FILES_AT_ONCE, len(files)) if options.window else 1,
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=options.deterministic,
-    )
-    samples = records.map(
-        lambda record: _decoded(tf, record, features),
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=options.deterministic,
-    ).apply(tf.data.experimental.assert_cardinality(count))
-    return _finished(tf, samples, options)
-
-
-def _finished(tf: Any, samples: Any, options: ReadOptions) -> Any:
-    if options.cache:
-        samples = samples.cache("" if options.cache is True else options.cache)
-    if options.window:
-        samples = samples.shuffle(options.window, seed=options.seed, reshuffle_each_iteration=True)
-    if options.repeat:
-        samples = samples.repeat()
-    if options.transform is not None:
-        samples = samples.map(
-            options.transform, num_parallel_calls=tf.data.AUTOTUNE, deterministic=options.deterministic
+    tf = tensorflow()
+    if options.service is not None and not source.is_native:
+        raise OptionError(
+            f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
+            "needs Python; convert them: datamat convert DIR OUT --format tfrecord"
         )
-    if options.batch_size is not None:
-        samples = samples.batch(options.batch_size, drop_remainder=options.drop_remainder)
-    return samples.prefetch(tf.data.AUTOTUNE)
+    if source.is_native and options.in_blocks and is_fixed(source.features):
+        dataset = _blocks(tf, source, options)
+    else:
+        dataset = _batches(tf, _samples(tf, source, options), source.features, options)
+    if options.service is not None:
+        dataset = distribute(dataset, options.service, options.job or _job_name(source, options))
+        if options.repeat:
+            dataset = dataset.repeat()
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
-def _decoded(tf: Any, record: Any, features: Features) -> dict[str, Any]:
-    kinds = {"bytes": tf.string, "int64": tf.int64, "float32": tf.float32}
-    parsed = tf.io.parse_single_example(
-        record,
-        {
-            name: tf.io.FixedLenSequenceFeature([], kinds[kind], allow_missing=True)
-            for name, kind in features.columns.items()
-        },
+def _job_name(source: TfSource, options: ReadOptions) -> str:
+    """Return a name that all consumers of the same data, cut alike, come to by themselves."""
+    kind = (source.identity, options.batch_size, options.shuffle, options.seed, options.drop_remainder)
+    return f"datamat-{xxhash.xxh3_64_hexdigest(repr(kind).encode())}"
+
+
+def _blocks(tf: Any, source: TfSource, options: ReadOptions) -> Any:
+    """Return whole batches, each decoded at once."""
+    records = _repeated(_shuffled(_records(tf, source, options), options), options)
+    return records.batch(options.batch_size, drop_remainder=options.drop_remainder).map(
+        lambda block: decode_many(block, source.features), **_in_parallel(tf, options)
     )
-    return {name: _DECODERS[type(feature)](tf, feature, name, parsed) for name, feature in features.items()}
 
 
-def _image(tf: Any, feature: Image, name: str, parsed: dict[str, Any]) -> Any:
-    # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as every other reader has.
-    image = tf.io.decode_jpeg(parsed[name][0], channels=feature.channels, dct_method="INTEGER_ACCURATE")
-    return tf.ensure_shape(image, feature.shape)
+def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
+    """Return decoded samples, what is kept of them kept, in the order of the epoch."""
+    if not source.is_native:
+        samples = tf.data.Dataset.from_generator(source.samples().__iter__, output_signature=signature(source.features))
+        samples = samples.apply(tf.data.experimental.assert_cardinality(source.num_records))
+    else:
+        records = _records(tf, source, options)
+        if not options.keeps_samples:
+            records = _shuffled(records, options)
+        samples = records.map(lambda record: decode_one(record, source.features), **_in_parallel(tf, options))
+    if options.static_transform is not None:
+        samples = samples.map(options.static_transform, **_in_parallel(tf, options))
+    return _shuffled(_kept(samples, source, options), options) if options.keeps_samples else samples
 
 
-def _mask(tf: Any, feature: Mask, name: str, parsed: dict[str, Any]) -> Any:
-    mask = tf.io.decode_png(parsed[name][0], channels=1)
-    return tf.ensure_shape(mask[..., 0], feature.shape)
+def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
+    """Return encoded records: of one file at a time where the order counts, else of many by turns."""
+    # A service hands out the names of files one by one: to fill a window, one worker would take them all.
+    is_local = options.service is None
+    names = tf.data.Dataset.from_tensor_slices(tf.constant(list(source.files), tf.string))
+    if options.window and source.files and is_local:
+        names = names.shuffle(len(source.files), seed=options.seed, reshuffle_each_iteration=True)
+    is_mixed = options.window or not options.deterministic
+    most = _MOST_FILES_AT_ONCE if is_local else _FILES_OF_A_WORKER
+    records = names.interleave(
+        lambda name: tf.data.TFRecordDataset(
+            name, compression_type=_COMPRESSION[source.format_name], buffer_size=_BUFFER_BYTES
+        ),
+        cycle_length=max(1, min(most, len(source.files))) if is_mixed else 1,
+        **_in_parallel(tf, options),
+    )
+    return records.apply(tf.data.experimental.assert_cardinality(source.num_records)) if is_local else records
 
 
-def _label(tf: Any, feature: ClassLabel, name: str, parsed: dict[str, Any]) -> Any:
-    return tf.ensure_shape(parsed[name], feature.shape) if feature.shape else parsed[name][0]
+def _kept(samples: Any, source: TfSource, options: ReadOptions) -> Any:
+    if options.snapshot is not None:
+        # Its default compression fails on elements over 256 KiB (tensorflow#47056). It is found again by the graph,
+        # which knows the files by name only: so each state of the records has a folder of its own.
+        samples = samples.snapshot(os.path.join(os.fspath(options.snapshot), source.identity), compression=None)
+    if options.cache:
+        samples = samples.cache("" if options.cache is True else os.fspath(options.cache))
+    return samples
 
 
-def _boxes(tf: Any, feature: BBoxes, name: str, parsed: dict[str, Any]) -> Any:
-    del feature
-    return tf.reshape(parsed[name], [-1, 4])
+def _batches(tf: Any, samples: Any, features: Features, options: ReadOptions) -> Any:
+    samples = _repeated(samples, options)
+    if options.transform is not None:
+        samples = samples.map(options.transform, **_in_parallel(tf, options))
+    if options.batch_size is None:
+        return samples
+    names = _open_names(tf, samples.element_spec, features)
+    if not names:
+        return samples.batch(options.batch_size, drop_remainder=options.drop_remainder)
+    # A ragged tensor of one row each: those batch, whatever the length of the row.
+    rows = samples.map(lambda sample: {**sample, **{name: _row(tf, sample[name]) for name in names}})
+    batches = rows.batch(options.batch_size, drop_remainder=options.drop_remainder)
+    return batches.map(lambda batch: {**batch, **{name: batch[name].merge_dims(0, 1) for name in names}})
 
 
-def _text(tf: Any, feature: Text, name: str, parsed: dict[str, Any]) -> Any:
-    del tf, feature
-    return parsed[name][0]
+def _open_names(tf: Any, spec: Any, features: Features) -> list[str]:
+    """Return the fields whose values are of any length: boxes, lists, tensors of open shape."""
+    if not isinstance(spec, dict):
+        return []
+    found = [name for name in spec if name in ragged_names(features) and isinstance(spec[name], tf.TensorSpec)]
+    return [name for name in found if spec[name].shape.rank and not spec[name].shape.is_fully_defined()]
 
 
-def _scalar(tf: Any, feature: Scalar, name: str, parsed: dict[str, Any]) -> Any:
-    return _numbers(tf, feature.dtype, parsed[name])[0]
+def _row(tf: Any, value: Any) -> Any:
+    last = max(place for place, size in enumerate(value.shape) if size is None)
+    return tf.RaggedTensor.from_tensor(value[None], ragged_rank=last + 1)
 
 
-def _tensor(tf: Any, feature: Tensor, name: str, parsed: dict[str, Any]) -> Any:
-    flat = _numbers(tf, feature.dtype, parsed[name])
-    if feature.keeps_shape:
-        return tf.ensure_shape(tf.reshape(flat, parsed[f"{name}/shape"]), feature.shape)
-    return tf.reshape(flat, [-1 if size is None else size for size in feature.shape])
+def _shuffled(dataset: Any, options: ReadOptions) -> Any:
+    if not options.window:
+        return dataset
+    return dataset.shuffle(options.window, seed=options.seed, reshuffle_each_iteration=True)
 
 
-def _numbers(tf: Any, dtype: str, column: Any) -> Any:
-    if column.dtype != tf.string:
-        return tf.cast(column, dtype)
-    if dtype in _SIGNED:
-        return tf.bitcast(tf.io.decode_raw(column[0], _SIGNED[dtype]), dtype)
-    return tf.io.decode_raw(column[0], dtype)
+def _repeated(dataset: Any, options: ReadOptions) -> Any:
+    return dataset.repeat() if options.repeat and options.service is None else dataset
 
 
-_DECODERS: dict[type[Feature], Callable[..., Any]] = {
-    Image: _image,
-    Mask: _mask,
-    ClassLabel: _label,
-    BBoxes: _boxes,
-    Text: _text,
-    Scalar: _scalar,
-    Tensor: _tensor,
-}
-
-
-def _tensorflow() -> Any:
-    try:
-        import tensorflow as tf
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "to_tf needs the package tensorflow; install it with: pip install datamat"
-        ) from error
-    return tf
+def _in_parallel(tf: Any, options: ReadOptions) -> dict[str, Any]:
+    return {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": options.deterministic}

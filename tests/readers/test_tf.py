@@ -9,7 +9,6 @@ import pytest
 import sets
 
 from datamat import MissingDependencyError, OptionError, ShardOptions, load
-from datamat.readers.tf import make_dataset
 
 
 def keys_of(dataset):
@@ -202,12 +201,21 @@ def test_options_are_checked(pairs, options, message):
         load(pairs).to_tf(**options)
 
 
-def test_formats_that_tensorflow_does_not_read_are_refused(pairs):
-    """With those that it does."""
-    data = load(pairs)
+def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_output, pairs, tmp_path):
+    """The same values, types and shapes; order, cache and shuffle as of TFRecord."""
+    other = load(make_pairs_output(tmp_path / "out", format="parquet"), "train")
+    native = load(pairs, "train")
 
-    with pytest.raises(OptionError, match=r"tf.data reads tfrecord, tfrecord.gz; these shards are csv"):
-        make_dataset(data.files, data.features, "csv", len(data), None)
+    assert other.to_tf().element_spec == native.to_tf().element_spec
+    assert keys_of(other.to_tf(batch_size=7)) == native.keys()
+    first = next(other.to_tf(batch_size=4).as_numpy_iterator())
+    assert np.array_equal(first["image"][3], native[3]["image"])
+    for options in ({}, {"cache": True}):
+        shuffled = other.to_tf(shuffle=True, **options)
+        epochs = [keys_of(shuffled) for _ in range(3)]
+        assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(native.keys()))}
+        assert len({tuple(epoch) for epoch in [*epochs, native.keys()]}) == 4
+    assert keys_of(other.to_tf(shuffle=True, seed=2)) == keys_of(other.to_tf(shuffle=True, seed=2))
 
 
 def test_missing_tensorflow_is_named(pairs, monkeypatch):

@@ -1,0 +1,42 @@
+"""`datamat serve`: a tf.data service, until it is told to end."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from datamat.cli.console import OK, say
+from datamat.interrupts import signals_raised
+from datamat.readers.service import serving
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_commands"]
+
+_ABOUT = """\
+Start a dispatcher and workers that prepare batches for `to_tf(service="grpc://HOST:PORT")`, print the address, and
+serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: whoever reaches the
+ports can have the workers read and write files; use it in networks that you trust."""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    command = commands.add_parser("serve", help="start a tf.data service", description=_ABOUT)
+    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that prepare batches (1)")
+    command.add_argument("--port", type=int, default=0, help="of the dispatcher (any that is free)")
+    command.add_argument(
+        "--host", default="localhost", help="name under which consumers reach this machine (localhost)"
+    )
+    command.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        with signals_raised(), serving(options.workers, port=options.port, host=options.host) as service:
+            say(service.address)
+            sys.stdout.flush()  # whoever reads it from a pipe waits for it
+            service.wait()
+    except (KeyboardInterrupt, SystemExit):  # asked to end, it has
+        return OK
+    return OK
