@@ -43,6 +43,7 @@ parallel: executor < pathos_pool < __init__
 samples
 
 index
+readers: making < states < batches < dataset < __init__
 
 quarantine rows writer
 
