@@ -16,16 +16,19 @@ ARGS  ?=
 BENCH ?= write
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test stress lint format docs bench constraints clean
+.PHONY: help setup demo test test-interop stress lint format docs bench constraints clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; results are in demo/
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev  ## run the tests; ARGS="tests/test_index.py -x" narrows them
 	$(BIN)/python -m pytest $(ARGS)
+
+test-interop: $(VENV)/.interop  ## read what datamat writes with the readers of others; they are installed first
+	$(BIN)/python -m pytest tests/interop $(ARGS)
 
 stress: $(VENV)/.dev  ## run the long kill loops in full
 	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)
@@ -64,6 +67,12 @@ $(VENV)/.run: $(UV) pyproject.toml constraints.txt
 $(VENV)/.dev: $(UV) pyproject.toml constraints.txt
 	$(INSTALL) . --group dev
 	@touch $@ $(VENV)/.run
+
+# pip takes the build of torch for processors alone where one is at hand; uv would fetch gigabytes for graphics cards.
+$(VENV)/.interop: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(INSTALL) '.[interop]' --group dev
+	@touch $@
 
 $(VENV)/.docs: $(UV) pyproject.toml constraints.txt
 	$(INSTALL) '.[docs]'
