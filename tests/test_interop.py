@@ -350,6 +350,13 @@ def test_names_that_lines_cannot_hold_are_not_told(names):
     assert "label.labels.txt" not in tfds_sidecars(_manifest({"label": ClassLabel(names=names)}))
 
 
+def test_names_of_fields_that_share_a_file_are_not_told():
+    """TFDS would give one of them the names of the other."""
+    fields = {"a/b": ClassLabel(names=("x", "y")), "a.b": ClassLabel(names=("p", "q")), "c": Mask(names=("road",))}
+
+    assert {name for name in tfds_sidecars(_manifest(fields)) if name.endswith(".txt")} == {"c.labels.txt"}
+
+
 def _manifest(fields, *, name="set", format_name="tfrecord"):
     shard = ShardInfo(f"{name}-train-00000-of-00001.x", "train", 1, 1, 1, "0" * 32, "0" * 32, "0" * 32)
     return Manifest(name, format_name, Features(fields), (shard,))

@@ -32,7 +32,7 @@ from datamat.storage import commit, fsync_folder, locked, read_regular, refuse_l
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["ExportReport", "export", "sidecar_names", "sidecar_problems", "withdraw_sidecars", "write_sidecars"]
 
@@ -163,7 +163,7 @@ def _texts(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _write(
-    output: pathlib.Path, manifest: Manifest, *, earlier: Iterable[Manifest], trusted: Manifest | None
+    output: pathlib.Path, manifest: Manifest, *, earlier: Sequence[Manifest], trusted: Manifest | None
 ) -> ExportReport:
     """Write what is not as it should be.
 

@@ -135,14 +135,14 @@ def _size(size: int | None) -> int:
 
 
 def _label_files(features: Features) -> dict[str, bytes]:
-    files = {}
+    """Return the names of classes, one a line; without those that lines, or two fields in one file, cannot hold."""
+    found: dict[str, set[tuple[str, ...]]] = {}
     for name, feature in features.items():
-        names = feature.names if isinstance(feature, (ClassLabel, Mask)) else ()
-        if names and all(label == label.strip() and len(label.splitlines()) == 1 for label in names):
-            files[f"{_file_stem(name)}.labels.txt"] = "".join(f"{label}\n" for label in names).encode()
-    return files
-
-
-def _file_stem(name: str) -> str:
-    """Return what TFDS calls the files of a feature, whose name may hold slashes."""
-    return name.replace("/", ".")
+        if isinstance(feature, (ClassLabel, Mask)):
+            file = f"{name.replace('/', '.')}.labels.txt"  # as TFDS calls the file of a field
+            found.setdefault(file, set()).add(feature.names)
+    return {
+        file: "".join(f"{label}\n" for label in names).encode()
+        for file, (names, *others) in found.items()
+        if names and not others and all(label == label.strip() and len(label.splitlines()) == 1 for label in names)
+    }
