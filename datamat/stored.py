@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -28,7 +27,7 @@ from datamat.readers.records import RecordFiles
 from datamat.writer import DatasetWriter, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from datamat.features import Column
 
@@ -36,13 +35,31 @@ __all__ = ["SHARD", "StoredPipeline", "StoredWriter"]
 
 SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
 """Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
+_OWN = {SHARD, _RECORD, _RECORDS}
 
 _BATCH_ROWS = 16_384
 
 
-def _record_files(folder: pathlib.Path, manifest: Manifest) -> RecordFiles:
-    shard_format = get_format(manifest.format).with_features(manifest.features)
-    return RecordFiles(folder, manifest.shards, shard_format, RecordCache(0))
+class _ShardAtHand:
+    """The records of one shard after the other: rows come in order, and no system opens thousands of files.
+
+    Args:
+        folder: the finished directory.
+        manifest: its manifest.
+    """
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._splits = manifest.splits
+        self._format = get_format(manifest.format).with_features(manifest.features)
+        self._place: tuple[str, int] | None = None
+
+    def of(self, split: str, shard: int) -> RecordFiles:
+        """Return the records of a shard, by number."""
+        if self._place != (split, shard):
+            self._place = (split, shard)
+            self._files = RecordFiles(self._folder, [self._splits[split][shard]], self._format, RecordCache(0))
+        return self._files
 
 
 class StoredWriter(DatasetWriter):
@@ -67,11 +84,9 @@ class StoredWriter(DatasetWriter):
         """
         folder = pathlib.Path(source)
         manifest = Manifest.read(folder)
-        records = _record_files(folder, manifest)
-        first_shard = 0
-        for split, infos in manifest.splits.items():
-            yield from _rows(folder, manifest, split, functools.partial(_places, records, first_shard))
-            first_shard += len(infos)
+        at_hand = _ShardAtHand(folder, manifest)
+        for split in manifest.splits:
+            yield from _rows(folder, manifest, split, at_hand)
 
     def read(self, row: IndexRow) -> Sample:
         """Refuse: there are records, and no samples."""
@@ -89,22 +104,19 @@ class StoredPipeline(Pipeline):
 
     folder: pathlib.Path = dataclasses.field(kw_only=True)
     manifest: Manifest = dataclasses.field(kw_only=True)
-    _stored: RecordFiles = dataclasses.field(init=False, repr=False, compare=False)
-    _starts: Mapping[tuple[str, int], int] = dataclasses.field(init=False, repr=False, compare=False)
+    _at_hand: _ShardAtHand = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_stored", _record_files(self.folder, self.manifest))
-        names = [(split, number) for split, infos in self.manifest.splits.items() for number in range(len(infos))]
-        counts = (info.num_records for info in self.manifest.shards)
-        object.__setattr__(self, "_starts", dict(zip(names, accumulate(counts, initial=0), strict=False)))
+        object.__setattr__(self, "_at_hand", _ShardAtHand(self.folder, self.manifest))
 
     def records(self, row: IndexRow, *, copies: int, augmented: bool) -> Iterator[tuple[str, dict[str, Column]]]:
         """Yield (key, columns) of each record of one row; raises `SampleError` where one is damaged."""
         del copies, augmented
         shard, first, count = (int(row.fields[name]) for name in (SHARD, _RECORD, _RECORDS))
         try:
+            stored = self._at_hand.of(str(row.split), shard)
             for number in range(first, first + count):
-                columns: Any = self._stored.read(self._starts[str(row.split), shard] + number)
+                columns: Any = stored.read(number)
                 key = stored_key(columns)
                 if key.partition("#")[0] != row.key:
                     raise CorruptDataError(f"record {number} of {row.origin} is {key!r}, the index says {row.key!r}")
@@ -113,38 +125,35 @@ class StoredPipeline(Pipeline):
             raise SampleError(row.key, f"CorruptDataError: {error}") from error
 
 
-def _rows(
-    folder: pathlib.Path,
-    manifest: Manifest,
-    split: str,
-    places_in: Callable[[int], Mapping[str, tuple[int, int]]],
-) -> Iterator[IndexRow]:
+def _rows(folder: pathlib.Path, manifest: Manifest, split: str, at_hand: _ShardAtHand) -> Iterator[IndexRow]:
     infos = manifest.splits[split]
     table = read_index_file(folder / "index" / f"{split}.parquet")
-    names = {name: field for name in table.column_names if (field := field_of_column(name))}
+    names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _OWN}
+    copies = manifest.copies.get(split, 1)
     places: Mapping[str, tuple[int, int]] = {}
     shard_of_places = -1
-    copies = manifest.copies.get(split, 1)
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         columns = {name: batch.column(name).to_pylist() for name in ("key", "shard", "record", *names)}
         for key, shard, record, *values in zip(*columns.values(), strict=True):
             first, count = record, copies
             if record is None:
                 if shard != shard_of_places:
-                    shard_of_places, places = shard, places_in(shard)
+                    shard_of_places, places = shard, _places(at_hand.of(split, shard).stored_keys(0))
                 first, count = places.get(key, (0, 0))
             if count:  # else the row failed, and there is nothing of it
-                told = dict(zip(names.values(), values, strict=True))
-                fields = {SHARD: shard, _RECORD: first, _RECORDS: count}
-                yield IndexRow(
-                    key, split, fields | {n: v for n, v in told.items() if n not in fields}, infos[shard].file
-                )
+                fields = {
+                    SHARD: shard,
+                    _RECORD: first,
+                    _RECORDS: count,
+                    **dict(zip(names.values(), values, strict=True)),
+                }
+                yield IndexRow(key, split, fields, infos[shard].file)
 
 
-def _places(records: RecordFiles, first_shard: int, shard: int) -> Mapping[str, tuple[int, int]]:
-    """Return first record and number of records of each row of a shard whose rows differ in that: its keys tell."""
+def _places(keys: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+    """Return first record and number of records of each row of a shard, where rows differ in that."""
     found, first = {}, 0
-    for key, same in groupby(records.stored_keys(first_shard + shard), key=lambda key: key.partition("#")[0]):
+    for key, same in groupby(keys, key=lambda key: key.partition("#")[0]):
         count = sum(1 for _ in same)
         found[key] = (first, count)
         first += count

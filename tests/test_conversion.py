@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import resource
 import shutil
 
 import numpy as np
@@ -78,6 +80,13 @@ class Revised(Mixed):
 
     def read(self, row):
         return {**super().read(row), "caption": "revised"}
+
+
+class Many(Mixed):
+    """Rows for many shards."""
+
+    def index(self, source):
+        return [IndexRow(f"{number:03d}", "train", {"number": number}) for number in range(90)]
 
 
 class Uneven(Mixed):
@@ -228,6 +237,21 @@ def test_several_formats_are_written_and_read(mixed, tmp_path):
     assert list(Manifest.read(again).by_format) == ["parquet", "tfrecord"]
     assert records(again) == records(mixed)
     assert [sample["key"] for sample in load(again)] == load(mixed).keys()
+
+
+def test_few_files_are_open_at_a_time(tmp_path):
+    """However many shards there are."""
+    source = make(tmp_path / "source", Many(), shards=ShardOptions(records_per_shard=1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, hard))
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            convert(source, tmp_path / "out", shards=1, executor=executor, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert records(tmp_path / "out") == records(source)
 
 
 class Stopping(concurrent.futures.ThreadPoolExecutor):
