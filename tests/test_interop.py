@@ -396,6 +396,17 @@ def odd(tmp_path_factory):
     return output
 
 
+def test_order_of_declaration_does_not_show(odd, tmp_path):
+    """A run knows it, and an export, from the manifest alone, does not."""
+    output = shutil.copytree(odd, tmp_path / "out")
+    for name in sidecars(output):
+        (output / name).unlink()
+
+    export(output)
+
+    assert sidecars(output) == sidecars(odd)
+
+
 def test_index_of_members_finds_each_member(odd):
     """Also behind long names; without names where they hold spaces, which end a name for DALI."""
     (shard,) = odd.glob("*.tar")
