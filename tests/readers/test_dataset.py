@@ -16,8 +16,18 @@ import pytest
 import sets
 from every_feature import Everything
 
-from datamat import CorruptDataError, IndexRow, OptionError, OutputError, load
-from datamat.formats import get_format
+from datamat import (
+    CorruptDataError,
+    Features,
+    IndexRow,
+    Materializer,
+    OptionError,
+    OutputError,
+    Scalar,
+    WorkerOptions,
+    load,
+)
+from datamat.formats import get_format, parquet
 
 
 def same(one, other):
@@ -323,3 +333,22 @@ def test_state_of_other_records_is_refused(pairs):
     for wrong in (state, {}, {**load(pairs).state_dict(), "position": "3"}):
         with pytest.raises(OptionError, match="the state is not of these records"):
             load(pairs).load_state_dict(wrong)
+
+
+def test_order_of_features_does_not_matter_to_parquet(tmp_path):
+    """A manifest sorts them, the file keeps them as declared; a process that wrote neither reads it."""
+
+    class Unsorted(sets.Pairs):
+        features = Features({"zebra": Scalar("int64"), "ant": Scalar("float32")})
+
+        def index(self, source):
+            return [IndexRow("a"), IndexRow("b")]
+
+        def read(self, row):
+            return {"zebra": 7, "ant": 0.5}
+
+    one_worker = WorkerOptions(num_workers=1)
+    Materializer(Unsorted, None, tmp_path / "out", format="parquet", workers=one_worker).run(progress=False)
+    parquet._arrow_columns.cache_clear()  # it takes features in another order for the same ones
+
+    assert [(int(sample["zebra"]), float(sample["ant"])) for sample in load(tmp_path / "out")] == [(7, 0.5)] * 2

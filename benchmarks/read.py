@@ -1,0 +1,519 @@
+"""How fast a finished set is read, decoded, in batches of 32: the floor, datamat, and other loaders, run in turn.
+
+    python benchmarks/read.py                              # makes a street set and runs everything that is installed
+    python benchmarks/read.py --only floor,datamat-numpy --records 2000 --rounds 3
+    BENCH_DIR=/fast/disk python benchmarks/read.py         # where the sets are written
+
+Every contestant gets the same records (JPEG picture 480 x 360, quality 95; PNG mask; label), in the form that is its
+own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). One epoch in
+the order of the files and one shuffled are timed, from making the loader to the last batch; imports and the opening of
+the set are not counted, and every record has to come once. The rounds are interleaved, and ratios are taken within a
+round, so that a machine whose speed drifts is fair to all. Where peers leave the decoding to the user, cv2 does it, in
+two worker processes or threads, whichever they bring.
+
+    floor             two processes decode records that lie in memory: no reading, no batches
+    datamat-numpy     to_numpy      datamat-torch   to_torch      datamat-parquet    to_torch over Parquet shards
+    torch-files       torch DataLoader over plain files, two workers
+    tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch
+    tfds, grain, grain-workers, webdataset, litdata, mosaic, hf
+
+Memory is the peak of the sum of proportional set sizes (PSS) of the process and its children, imports included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+BATCH, WORKERS, WINDOW = 32, 2, 1024
+MODES = ("sequential", "shuffled")
+NEEDS = {
+    "floor": (),
+    "datamat-numpy": (),
+    "datamat-torch": ("torch",),
+    "datamat-parquet": ("torch",),
+    "torch-files": ("torch",),
+    "tf.data": ("tensorflow",),
+    "tf.data-fast": ("tensorflow",),
+    "tfds": ("tensorflow_datasets", "array_record"),
+    "grain": ("grain", "array_record"),
+    "grain-workers": ("grain", "array_record"),
+    "webdataset": ("webdataset", "torch"),
+    "litdata": ("litdata", "torch"),
+    "mosaic": ("streaming", "torch"),
+    "hf": ("datasets", "torch"),
+}
+VERSIONS = (
+    "torch",
+    "tensorflow",
+    "tensorflow-datasets",
+    "grain",
+    "webdataset",
+    "litdata",
+    "mosaicml-streaming",
+    "datasets",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(NEEDS))
+    parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SETS", "MODE"), help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=2, metavar=("NAME", "SETS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contestant:
+        run_contestant(*options.contestant)
+    elif options.make:
+        MAKERS[options.make[0]](pathlib.Path(options.make[1]))
+    else:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
+            race(pathlib.Path(folder), options)
+
+
+def race(folder: pathlib.Path, options: argparse.Namespace) -> None:
+    asked = options.only.split(",")
+    names = [name for name in asked if all(importlib.util.find_spec(package) for package in NEEDS[name])]
+    print_machine()
+    if len(names) < len(asked):
+        print("not installed:", ", ".join(name for name in asked if name not in names))
+    make_sets(folder, options.records, names)
+    results: dict[tuple[str, str], list[dict]] = {(name, mode): [] for name in names for mode in MODES}
+    for round_number in range(options.rounds + 1):
+        for name in names:
+            for mode in MODES:
+                result = timed(name, folder, mode)
+                assert result["labels"] == options.records, (name, mode, result)
+                if round_number or not options.rounds:  # the first round warms the page cache and the .pyc files
+                    results[name, mode].append(result)
+    report(names, results, options)
+
+
+def report(names: list[str], results: dict, options: argparse.Namespace) -> None:
+    print(f"{options.records} records, {options.rounds} rounds; ratios are medians of those within a round")
+    heads = f"{'samples/s':>10}{'/ floor':>9}{'/ best peer':>13}{'first s':>9}{'MB':>7}{'own MB':>8}"
+    print(f"{'contestant':17}{'mode':12}{heads}")
+    peers = [name for name in names if name != "floor" and not name.startswith("datamat")]
+    for mode in MODES:
+        rates = {name: [one["rate"] for one in results[name, mode]] for name in names}
+        rounds = range(len(next(iter(rates.values()))))
+        for name in names:
+            row = f"{name:17}{mode:12}{statistics.median(rates[name]):10.0f}"
+            row += ratio(rates[name], [rates["floor"][number] for number in rounds] if "floor" in names else None, 9)
+            others = [peer for peer in peers if peer != name]
+            best = [max(rates[peer][number] for peer in others) for number in rounds] if others else None
+            row += ratio(rates[name], best, 13)
+            first, peak, own = (
+                statistics.median(one[key] for one in results[name, mode]) for key in ("first", "mb", "own")
+            )
+            print(f"{row}{first:9.3f}{peak:7.0f}{own:8.0f}")
+
+
+def ratio(mine: list[float], others: list[float] | None, width: int) -> str:
+    if others is None:
+        return " " * width
+    return f"{statistics.median(one / other for one, other in zip(mine, others, strict=True)):{width}.3f}"
+
+
+def print_machine() -> None:
+    found = {}
+    for name in VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0))
+    print(f"{platform.processor() or platform.machine()}, {cores} cores, Python {platform.python_version()}, {found}")
+
+
+def timed(name: str, folder: pathlib.Path, mode: str) -> dict:
+    """Run a contestant and watch the memory of its process tree: at most, and at most above what imports took."""
+    import psutil
+
+    command = [sys.executable, "-W", "ignore", __file__, "--contestant", name, str(folder), mode]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "DO_NOT_TRACK": "1"}
+    peak = 0
+    with tempfile.TemporaryFile("w+") as noise:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=noise, text=True, env=environment)
+        tree = psutil.Process(process.pid)
+        while process.poll() is None:
+            try:
+                found = sum(member.memory_full_info().pss for member in [tree, *tree.children(recursive=True)])
+            except psutil.Error:
+                continue  # one of them has just ended
+            peak = max(peak, found)
+            time.sleep(0.05)
+        lines = process.stdout.read().splitlines()
+        if process.returncode:
+            noise.seek(0)
+            sys.exit(f"{name} {mode} failed:\n{noise.read()[-3000:]}")
+    result = json.loads(lines[-1])
+    return {**result, "mb": peak / 1e6, "own": peak / 1e6 - result["before"]}
+
+
+def run_contestant(name: str, sets: str, mode: str) -> None:
+    import psutil
+
+    open_set = CONTESTANTS[name](pathlib.Path(sets))  # imports, and opens
+    before = psutil.Process().memory_full_info().pss / 1e6
+    started, first, labels = time.perf_counter(), 0.0, []
+    for batch in open_set(mode == "shuffled"):
+        first = first or time.perf_counter() - started
+        labels += [int(label) for label in batch["label"]]
+        if name != "floor":
+            assert tuple(batch["image"].shape) == (len(batch["label"]), 360, 480, 3), batch["image"].shape
+            assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), 360, 480), batch["mask"].shape
+    elapsed = time.perf_counter() - started
+    assert sorted(labels) == list(range(len(labels))), f"{name}: not every record once"
+    print(json.dumps({"rate": len(labels) / elapsed, "first": first, "labels": len(labels), "before": before}))
+
+
+# ---------------------------------------------------------------- the sets
+
+
+def make_sets(folder: pathlib.Path, num_records: int, names: list[str]) -> None:
+    """Write the records in every form that is asked for; each in a process of its own, to keep this one small."""
+    (folder / "records").write_text(str(num_records))
+    wanted = {"files", "datamat"}
+    wanted |= {"datamat-parquet"} & set(names) | {"litdata", "mosaic"} & set(names)
+    if {"grain", "grain-workers"} & set(names):
+        wanted.add("grain")
+    wanted |= {"arrayrecord"} if "tfds" in names else set()
+    wanted |= {"parquet"} if {"hf", "datamat-parquet"} & set(names) else set()
+    wanted |= {"webdataset"} if "webdataset" in names else set()
+    for name in MAKERS:
+        if name in wanted:
+            subprocess.run([sys.executable, "-W", "ignore", __file__, "--make", name, str(folder)], check=True)
+
+
+def make_files(folder: pathlib.Path) -> None:
+    """Draw a street set of 200 pictures, and shift each for more."""
+    import cv2
+    import numpy as np
+
+    sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
+    from street import make_street_set
+
+    num_records = int((folder / "records").read_text())
+    make_street_set(folder / "street", num_pairs=min(num_records, 200))
+    images = sorted((folder / "street").rglob("train/*.png"))
+    (folder / "files").mkdir()
+    for number in range(num_records):
+        path = images[number % len(images)]
+        shift = 2 * (number // len(images))
+        image = np.roll(cv2.imread(str(path)), shift, axis=1)
+        mask = np.roll(cv2.imread(str(path.parent.with_name("trainannot") / path.name), 0), shift, axis=1)
+        assert image.shape == (360, 480, 3), image.shape
+        cv2.imwrite(str(folder / "files" / f"{number:06d}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        cv2.imwrite(str(folder / "files" / f"{number:06d}.png"), mask)
+
+
+def files_of(folder: pathlib.Path) -> list[tuple[bytes, bytes, int]]:
+    """Yield every record: JPEG, PNG, label."""
+    for path in sorted((folder / "files").glob("*.jpg")):
+        yield path.read_bytes(), path.with_suffix(".png").read_bytes(), int(path.stem)
+
+
+def make_datamat(folder: pathlib.Path, format_name: str = "tfrecord") -> None:
+    from datamat import DatasetWriter, Features, Image, IndexRow, Mask, Materializer, Scalar, ShardOptions
+
+    class Records(DatasetWriter):
+        name = "streets"
+        features = Features({"image": Image((360, 480, 3)), "mask": Mask((360, 480)), "label": Scalar("int64")})
+
+        def index(self, source):
+            return [IndexRow(path.stem, "train", {"path": str(path)}) for path in sorted(source.glob("*.jpg"))]
+
+        def read(self, row):
+            path = pathlib.Path(row.fields["path"])
+            return {"image": path.read_bytes(), "mask": path.with_suffix(".png").read_bytes(), "label": int(path.stem)}
+
+    shards = ShardOptions(num_shards=8)
+    Materializer(Records(), folder / "files", folder / format_name, format=format_name, shards=shards).run(
+        progress=False
+    )
+
+
+def make_grain(folder: pathlib.Path) -> None:
+    """ArrayRecord with the simplest of contents: lengths, and the files."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(folder / "grain.array_record"), "group_size:1,uncompressed")
+    for jpeg, png, label in files_of(folder):
+        writer.write(struct.pack("<QQ", label, len(jpeg)) + jpeg + png)
+    writer.close()
+
+
+def _litdata_item(record):
+    return {"image": record[0], "mask": record[1], "label": record[2]}
+
+
+def make_litdata(folder: pathlib.Path) -> None:
+    import litdata
+
+    records = list(files_of(folder))
+    litdata.optimize(_litdata_item, records, str(folder / "litdata"), chunk_bytes="64MB", num_workers=1)
+
+
+def make_mosaic(folder: pathlib.Path) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder / "mosaic"), columns={"image": "bytes", "mask": "bytes", "label": "int"}) as writer:
+        for record in files_of(folder):
+            writer.write(_litdata_item(record))
+
+
+MAKERS = {
+    "files": make_files,
+    "datamat": make_datamat,
+    "parquet": lambda folder: make_datamat(folder, "parquet"),
+    "webdataset": lambda folder: make_datamat(folder, "webdataset"),
+    "arrayrecord": lambda folder: make_datamat(folder, "arrayrecord"),
+    "grain": make_grain,
+    "litdata": make_litdata,
+    "mosaic": make_mosaic,
+}
+
+
+# ---------------------------------------------------------------- the contestants: folder -> (shuffled -> batches)
+
+
+def decoded(jpeg, png, label) -> dict:
+    """What those do that leave the decoding to the user."""
+    import cv2
+    import numpy as np
+
+    image = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR_RGB)
+    return {"image": image, "mask": cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED), "label": label}
+
+
+def torch_loader(dataset, **options):
+    import torch
+
+    torch.set_num_threads(1)
+    return torch.utils.data.DataLoader(dataset, num_workers=WORKERS, **{"batch_size": BATCH, **options})
+
+
+def floor(folder):
+    from datamat.codecs import decode_image, decode_mask
+
+    records = list(files_of(folder))
+
+    def work(numbers):
+        for number in numbers:
+            decode_image(records[number][0])
+            decode_mask(records[number][1])
+
+    work(range(2))
+
+    def run(shuffled):
+        child = os.fork()
+        work(range(bool(child), len(records), 2))
+        if not child:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        yield {"label": [label for _, _, label in records]}
+
+    return run
+
+
+def datamat_numpy(folder):
+    from datamat import load
+
+    data = load(folder / "tfrecord", "train")
+    return lambda shuffled: data.to_numpy(BATCH, shuffle=shuffled)
+
+
+def datamat_torch(folder, format_name="tfrecord"):
+    import torch  # noqa: F401 -- before the clock starts
+
+    from datamat import load
+
+    data = load(folder / format_name, "train")
+    return lambda shuffled: data.to_torch(BATCH, shuffle=shuffled)
+
+
+class _Files:
+    def __init__(self, folder):
+        self.paths = sorted(map(str, (folder / "files").glob("*.jpg")))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, number):
+        import cv2
+
+        path = self.paths[number]
+        mask = cv2.imread(f"{path[:-4]}.png", cv2.IMREAD_UNCHANGED)
+        return {"image": cv2.imread(path, cv2.IMREAD_COLOR_RGB), "mask": mask, "label": int(path[-10:-4])}
+
+
+def torch_files(folder):
+    import cv2  # noqa: F401 -- before the clock starts
+    import torch  # noqa: F401
+
+    data = _Files(folder)
+    return lambda shuffled: torch_loader(data, shuffle=shuffled)
+
+
+def tf_data(folder, dct="INTEGER_ACCURATE"):
+    import tensorflow as tf
+
+    files = sorted(map(str, (folder / "tfrecord").glob("*.tfrecord")))
+    columns = {name: tf.io.FixedLenFeature([], tf.string) for name in ("image", "mask")}
+    columns["label"] = tf.io.FixedLenFeature([], tf.int64)
+
+    def parse(record):
+        found = tf.io.parse_single_example(record, columns)
+        image = tf.ensure_shape(tf.io.decode_jpeg(found["image"], channels=3, dct_method=dct), (360, 480, 3))
+        return {"image": image, "mask": tf.io.decode_png(found["mask"], channels=1), "label": found["label"]}
+
+    def run(shuffled):
+        data = tf.data.Dataset.from_tensor_slices(files)
+        data = data.shuffle(len(files)) if shuffled else data
+        data = data.interleave(
+            lambda name: tf.data.TFRecordDataset(name, buffer_size=1 << 20),
+            cycle_length=4 if shuffled else 1,
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        data = data.shuffle(WINDOW) if shuffled else data
+        data = data.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=not shuffled)
+        return data.batch(BATCH).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+    return run
+
+
+def tfds(folder):
+    import tensorflow_datasets
+    import torch  # noqa: F401 -- tfds' random access leaves the loading to torch or grain
+
+    data = tensorflow_datasets.builder_from_directory(str(folder / "arrayrecord")).as_data_source("train")
+    return lambda shuffled: torch_loader(data, shuffle=shuffled)
+
+
+def grain_threads(folder, num_workers=0):
+    import cv2  # noqa: F401 -- before the clock starts
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource([str(folder / "grain.array_record")])
+
+    def parse(payload):
+        label, size = struct.unpack_from("<QQ", payload)
+        return decoded(payload[16 : 16 + size], payload[16 + size :], label)
+
+    def run(shuffled):
+        data = grain.MapDataset.source(source)
+        data = data.seed(1).shuffle() if shuffled else data
+        threads = grain.ReadOptions(num_threads=1 if num_workers else WORKERS, prefetch_buffer_size=2 * BATCH)
+        data = data.map(parse).to_iter_dataset(threads).batch(BATCH)
+        return data.mp_prefetch(grain.MultiprocessingOptions(num_workers)) if num_workers else data
+
+    return run
+
+
+def webdataset(folder):
+    import cv2  # noqa: F401 -- before the clock starts
+    import torch  # noqa: F401
+    import webdataset
+
+    files = sorted(map(str, (folder / "webdataset").glob("*.tar")))
+
+    def parse(sample):
+        image = next(value for name, value in sample.items() if name.endswith("jpg"))
+        mask = next(value for name, value in sample.items() if name.endswith("png"))
+        return decoded(image, mask, json.loads(sample["json"])["label"])
+
+    def run(shuffled):
+        data = webdataset.WebDataset(files, shardshuffle=len(files) if shuffled else False)
+        data = data.shuffle(WINDOW) if shuffled else data
+        return torch_loader(data.map(parse))
+
+    return run
+
+
+class _Streamed:
+    """Decodes what litdata or mosaic give by number."""
+
+    def __getitem__(self, number):
+        found = super().__getitem__(number)
+        return decoded(found["image"], found["mask"], found["label"])
+
+
+def litdata(folder):
+    import cv2  # noqa: F401 -- before the clock starts
+    import torch  # noqa: F401
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    kind = type("Streamed", (_Streamed, StreamingDataset), {})
+    globals()["Streamed"] = kind
+
+    def run(shuffled):
+        data = kind(str(folder / "litdata"), shuffle=shuffled)
+        return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS)
+
+    return run
+
+
+def mosaic(folder):
+    import cv2  # noqa: F401 -- before the clock starts
+    import torch  # noqa: F401
+    from streaming import StreamingDataset
+
+    kind = type("Streamed", (_Streamed, StreamingDataset), {})
+    globals()["Streamed"] = kind
+    data = kind(local=str(folder / "mosaic"), shuffle=False, batch_size=BATCH)
+    mixed = kind(local=str(folder / "mosaic"), shuffle=True, batch_size=BATCH)
+    return lambda shuffled: torch_loader(mixed if shuffled else data)
+
+
+def hf(folder):
+    import datasets
+    import torch  # noqa: F401
+
+    files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
+    data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder / "hf"))
+    data = data.cast_column("image", datasets.Image()).cast_column("mask", datasets.Image()).remove_columns("key")
+    data = data.with_format("torch")
+    return lambda shuffled: torch_loader(data, shuffle=shuffled, collate_fn=_channels_last)
+
+
+def _channels_last(rows):
+    """Hugging Face's tensors have the channels first."""
+    import torch
+
+    batch = torch.utils.data.default_collate(rows)
+    return {**batch, "image": batch["image"].permute(0, 2, 3, 1), "mask": batch["mask"].squeeze(1)}
+
+
+CONTESTANTS = {
+    "floor": floor,
+    "datamat-numpy": datamat_numpy,
+    "datamat-torch": datamat_torch,
+    "datamat-parquet": lambda folder: datamat_torch(folder, "parquet"),
+    "torch-files": torch_files,
+    "tf.data": tf_data,
+    "tf.data-fast": lambda folder: tf_data(folder, ""),
+    "tfds": tfds,
+    "grain": grain_threads,
+    "grain-workers": lambda folder: grain_threads(folder, WORKERS),
+    "webdataset": webdataset,
+    "litdata": litdata,
+    "mosaic": mosaic,
+    "hf": hf,
+}
+
+
+if __name__ == "__main__":
+    main()
