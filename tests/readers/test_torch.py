@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -174,6 +176,21 @@ def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
     )
 
     assert done.stdout == "(60, 12, 32, 3) 60\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_documented_lines_run(torch, stateful, pairs):
+    """The pieces of `docs/reading.md` that need torch, torchdata or grain, one after the other."""
+    pytest.importorskip("grain", reason="grain is not installed")
+    page = pathlib.Path(__file__).parents[2] / "docs" / "reading.md"
+    pieces = re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    names = {"train": load(pairs, "train")}
+
+    exec("\n".join(pieces), names)
+
+    assert len(pieces) == 6
+    assert sum(len(batch["key"]) for batch in names["rest"]) == 58
 
 
 @pytest.mark.slow
