@@ -32,7 +32,7 @@ from datamat.storage import commit, fsync_folder, locked, read_regular, refuse_l
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["ExportReport", "export", "sidecar_names", "sidecar_problems", "withdraw_sidecars", "write_sidecars"]
 
@@ -52,18 +52,16 @@ class ExportReport:
         path: the directory.
         written: files that were missing, or not as they should be.
         unchanged: files that were as they should be.
-        removed: files of an earlier state of the directory, which it has no more.
         kept: files for people that somebody has changed, or wrote before datamat did.
     """
 
     path: pathlib.Path
     written: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        told = {"written": self.written, "removed": self.removed, _LEFT_ALONE: self.kept}
+        told = {"written": self.written, _LEFT_ALONE: self.kept}
         lines = [f"  {name}: {what}" for what, names in told.items() for name in names]
         return "\n".join([f"{self.path}: {len(self.written) + len(self.unchanged)} files for other readers", *lines])
 
@@ -89,44 +87,41 @@ def export(path: str | os.PathLike[str]) -> ExportReport:
     refuse_links(work)
     work.mkdir(exist_ok=True)
     with locked(work / "lock"):
-        report = _write(output, manifest, earlier=(), trusted=None)
+        report = _write(output, manifest, trusted=None)
         with contextlib.suppress(OSError):  # it is not empty: a run was killed, and goes on from what is there
             (output / _ASIDE).rmdir()
     return report
 
 
 def write_sidecars(output: pathlib.Path, manifest: Manifest, logger: logging.Logger = _LOGGER) -> None:
-    """Write what `export` writes, at the end of a run, which holds the lock; remove what an earlier run wrote.
+    """Write what `export` writes, at the end of a run, which holds the lock.
 
     Args:
         output: the directory, with all its shards.
         manifest: what it holds, whether or not that is written already.
         logger: is told of files that are left alone.
     """
-    before, begun = _read(output / _ASIDE), _read(output / _COMING)
     is_finished = _read(output) is not None
     if not is_finished:  # a run that is killed from here on leaves files of this manifest
         (output / _COMING).mkdir(parents=True, exist_ok=True)
         manifest.write(output / _COMING)
-    earlier = [found for found in (before, begun) if found]
-    # Indexes of tar shards take time. Those of unchanged shards need not be made to be compared, unless another run was
-    # killed while it wrote its own.
-    trusted = manifest if is_finished else before if begun is None else None
-    report = _write(output, manifest, earlier=earlier, trusted=trusted)
+    report = _write(output, manifest, trusted=manifest if is_finished else _read(output / _ASIDE))
     for name in report.kept:
         logger.info("%s: %s", output / name, _LEFT_ALONE)
 
 
 def withdraw_sidecars(output: pathlib.Path, fingerprints: Mapping[str, str]) -> None:
-    """Remove what earlier runs wrote for other readers and what will not tell the truth once shards change.
+    """Remove what earlier runs wrote for other readers, because it will not tell the truth once shards change.
 
     Args:
         output: the directory, whose manifest is put aside.
-        fingerprints: of the shards that are to be, by name. What belongs to these shards stays.
+        fingerprints: of the shards that are to be, by name. What a finished run wrote for just these shards stays.
     """
-    for manifest in filter(None, (_read(output / _ASIDE), _read(output / _COMING))):
-        if {shard.name: shard.fingerprint for shard in manifest.shards} != fingerprints:
-            _remove(output, _ours(output, manifest))
+    before, begun = _read(output / _ASIDE), _read(output / _COMING)
+    if before and {shard.name: shard.fingerprint for shard in before.shards} != fingerprints:
+        _remove_sidecars(output, before)
+    if begun:
+        _remove_sidecars(output, begun)
 
 
 def sidecar_names(manifest: Manifest) -> set[str]:
@@ -162,23 +157,20 @@ def _texts(manifest: Manifest) -> dict[str, bytes]:
     }
 
 
-def _write(
-    output: pathlib.Path, manifest: Manifest, *, earlier: Sequence[Manifest], trusted: Manifest | None
-) -> ExportReport:
+def _write(output: pathlib.Path, manifest: Manifest, *, trusted: Manifest | None) -> ExportReport:
     """Write what is not as it should be.
 
     Args:
         output: the directory.
         manifest: what it holds.
-        earlier: what earlier runs wrote for.
-        trusted: indexes of tar shards that this manifest has, too, are not looked into.
+        trusted: the index of a tar shard that this manifest has, too, is as it should be where it is there: it takes
+            time to make it and compare.
     """
     texts, names = _texts(manifest), sidecar_names(manifest)
-    removed = sorted({name for found in earlier for name in _ours(output, found)} - names)
     written, kept = [], []
     for name, text in texts.items():
         found = _content(output / name)
-        if found is not None and found != text and name in _DOCUMENTS and not _is_given(name, found, earlier):
+        if found is not None and found != text and name in _DOCUMENTS:
             kept.append(name)
         elif found != text:
             _commit(output / name, text)
@@ -191,24 +183,16 @@ def _write(
         if _content(output / name) != index:
             _commit(output / name, index)
             written.append(name)
-    _remove(output, removed)
-    unchanged = sorted(names - {*written, *kept})
-    return ExportReport(output, tuple(written), tuple(unchanged), tuple(removed), tuple(kept))
+    return ExportReport(output, tuple(written), tuple(sorted(names - {*written, *kept})), tuple(kept))
 
 
-def _ours(output: pathlib.Path, manifest: Manifest) -> list[str]:
-    """Return the files in a directory that were written for a manifest."""
-    documents = {name: text for name, text in _texts(manifest).items() if name in _DOCUMENTS}
-    names = sidecar_names(manifest)
-    return [
-        name
-        for name in sorted(names)
-        if (found := _content(output / name)) is not None and documents.get(name, found) == found
-    ]
-
-
-def _is_given(name: str, content: bytes, manifests: Iterable[Manifest]) -> bool:
-    return any(_texts(manifest).get(name) == content for manifest in manifests)
+def _remove_sidecars(output: pathlib.Path, manifest: Manifest) -> None:
+    """Remove what was written for a manifest: not what people have changed since."""
+    texts = _texts(manifest)
+    for name in sidecar_names(manifest):
+        if name not in _DOCUMENTS or _content(output / name) == texts[name]:
+            (output / name).unlink(missing_ok=True)
+    fsync_folder(output)
 
 
 def _read(folder: pathlib.Path) -> Manifest | None:
@@ -233,9 +217,3 @@ def _commit(path: pathlib.Path, content: bytes) -> None:
     through.mkdir(parents=True, exist_ok=True)
     with commit(path, through=through) as file:
         file.write(content)
-
-
-def _remove(output: pathlib.Path, names: Iterable[str]) -> None:
-    for name in names:
-        (output / name).unlink(missing_ok=True)
-    fsync_folder(output)
