@@ -43,7 +43,7 @@ parallel: executor < pathos_pool < __init__
 samples
 
 index
-readers: making < states < batches < dataset < __init__
+readers: making < states < batches < dataset < loading < __init__
 
 quarantine rows writer
 
