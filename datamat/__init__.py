@@ -32,9 +32,10 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from datamat.features import BBoxes, ClassLabel, Features, Image, Mask, Scalar, Tensor, Text
+    from datamat.from_function import materialize
     from datamat.index import Index, IndexRow
     from datamat.manifest import Manifest
-    from datamat.materializer import Materializer, materialize
+    from datamat.materializer import Materializer
     from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
     from datamat.parallel import PathosExecutor, PathosPool, compute_chunksize, get_logger, physical_cores
     from datamat.readers import load
@@ -96,9 +97,10 @@ _HOMES = {
         *("SampleError", "SchemaError", "SourceError", "TaskTimeout", "UnpicklableError", "WorkerDied"),
     ),
     "datamat.features": ("BBoxes", "ClassLabel", "Features", "Image", "Mask", "Scalar", "Tensor", "Text"),
+    "datamat.from_function": ("materialize",),
     "datamat.index": ("Index", "IndexRow"),
     "datamat.manifest": ("Manifest",),
-    "datamat.materializer": ("Materializer", "materialize"),
+    "datamat.materializer": ("Materializer",),
     "datamat.options": ("ErrorPolicy", "ShardOptions", "WorkerOptions"),
     "datamat.parallel": ("PathosExecutor", "PathosPool", "compute_chunksize", "get_logger", "physical_cores"),
     "datamat.readers": ("load",),

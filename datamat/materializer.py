@@ -12,65 +12,48 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import os
 import pathlib
-import socket
-import sys
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from datamat.dispatch import Dispatch, own_executor
-from datamat.errors import OptionError, OutputError, SourceError
-from datamat.estimate import Estimate
+from datamat.errors import OptionError, SourceError
 from datamat.interrupts import signals_raised
-from datamat.ledger import LEDGER_FILE, recorded
-from datamat.limits import Deadline, DiskLimit, ErrorLimit, free_bytes, parse_bytes, seconds_until
+from datamat.launch import Launch, work_folder
+from datamat.limits import Deadline, parse_bytes, seconds_until
 from datamat.manifest import MANIFEST_FILE
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
-from datamat.parallel import get_logger, physical_cores
-from datamat.pilot import choose_samples, run_pilot
+from datamat.parallel import get_logger
+from datamat.pilot import run_pilot
 from datamat.provenance import find_provenance
 from datamat.recipe import Recipe, resolve_formats
 from datamat.repair import prepare_repair
 from datamat.replay import replay, verify_sample
-from datamat.retry import KeptFinder
 from datamat.rows import RowStore
-from datamat.running import Run
-from datamat.snapshot import write_snapshot
 from datamat.status import compared_status, read_status
-from datamat.storage import disk_errors_told, empty_folder, locked, refuse_links
-from datamat.survey import Survey
+from datamat.storage import locked
+from datamat.survey import open_survey
 from datamat.verification import VerifyReport, verify
 from datamat.work import Workplace
 from datamat.writer import DatasetWriter, Sample, resolve_writer
-from datamat.writers.function import FunctionWriter
 
 if TYPE_CHECKING:
     import datetime
     import logging
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from datamat.features import Features
+    from datamat.estimate import Estimate
     from datamat.formats import ShardFormat
-    from datamat.ingredients import Ingredients
     from datamat.kept import KeptRows
-    from datamat.ledger import FailedRow, Ledger
+    from datamat.ledger import FailedRow
     from datamat.pilot import Pilot, SplitSample
-    from datamat.pipeline import Pipeline
     from datamat.plan import PartSpec, Plan
     from datamat.provenance import Provenance
     from datamat.receipts import Receipt
     from datamat.report import RunReport
     from datamat.status import Status
 
-__all__ = ["Materializer", "materialize"]
-
-_WORK = ".datamat"
+__all__ = ["Materializer"]
 
 
 class Materializer:
@@ -152,7 +135,7 @@ class Materializer:
             OptionError: options and rows do not fit together.
             FingerprintError: the writer or the transform cannot be fingerprinted.
         """
-        with self._survey() as survey:
+        with open_survey(self.recipe, self.output) as survey:
             return survey.plan
 
     def estimate(self, num_samples: int = 32) -> Estimate:
@@ -172,24 +155,7 @@ class Materializer:
             WorkerDied: a row ended the worker.
             SourceError, OptionError, FingerprintError: as `plan`.
         """
-        if num_samples < 1:
-            raise OptionError(f"estimate: num_samples is {num_samples!r}; want 1 or more")
-        begun = time.perf_counter()
-        with self._survey() as survey, contextlib.ExitStack() as stack:
-            samples = choose_samples(survey.plan.select(self.include, self.exclude), num_samples)
-            executor = self.executor or stack.enter_context(own_executor(self.workers, 1, self.logger))
-            pilot = executor.submit(self._run_pilot, survey.store.folder, samples).result()
-            start_s = time.perf_counter() - begun - pilot.elapsed_s
-        estimate = Estimate.of(
-            pilot, samples, num_workers=self._num_workers(), start_s=start_s, free_bytes=free_bytes(self.output)
-        )
-        if not estimate.fits:
-            warnings.warn(
-                f"{self.output} will need about {estimate.needed_bytes / 1e6:,.1f} MB, and its disk has "
-                f"{estimate.free_bytes / 1e6:,.1f} MB free; make room, or give an output on another disk",
-                stacklevel=2,
-            )
-        return estimate
+        return self._launch().estimate(self._run_pilot, num_samples)
 
     def run(
         self,
@@ -220,10 +186,7 @@ class Materializer:
             OutputLockedError: another run writes to the output.
             OutputError: the output cannot be written.
         """
-        left_s = None if deadline is None else seconds_until(deadline)
-        most_bytes = None if max_disk is None else parse_bytes(max_disk)
-        with signals_raised():
-            return self._run(Deadline(left_s), most_bytes, show=progress)
+        return self._run(deadline, max_disk, show=progress, retry_failed=False)
 
     def rerun_failed(
         self,
@@ -248,10 +211,7 @@ class Materializer:
         Raises:
             SampleError, IncompleteRunError, SourceError, OutputLockedError, OutputError: as `run`.
         """
-        left_s = None if deadline is None else seconds_until(deadline)
-        most_bytes = None if max_disk is None else parse_bytes(max_disk)
-        with signals_raised():
-            return self._run(Deadline(left_s), most_bytes, show=progress, retry_failed=True)
+        return self._run(deadline, max_disk, show=progress, retry_failed=True)
 
     def status(self) -> Status:
         """Return how far the output is, and which shards `run` would make anew, each with the reason.
@@ -259,7 +219,7 @@ class Materializer:
         Works while a run is alive, here or in another process, and after one crashed; reads only.
         """
         try:
-            with self._survey() as survey:
+            with open_survey(self.recipe, self.output) as survey:
                 return compared_status(survey, survey.plan.select(self.include, self.exclude))
         except SourceError as error:
             note = f"the source cannot be compared: {error}"
@@ -280,7 +240,7 @@ class Materializer:
         """
         if sample is None:
             return verify(self.output, deep)
-        with self._survey() as survey:
+        with open_survey(self.recipe, self.output) as survey:
             return verify_sample(survey, sample, deep=deep)
 
     def repair(self, *, progress: bool = True) -> RunReport:
@@ -299,10 +259,9 @@ class Materializer:
             SampleError, SourceError, OutputLockedError: as `run`.
         """
         job = copy.copy(self)
-        job.include = job.exclude = None
-        report = None
+        job.include = job.exclude = report = None
         while True:
-            with job._survey() as survey, locked(self._work_folder() / "lock"):
+            with open_survey(self.recipe, self.output) as survey, locked(work_folder(self.output) / "lock"):
                 found = verify(self.output)
                 if report is not None and found.ok:
                     return report
@@ -327,7 +286,7 @@ class Materializer:
             OptionError: there is no such row or copy.
             SampleError: the row fails, as it does in a run; its cause is the error of `read` or of the transform.
         """
-        with self._survey() as survey:
+        with open_survey(self.recipe, self.output) as survey:
             return replay(survey, key, copy)
 
     def provenance(self, key: str) -> Provenance:
@@ -371,104 +330,47 @@ class Materializer:
         """Leave behind what a worker has no use for."""
         return {**self.__dict__, "executor": None, "_places": {}}
 
-    def _run(self, deadline: Deadline, max_disk: int | None, *, show: bool, retry_failed: bool = False) -> RunReport:
-        started = time.perf_counter()
-        work = self._work_folder()
-        with (
-            disk_errors_told(self.output),
-            locked(work / "lock"),
-            recorded(work / LEDGER_FILE, **self._told()) as ledger,
-        ):
-            empty_folder(work / "rows")
-            store = self.recipe.write_rows(work / "rows")
-            ingredients = self._fingerprints()
-            plan = self.recipe.plan(store, ingredients)
-            write_snapshot(work / "rows", plan)
-            for uneven in plan.uneven().values():
-                self.logger.warning("%s", uneven)
-            chosen = plan.select(self.include, self.exclude)
-            describe = functools.partial(self.recipe.manifest, plan, ingredients)
-            limit = ErrorLimit(self.errors, sum(shard.num_rows for shard in chosen))
-            retry = (
-                KeptFinder(self.output, work, store, self.recipe.formats[0], ingredients.to_json())
-                if retry_failed
-                else None
+    def _run(
+        self,
+        deadline: str | float | datetime.timedelta | datetime.datetime | None,
+        max_disk: str | float | None,
+        *,
+        show: bool,
+        retry_failed: bool,
+    ) -> RunReport:
+        until = Deadline(None if deadline is None else seconds_until(deadline))
+        most_bytes = None if max_disk is None else parse_bytes(max_disk)
+        with signals_raised():
+            return self._launch().run(
+                self.write_part,
+                self._placed,
+                deadline=until,
+                max_disk=most_bytes,
+                show=show,
+                retry_failed=retry_failed,
             )
-            run = Run(
-                self.output,
-                work,
-                store,
-                plan,
-                chosen,
-                self.recipe.formats,
-                describe=describe,
-                ledger=ledger,
-                limit=limit,
-                logger=self.logger,
-                retry=retry if retry_failed else None,
-            )
-            dispatch = self._dispatch(
-                store, work, ledger, deadline, DiskLimit(self.output, max_disk, num_formats=len(self.recipe.formats))
-            )
-            self._rows_folder = work / "rows"
-            try:
-                report = run.execute(dispatch, started=started, show=show)
-            finally:
-                self._rows_folder = None
-                self._places.clear()
-        self.logger.info("%s", report)
-        return report
 
-    def _dispatch(
-        self, store: RowStore, work: pathlib.Path, ledger: Ledger, deadline: Deadline, disk: DiskLimit
-    ) -> Dispatch:
-        return Dispatch(
-            self.write_part,
-            executor=self.executor,
-            num_workers=self._num_workers(),
+    def _launch(self) -> Launch:
+        return Launch(
+            recipe=self.recipe,
+            output=self.output,
+            include=self.include,
+            exclude=self.exclude,
             workers=self.workers,
+            executor=self.executor,
             errors=self.errors,
-            store=store,
-            work=work,
-            ledger=ledger,
-            deadline=deadline,
-            disk=disk,
             logger=self.logger,
         )
 
     @contextlib.contextmanager
-    def _survey(self) -> Iterator[Survey]:
-        """Give what a run would go by if it began now; its rows are there for the block only."""
-        with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
-            store = self.recipe.write_rows(pathlib.Path(folder))
-            ingredients = self._fingerprints()
-            plan = self.recipe.plan(store, ingredients)
-            told = self.recipe.told(ingredients)
-            yield Survey(self.output, self.output / _WORK, store, plan, told, self._own_pipeline())
-
-    def _own_pipeline(self) -> Pipeline:
-        """Return a pipeline for use in this process: `setup_worker` is to change a copy of the writer only."""
-        return dataclasses.replace(self.recipe, writer=copy.copy(self.writer)).pipeline()
-
-    def _told(self) -> dict[str, Any]:
-        """Return what the ledger tells of the start of a run: nothing that may be secret."""
-        return {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "python": sys.version.partition(" ")[0],
-            "writer": self.recipe.writer_name,
-            "formats": [made.name for made in self.recipe.formats],
-            "seed": self.recipe.seed,
-            "copies": self.recipe.copies,
-            "include": self.include,
-            "exclude": self.exclude,
-            "shards": dataclasses.asdict(self.recipe.shards),
-            "workers": dataclasses.asdict(self.workers),
-            "errors": dataclasses.asdict(self.errors),
-        }
-
-    def _num_workers(self) -> int:
-        return self.workers.num_workers or len(physical_cores())
+    def _placed(self, rows_folder: pathlib.Path) -> Iterator[None]:
+        """Have `write_part` know the folder of the rows, wherever it arrives, for as long as the block lasts."""
+        self._rows_folder = rows_folder
+        try:
+            yield
+        finally:
+            self._rows_folder = None
+            self._places.clear()
 
     def _workplace(self) -> Workplace:
         """Return what this process keeps from part to part of a run."""
@@ -481,55 +383,6 @@ class Materializer:
             # In one step, without a lock that a fork could find taken: threads that come here together get the same.
             self._places.setdefault(folder, made)
         return self._places[folder]
-
-    def _work_folder(self) -> pathlib.Path:
-        work = self.output / _WORK
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"output {self.output} cannot be made: {error}; give a folder that can be written"
-            ) from error
-        refuse_links(work)
-        refuse_links(self.output / "index")
-        return work
-
-    def _fingerprints(self) -> Ingredients:
-        return self.recipe.ingredients()
-
-
-def materialize(
-    fn: Callable[[Any], Sample],
-    inputs: Iterable[Any],
-    output: str | os.PathLike[str],
-    *,
-    name: str = "data",
-    features: Features | None = None,
-    progress: bool = True,
-    **options: Any,
-) -> RunReport:
-    """Write `fn(item)` of each input as one record: no class needed.
-
-    Args:
-        fn: called in the workers, in any order; returns a dict of values by feature name.
-        inputs: the items; each is one sample, with its position as key.
-        output: folder of the finished shards.
-        name: of the data set.
-        features: the schema; None infers it from the first sample, without loss.
-        progress: show a bar and a summary.
-        options: further arguments of `Materializer`.
-
-    Raises:
-        OptionError: there are no inputs, or `Materializer` refuses an option.
-
-    Example:
-        >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares")   # doctest: +SKIP
-    """
-    items = inputs if isinstance(inputs, Sequence) else list(inputs)
-    if not items:
-        raise OptionError("materialize: inputs is empty; give at least one item")
-    writer = FunctionWriter(fn, items, name, features)
-    return Materializer(writer, None, output, **options).run(progress=progress)
 
 
 def _local_folder(output: str | os.PathLike[str]) -> pathlib.Path:

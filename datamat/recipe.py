@@ -16,7 +16,7 @@ from datamat.ingredients import Ingredients, method_digests
 from datamat.manifest import Manifest
 from datamat.pipeline import Pipeline
 from datamat.plan import make_plan
-from datamat.rows import write_rows
+from datamat.row_writer import write_rows
 from datamat.transforms import Augmenter
 from datamat.writer import DatasetWriter
 

@@ -26,6 +26,7 @@ from datamat.manifest import Manifest
 from datamat.receipts import Receipt, part_folder
 from datamat.snapshot import PlannedShard, read_snapshot
 from datamat.storage import lock_holder, read_json
+from datamat.survey import WORK
 from datamat.text import printable
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Done", "State", "Status", "compared_status", "read_status"]
 
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
-_WORK = ".datamat"
 _LAST_EVENTS = 3
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
@@ -157,7 +157,7 @@ def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | 
           2026-11-21 07:30:00 UTC run_started on host, process 71
     """
     output = pathlib.Path(path)
-    work = output / _WORK
+    work = output / WORK
     events, note = _last_run(work / LEDGER_FILE)
     holder = lock_holder(work / "lock")
     state, note = _state(output, work, holder, note)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import pathlib
+import tempfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,15 +16,18 @@ from datamat.index import named
 from datamat.seeding import key_hash
 
 if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from datamat.index import IndexRow
     from datamat.pipeline import Pipeline
     from datamat.plan import Plan, ShardSpec
+    from datamat.recipe import Recipe
     from datamat.rows import RowStore
 
-__all__ = ["Survey"]
+__all__ = ["WORK", "Survey", "open_survey"]
+
+WORK = ".datamat"
+"""The folder in an output for what a run needs and users do not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,3 +63,21 @@ class Survey:
                 return row, next(shard for shard in self.plan.shards if shard.start <= place < shard.stop)
         some = named(self.store.keys(np.arange(min(len(self.store), 20))))
         raise OptionError(f"the source has no row {row_key!r}; it has {some}")
+
+
+@contextlib.contextmanager
+def open_survey(recipe: Recipe, output: pathlib.Path) -> Iterator[Survey]:
+    """Give what a run into an output would go by if it began now; its rows are there for the block only.
+
+    Raises:
+        SourceError: the source cannot be indexed.
+        OptionError: options and rows do not fit together.
+        FingerprintError: the writer or the transform cannot be fingerprinted.
+    """
+    with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
+        store = recipe.write_rows(pathlib.Path(folder))
+        ingredients = recipe.ingredients()
+        plan = recipe.plan(store, ingredients)
+        # Its pipeline is for use in this process: `setup_worker` is to change a copy of the writer only.
+        pipeline = dataclasses.replace(recipe, writer=copy.copy(recipe.writer)).pipeline()
+        yield Survey(output, output / WORK, store, plan, recipe.told(ingredients), pipeline)

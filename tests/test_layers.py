@@ -47,20 +47,22 @@ readers: making < states < batches < dataset < loading < __init__
 
 quarantine rows writer
 
-ingredients pipeline plan
+ingredients pipeline plan row_writer
 
 writers: __init__ camvid coco dataset function image_folder pedestrian table
-index_files inspection kept pilot receipts recipe report shard_check snapshot survey
+index_files inspection kept pilot receipts recipe report shard_check snapshot
 
-changes estimate growing provenance retry stored verification work
+changes estimate growing provenance retry stored survey verification work
 
 dispatch parts repair replay status
 
 running
 
+launch
+
 materializer
 
-conversion
+conversion from_function
 
 cli: console < convert export inspect maintenance serve < __init__ < __main__
 

@@ -202,7 +202,11 @@ def test_finished_directory_holds_nothing_else(pairs, tmp_path):
 
     assert left == ["ledger.jsonl", "lock"]
     documents = {"README.md", "croissant.json", "dataset_info.json", "features.json", "mask.labels.txt"}
-    assert {name for name in names if not name.startswith("pairs-")} == {".datamat", "index", "manifest.json"} | documents
+    assert {name for name in names if not name.startswith("pairs-")} == {
+        ".datamat",
+        "index",
+        "manifest.json",
+    } | documents
 
 
 def test_shards_with_wildcards_run_apart_and_end_complete(pairs, tmp_path, reference):
@@ -295,7 +299,7 @@ def _stopping(source, output, *, after):
         return read(row)
 
     job.writer.__dict__["read"] = stop
-    job._fingerprints = _augmented(source, output)._fingerprints
+    sets.count_as(job, _augmented(source, output))
     return job
 
 
@@ -393,7 +397,7 @@ def test_worker_that_dies_once_costs_nothing(pairs, tmp_path, reference):
         return read(row)
 
     job.writer.__dict__["read"] = once
-    job._fingerprints = _augmented(pairs, tmp_path)._fingerprints
+    sets.count_as(job, _augmented(pairs, tmp_path))
     job.run(progress=False)
 
     assert marker.exists()

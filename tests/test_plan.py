@@ -8,7 +8,7 @@ from datamat.errors import OptionError
 from datamat.index import IndexRow
 from datamat.options import ShardOptions
 from datamat.plan import make_plan
-from datamat.rows import write_rows
+from datamat.row_writer import write_rows
 
 GOLDEN = ["6", "5", "4", "1", "0", "2", "7", "3"]
 

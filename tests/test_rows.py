@@ -8,7 +8,8 @@ import pytest
 
 from datamat.errors import SourceError
 from datamat.index import IndexRow
-from datamat.rows import RowStore, write_rows
+from datamat.row_writer import write_rows
+from datamat.rows import RowStore
 
 
 def _store(tmp_path, rows, **options):

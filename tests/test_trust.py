@@ -47,7 +47,7 @@ from datamat.formats.gzip_members import deflate_member
 from datamat.index_files import read_index_file
 from datamat.ledger import read_ledger
 from datamat.receipts import Receipt
-from datamat.rows import write_rows
+from datamat.row_writer import write_rows
 from datamat.status import read_status
 from datamat.storage import read_json, render_json
 from datamat.writers.camvid import CamVidWriter

@@ -5,7 +5,7 @@ import pytest
 
 from datamat.errors import SchemaError, SourceError
 from datamat.index import IndexRow
-from datamat.rows import write_rows
+from datamat.row_writer import write_rows
 from datamat.writers.camvid import CamVidWriter
 
 PREFIX = "/SegNet/CamVid"
