@@ -123,9 +123,9 @@ def test_change_of_format_replaces_the_shards(source, tmp_path):
 
     names = sorted(path.name for path in (tmp_path / "out").glob("pairs*"))
 
-    assert names == sorted(
-        f"pairs-{split}-00000-of-00001.{ending}" for split in ("train", "val") for ending in ("idx", "tar")
-    )
+    shards = [f"pairs-{split}-00000-of-00001" for split in ("train", "val")]
+    files = [f"{shard}.{ending}" for shard in shards for ending in ("idx", "tar", "tar.idx")]
+    assert names == sorted([*files, "pairs-train.json", "pairs-val.json"])
 
 
 def test_format_with_options_of_its_own(tmp_path):
