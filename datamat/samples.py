@@ -41,6 +41,7 @@ _WANTED = (
     "a dict of these by split"
 )
 _PAIR = ("x", "y")
+_HF_MODULES = {"datasets.arrow_dataset", "datasets.iterable_dataset"}
 _HF_FILES = ("state.json", "dataset_dict.json")  # beside a dataset_info.json, as TFDS has it
 
 
@@ -83,7 +84,7 @@ def open_samples(dataset: Any, *, names: Sequence[str] | None = None) -> Samples
     """
     if isinstance(dataset, (str, os.PathLike)):
         return _of_folder(pathlib.Path(dataset))
-    if type(dataset).__module__.partition(".")[0] == "datasets" and not isinstance(dataset, Mapping):
+    if type(dataset).__module__ in _HF_MODULES:
         return _HfSamples(dataset)
     if isinstance(dataset, Mapping):
         if dataset and all(isinstance(column, np.ndarray) for column in dataset.values()):

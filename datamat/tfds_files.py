@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, MissingDependencyError, SourceError
+from datamat.errors import CorruptDataError, SourceError
 from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Tensor, Text
+from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.framing import FRAMING_BYTES, read_payload
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from datamat.features import Feature
+    from datamat.formats import ShardReader
 
 __all__ = ["INFO_FILE", "TfdsFiles"]
 
@@ -70,7 +72,9 @@ class TfdsFiles:
         self.features = {name: _feature_of(folder, name, spec, many=many) for name, (spec, many) in content.items()}
         self._content = content
         self._ends = list(itertools.accumulate(shard.num_records for shard in self._shards))
+        self._is_array_record = info.get("fileFormat") == "array_record"
         self._offsets: dict[int, np.ndarray] = {}
+        self._readers: dict[int, ShardReader] = {}
         self.splits: dict[str, int] = {}
         for shard in self._shards:
             self.splits[shard.split] = self.splits.get(shard.split, 0) + shard.num_records
@@ -81,18 +85,22 @@ class TfdsFiles:
         place = bisect.bisect_right(self._ends, number)
         shard, record = self._shards[place], number - (self._ends[place - 1] if place else 0)
         try:
-            columns = decode_example(self._payload(place, record))
+            columns = self._columns(place, record)
             return {name: self._value(name, feature, columns) for name, feature in self.features.items()}
         except CorruptDataError as error:
             raise CorruptDataError(f"{shard.path}: record {record} is damaged: {error}; prepare it again") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_offsets": {}}
+        return {**self.__dict__, "_offsets": {}, "_readers": {}}
 
-    def _payload(self, place: int, record: int) -> bytes:
+    def _columns(self, place: int, record: int) -> Mapping[str, Any]:
         shard = self._shards[place]
-        if shard.path.suffix.startswith(".array_record") or ".array_record-" in shard.path.name:
-            return _array_record(shard.path, record)
+        if self._is_array_record:
+            if place not in self._readers:
+                unknown = np.zeros(shard.num_records, np.uint64)  # the package finds records by itself
+                reader = get_format("arrayrecord").reader(shard.path, Offsets(unknown, unknown))
+                self._readers = {place: reader}  # of one shard at a time: samples are asked for mostly in order
+            return self._readers[place].read(record)
         if place not in self._offsets:
             self._offsets[place] = _offsets_of(shard)
         with open(shard.path, "rb") as file:
@@ -100,7 +108,7 @@ class TfdsFiles:
             payload = read_payload(file)
         if payload is None:
             raise CorruptDataError("the file ends before it")
-        return payload
+        return decode_example(payload)
 
     def _value(self, name: str, feature: Feature, columns: Mapping[str, Any]) -> Any:
         column: Any = columns.get(name)
@@ -229,23 +237,6 @@ def _offsets_of(shard: _Shard) -> np.ndarray:
     if len(offsets) != shard.num_records:
         raise CorruptDataError(f"the file holds {len(offsets)} records, {INFO_FILE} says {shard.num_records}")
     return np.array(offsets, np.int64)
-
-
-def _array_record(path: pathlib.Path, record: int) -> bytes:
-    try:
-        from array_record.python.array_record_module import ArrayRecordReader
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"{path} is an ArrayRecord file, which the package array-record reads; "
-            "install it with: pip install 'datamat[arrayrecord]'"
-        ) from error
-    reader = ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:1")
-    try:
-        return bytes(reader.read([record])[0])
-    except (RuntimeError, IndexError) as error:
-        raise CorruptDataError(str(error)) from error
-    finally:
-        reader.close()
 
 
 def _read_json(path: pathlib.Path) -> Any:
