@@ -277,6 +277,16 @@ def test_repair_in_python_mends_them(source, made, output):
     assert sets.digests(output) == sets.digests(made("tfrecord"))
 
 
+def test_repair_of_a_shard_leaves_them_alone(source, output):
+    """They are right once it is back, and are not even touched."""
+    before = {name: (output / name).stat().st_mtime_ns for name in sidecars(output)}
+    (output / "pairs-train-00000-of-00002.tfrecord").write_bytes(b"")
+
+    job(source, output).repair(progress=False)
+
+    assert {name: (output / name).stat().st_mtime_ns for name in sidecars(output)} == before
+
+
 def test_unfinished_directory_is_not_exported(output, capsys):
     """There is no manifest to go by."""
     (output / "manifest.json").unlink()
