@@ -208,7 +208,8 @@ class _Pictures:
     def __str__(self) -> str:
         encodings = ", ".join(name for name, _ in self._encodings.most_common())
         channels = " or ".join(map(str, sorted(self._channels)))
-        return f"{encodings}, height {self._heights}, width {self._widths}, {channels} channel{'' if channels == '1' else 's'}"
+        plural = "" if self._channels == {1} else "s"
+        return f"{encodings}, height {self._heights}, width {self._widths}, {channels} channel{plural}"
 
 
 def _is_text(value: bytes) -> bool:
