@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from datamat.errors import CorruptDataError, OptionError
@@ -60,9 +61,9 @@ class BatchOptions:
             value = getattr(self, name)
             if value is None and name in {"batch_size", "num_threads"}:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
                 raise OptionError(f"{name} is {value!r}; want {least} or more")
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.world_size:
+        if not isinstance(self.rank, Integral) or not 0 <= self.rank < self.world_size:
             raise OptionError(f"rank is {self.rank!r} of world_size {self.world_size}; want 0 to {self.world_size - 1}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 __all__ = ["MemoryPool"]
 
 _LEAST_BYTES = 1 << 20  # of smaller arrays, the allocator keeps the pages by itself
-_REFERENCES_OF_FREE = 3  # the pool's list, the name it is looked at by, and the argument of getrefcount
+_REFERENCES_OF_FREE = 2  # the pool's list, and the argument of getrefcount
 
 
 @final
@@ -36,10 +36,12 @@ class MemoryPool:
             return self._block(num_bytes).view(dtype).reshape(shape)
 
     def _block(self, num_bytes: int) -> np.ndarray:
-        for block in self._blocks:
-            if block.nbytes == num_bytes and sys.getrefcount(block) == _REFERENCES_OF_FREE:
-                return block
+        blocks = self._blocks  # counted by number: a loop over them would hold a reference more
+        free = [number for number in range(len(blocks)) if sys.getrefcount(blocks[number]) == _REFERENCES_OF_FREE]
+        for number in free:
+            if blocks[number].nbytes == num_bytes:
+                return blocks[number]
         # What is free and of another size is let go, so that memory does not grow with the variety of sizes.
-        self._blocks = [block for block in self._blocks if sys.getrefcount(block) > _REFERENCES_OF_FREE]
+        self._blocks = [block for number, block in enumerate(blocks) if number not in free]
         self._blocks.append(np.empty(num_bytes, np.uint8))
         return self._blocks[-1]
