@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
 from datamat.cli.console import OK, say
+from datamat.errors import ParallelError
 from datamat.interrupts import signals_raised
-from datamat.readers.service import serving
+from datamat.readers.service import check_address, serving
 
 if TYPE_CHECKING:
     import argparse
@@ -28,15 +30,28 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument(
         "--host", default="localhost", help="name under which consumers reach this machine (localhost)"
     )
+    command.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how often to start anew when a worker died; consumers then get an error instead of waiting (3)",
+    )
     command.set_defaults(run=_serve)
 
 
 def _serve(options: argparse.Namespace) -> int:
-    try:
-        with signals_raised(), serving(options.workers, port=options.port, host=options.host) as service:
-            say(service.address)
-            sys.stdout.flush()  # whoever reads it from a pipe waits for it
-            service.wait()
-    except (KeyboardInterrupt, SystemExit):  # asked to end, it has
-        return OK
+    with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised():  # asked to end, it ends well
+        port = options.port
+        for restarts_left in range(max(options.restarts, 0), -1, -1):
+            with serving(options.workers, port=port, host=options.host) as service:
+                _, port = check_address(service.address)
+                say(service.address)
+                sys.stdout.flush()  # whoever reads it from a pipe waits for it
+                try:
+                    service.wait()
+                except ParallelError as error:
+                    if not restarts_left:
+                        raise
+                    say(f"{error}; starting anew", error=True)
     return OK

@@ -40,7 +40,18 @@ _ADDRESS = re.compile(r"grpc://(?P<host>[^\s:/]+):(?P<port>\d{1,5})")
 _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 5.0
 _HEARTBEAT_MS = 1000
-_PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+_NEEDS_PYTHON = (
+    "a transform calls Python (tf.py_function, tf.numpy_function), which the workers of a service do not have; write "
+    "it in TensorFlow's operations, or apply it to what to_tf returns"
+)
+_NOT_IN_WORKERS = {
+    **dict.fromkeys(["PyFunc", "EagerPyFunc", "PyFuncStateless"], _NEEDS_PYTHON),
+    "VarHandleOp": (
+        "a transform holds a tf.Variable or tf.random.Generator: each worker would begin each epoch with a copy of it, "
+        "as it is now, and draw the same numbers again; draw with tf.random.uniform and its like"
+    ),
+}
+"""What is wrong with operations that a data set may have in this process only."""
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from datamat.readers.service import run_server; "
 _CODE += "run_server(sys.argv[2])"
 
@@ -66,20 +77,14 @@ def distribute(dataset: Any, address: str, job: str) -> Any:
         job: consumers that name the same one share each epoch.
 
     Raises:
-        OptionError: nothing answers, or the data set calls Python, which workers do not have.
+        OptionError: nothing answers, or the data set calls Python or holds variables, which workers do not have.
     """
     tf = tensorflow()
     _check_reachable(address)
     _check_graph(dataset)
     experimental = tf.data.experimental.service
-    try:
-        # Of the ways to divide, only this one neither repeats a record in an epoch nor needs the addresses of workers.
-        shared = dataset.apply(experimental.distribute(experimental.ShardingPolicy.DYNAMIC, address, job_name=job))
-    except tf.errors.OpError as error:
-        raise OptionError(
-            f"{address} refuses the data set: {error.message}; a transform for a service must not hold variables or "
-            "generators of this process: draw with tf.random.uniform"
-        ) from error
+    # Of the ways to divide, only this one neither repeats a record in an epoch nor needs the addresses of workers.
+    shared = dataset.apply(experimental.distribute(experimental.ShardingPolicy.DYNAMIC, address, job_name=job))
     return _refusing_empty_epochs(tf, shared, f"job {job!r} of {address}")
 
 
@@ -97,12 +102,9 @@ def _check_reachable(address: str) -> None:
 def _check_graph(dataset: Any) -> None:
     graph = _graph_of(dataset)
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    found = sorted({node.op for node in nodes} & _PYTHON_OPS)
-    if found:
-        raise OptionError(
-            f"a transform calls Python ({', '.join(found)}: tf.py_function, tf.numpy_function), which the workers of a "
-            "service do not have; write it in TensorFlow's operations, or apply it to what to_tf returns"
-        )
+    for node in nodes:
+        if node.op in _NOT_IN_WORKERS:
+            raise OptionError(_NOT_IN_WORKERS[node.op])
 
 
 def _graph_of(dataset: Any) -> Any:
@@ -165,7 +167,8 @@ class Service:
         name = watched[first]  # type: ignore[index]  # what was waited for
         raise ParallelError(
             f"the {name} of the service ended ({_ending(self.servers[name].wait())}); records that it had at work are "
-            "lost to this epoch, so the service ends; start it anew, and let consumers name another job"
+            "lost to this epoch, so it cannot go on; consumers wait until a service starts on the same port, and then "
+            "get an error"
         )
 
 

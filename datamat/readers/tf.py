@@ -34,6 +34,7 @@ __all__ = ["ReadOptions", "TfSource", "make_dataset"]
 _SHUFFLE_WINDOW = 1024
 _MOST_FILES_AT_ONCE = 16
 _FILES_OF_A_WORKER = 2  # of a service: the files that one has opened are not for the others
+_WAITING_OF_SERVICE = 2
 _BUFFER_BYTES = 1 << 20
 _COMPRESSION = {"tfrecord": "", "tfrecord.gz": "GZIP"}
 
@@ -151,7 +152,8 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         dataset = distribute(dataset, options.service, options.job or _job_name(source, options))
         if options.repeat:
             dataset = dataset.repeat()
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    # What waits here for its use is lost to the other consumers of a service.
+    return dataset.prefetch(tf.data.AUTOTUNE if options.service is None else _WAITING_OF_SERVICE)
 
 
 def _job_name(source: TfSource, options: ReadOptions) -> str:

@@ -1,0 +1,287 @@
+"""A tf.data service in processes of its own, its consumers, and what goes wrong with one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from datamat import OptionError, ShardOptions, load
+from datamat.cli import main
+from datamat.errors import ParallelError
+from datamat.readers.service import check_address, serving
+
+CONSUMER = pathlib.Path(__file__).with_name("service_consumer.py")
+
+
+@pytest.fixture(scope="module")
+def many_shards(make_pairs_output, tmp_path_factory):
+    """600 records in `train`, in twelve shards: workers are given whole ones."""
+    options = {"copies": {"train": 30}, "shards": ShardOptions(num_shards=12)}
+    return make_pairs_output(tmp_path_factory.mktemp("many") / "out", **options)
+
+
+@pytest.fixture(scope="module")
+def address():
+    """A service of two workers."""
+    with serving(2) as service:
+        yield service.address
+
+
+@contextlib.contextmanager
+def started(*arguments):
+    """Run Python in a process of its own, with pipes; end it, whatever happens."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *map(str, arguments)], **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_json(process):
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return json.loads(line)
+
+
+def keys_of(dataset):
+    return [key.decode() for batch in dataset.as_numpy_iterator() for key in np.ravel(batch["key"])]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # five processes import TensorFlow
+def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address):
+    """In processes of their own, two epochs: together every record once, and both got some."""
+    wanted = sorted(load(many_shards, "train").keys())
+    arguments = (CONSUMER, many_shards, address, "shared", 2)
+
+    with started(*arguments) as one, started(*arguments) as other:
+        for _ in range(2):
+            for process in (one, other):
+                assert isinstance(read_json(process), str)  # it has begun
+            for process in (one, other):
+                process.stdin.write("\n")
+                process.stdin.flush()
+            shares = [read_json(process) for process in (one, other)]
+
+            assert sorted(shares[0] + shares[1]) == wanted
+            assert all(shares)
+
+
+@pytest.mark.slow
+def test_values_are_those_without_a_service(many_shards, address):
+    """One consumer gets all, transformed by the workers, in each round of a repeated set."""
+    import tensorflow as tf
+
+    data = load(many_shards, "val")
+    halved = lambda sample: {**sample, "image": sample["image"] // 2}  # noqa: E731
+
+    found = list(data.to_tf(service=address, job="values", transform=halved).as_numpy_iterator())
+    endless = data.to_tf(service=address, job="endless", repeat=True)
+
+    assert sorted(sample["key"].decode() for sample in found) == sorted(data.keys())
+    for sample in found:
+        assert (sample["image"] == data[sample["key"].decode()]["image"] // 2).all()
+    assert sorted(keys_of(endless.take(2 * len(data)))) == sorted(2 * data.keys())
+    assert endless.element_spec["image"] == tf.TensorSpec((24, 32, 3), tf.uint8)
+
+
+@pytest.mark.slow
+def test_epoch_that_is_over_is_an_error(many_shards, address):
+    """TensorFlow gives a consumer that comes late nothing, without a word; another job begins anew."""
+    import tensorflow as tf
+
+    data = load(many_shards, "val")
+    assert sorted(keys_of(data.to_tf(2, service=address, job="over"))) == sorted(data.keys())
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"got nothing of an epoch of job .*over.*to_tf\(job="):
+        keys_of(data.to_tf(2, service=address, job="over"))
+
+    assert len(keys_of(data.to_tf(2, service=address, job="over-2"))) == len(data)
+
+
+@pytest.mark.slow
+def test_consumers_without_a_job_share_one(many_shards, address):
+    """All who read the same records with the same options; other options are another job."""
+    data = load(many_shards, "val")
+    assert len(keys_of(data.to_tf(3, service=address))) == len(data)
+
+    with pytest.raises(Exception, match="this consumer got nothing of an epoch of job"):
+        keys_of(load(many_shards, "val").to_tf(3, service=address))
+    assert len(keys_of(data.to_tf(4, service=address))) == len(data)
+
+
+@pytest.mark.slow
+def test_python_in_a_transform_is_refused(many_shards, address):
+    """Also inside other functions: workers know operations, no functions of this process."""
+    import tensorflow as tf
+
+    @tf.function
+    def inner(image):
+        return tf.numpy_function(lambda array: array, [image], tf.uint8)
+
+    with pytest.raises(OptionError, match=r"a transform calls Python .*to what to_tf returns"):
+        load(many_shards).to_tf(service=address, transform=lambda sample: inner(sample["image"]))
+
+
+@pytest.mark.slow
+def test_variables_in_a_transform_are_refused(many_shards, address):
+    """TensorFlow would give each worker the same state of a generator, in each epoch."""
+    import tensorflow as tf
+
+    generator = tf.random.Generator.from_seed(1)
+
+    with pytest.raises(
+        OptionError, match=r"holds a tf\.Variable or .*draw the same numbers again; .*tf\.random\.uniform"
+    ):
+        load(many_shards).to_tf(service=address, transform=lambda sample: generator.uniform(()))
+
+
+def test_nobody_at_the_address_is_an_error(pairs):
+    """TensorFlow would try for an hour."""
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    with pytest.raises(OptionError, match=rf"no service answers at grpc://localhost:{port} .*datamat serve"):
+        load(pairs).to_tf(service=f"grpc://localhost:{port}")
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:5000", "grpc://", "grpc://host", "grpc://host:0", "grpc://h:70000", 5, ""]
+)
+def test_addresses_are_checked(pairs, address):
+    """The form that the command prints."""
+    with pytest.raises(OptionError, match="want 'grpc://HOST:PORT', as printed by the command: datamat serve"):
+        load(pairs).to_tf(service=address)
+    assert check_address("grpc://gpu-3.local:5000") == ("gpu-3.local", 5000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": True}, "service together with cache or snapshot: .*records twice"),
+        ({"snapshot": "folder"}, "service together with cache or snapshot"),
+        ({"job": ""}, "job is ''; want a name"),
+        ({"service": None, "job": "night"}, "job is 'night' but there is no service"),
+    ],
+)
+def test_options_that_do_not_go_with_a_service_are_refused(pairs, options, message):
+    """Before anything is asked of it."""
+    with pytest.raises(OptionError, match=message):
+        load(pairs).to_tf(**{"service": "grpc://localhost:5000", **options})
+
+
+def test_formats_that_workers_cannot_read_are_refused(make_pairs_output, tmp_path):
+    """With what to do."""
+    data = load(make_pairs_output(tmp_path / "out", format="webdataset"))
+
+    with pytest.raises(OptionError, match=r"these shards are webdataset.*datamat convert DIR OUT --format tfrecord"):
+        data.to_tf(service="grpc://localhost:5000")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_command_serves_until_it_is_told_to_end(many_shards, ending):
+    """It prints the address alone, ends with 0, and none of its processes stays; also with a consumer at work."""
+    with started("-m", "datamat.cli", "serve", "--workers", "2") as served:
+        address = served.stdout.readline().strip()
+        servers = children_of(served.pid)
+        keys = load(many_shards, "train").to_tf(1, service=address).as_numpy_iterator()
+        next(keys)
+
+        served.send_signal(ending)
+        code = served.wait()
+
+        assert check_address(address)[0] == "localhost"
+        assert (code, served.stdout.read()) == (0, "")
+        assert "Traceback" not in served.stderr.read()  # of TensorFlow there is more
+        assert len(servers) == 3 and not [pid for pid in servers if pathlib.Path(f"/proc/{pid}").exists()]
+        del keys
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # two services, one after the other
+def test_dead_worker_is_told_and_its_consumers_get_an_error(many_shards):
+    """Not a short epoch, nor a wait of an hour: a service that starts anew at the same port does not know them."""
+    import tensorflow as tf
+
+    with started("-m", "datamat.cli", "serve", "--workers", "2", "--restarts", "1") as served:
+        address = served.stdout.readline().strip()
+        batches = iter(load(many_shards, "train").to_tf(1, service=address))
+        next(batches)
+
+        os.kill(children_of(served.pid)[2], signal.SIGKILL)
+        assert served.stdout.readline().strip() == address
+        with pytest.raises(tf.errors.NotFoundError, match="dispatcher restart"):
+            list(batches)
+        os.kill(children_of(served.pid)[2], signal.SIGKILL)
+
+        assert served.wait() == 1
+        told = [line for line in served.stderr if "worker 1 of the service ended (signal SIGKILL); records" in line]
+        assert [line.endswith("; starting anew\n") for line in told] == [True, False]
+
+
+@pytest.mark.slow
+def test_servers_end_with_the_process_that_started_them():
+    """Also where that was killed and could tell them nothing."""
+    with started("-m", "datamat.cli", "serve") as served:
+        served.stdout.readline()
+        ends = [os.pidfd_open(pid) for pid in children_of(served.pid)]
+
+        served.kill()
+
+        for end in ends:
+            assert select.select([end], [], [], 30)[0]
+            os.close(end)
+
+
+@pytest.mark.slow
+def test_taken_port_is_an_error(capsys):
+    """With exit code 1 and the reason."""
+    with socket.create_server(("", 0)) as taken:
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
+
+    assert "the dispatcher of the service did not start (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "num_workers is 0; want 1 or more"),
+        (["--port", "70000"], "port is 70000; want 1 to 65535, or 0"),
+    ],
+)
+def test_arguments_of_the_command_are_checked(arguments, message, capsys):
+    """Before a process is started."""
+    assert main(["serve", *arguments]) == 1
+
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_service_whose_server_is_dead_says_so():
+    """The error names the server; the block of `serving` ends the others."""
+    with serving(1) as service:
+        service.servers["dispatcher"].kill()
+        with pytest.raises(ParallelError, match="the dispatcher of the service ended"):
+            service.wait()
+
+    assert all(process.returncode is not None for process in service.servers.values())
+
+
+def children_of(pid):
+    """Return the processes that one has started, in the order of their start."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return sorted(found)
