@@ -18,6 +18,8 @@ from datamat.interop.contents import formats_of, pattern, shards_of
 from datamat.storage import render_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from datamat.features import Feature
     from datamat.manifest import Manifest, ShardInfo
 
@@ -105,21 +107,19 @@ def _files_of(format_name: str, split: str) -> str:
 
 def _record_sets(manifest: Manifest) -> list[dict[str, Any]]:
     columns = arrow_columns(manifest.features)
-    sets = [_classes(name, feature) for name, feature in manifest.features.items() if _has_names(feature)]
+    sets = [
+        _classes(f"{name}:classes", feature.names)
+        for name, feature in manifest.features.items()
+        if isinstance(feature, (ClassLabel, Mask)) and feature.names
+    ]
     for split in shards_of(manifest, "parquet"):
         fields = [_field(split, column, manifest.features.get(column.name)) for column in columns]
         sets.append({"@type": "cr:RecordSet", "@id": split, "name": split, "field": fields})
     return sets
 
 
-def _has_names(feature: Feature) -> bool:
-    return isinstance(feature, (ClassLabel, Mask)) and len(feature.names) > 0
-
-
-def _classes(name: str, feature: Feature) -> dict[str, Any]:
+def _classes(identifier: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the names of classes as a set of records of their own."""
-    assert isinstance(feature, (ClassLabel, Mask))
-    identifier = f"{name}:classes"
     return {
         "@type": "cr:RecordSet",
         "@id": identifier,
@@ -130,9 +130,7 @@ def _classes(name: str, feature: Feature) -> dict[str, Any]:
             {"@type": "cr:Field", "@id": f"{identifier}/id", "name": f"{identifier}/id", "dataType": "sc:Integer"},
             {"@type": "cr:Field", "@id": f"{identifier}/name", "name": f"{identifier}/name", "dataType": "sc:Text"},
         ],
-        "data": [
-            {f"{identifier}/id": number, f"{identifier}/name": label} for number, label in enumerate(feature.names)
-        ],
+        "data": [{f"{identifier}/id": number, f"{identifier}/name": name} for number, name in enumerate(names)],
     }
 
 

@@ -25,6 +25,7 @@ __all__ = ["hugging_face_sidecars"]
 
 _OPENED = ("parquet", "webdataset")  # `datasets` (5.2) reads all files of a directory by one reader: the first one here
 _STORED = {"float16": "float32"}  # how a number stands in Parquet where that is not its own type
+_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # which in YAML are no text
 _MARK = "Written by datamat from manifest.json. Change it, and datamat leaves it alone."
 
 
@@ -107,6 +108,3 @@ def _yaml(value: Any, indent: str = "") -> Iterator[str]:
 def _scalar(value: Any) -> str:
     is_plain = isinstance(value, str) and value.isascii() and value.isidentifier() and value.lower() not in _WORDS
     return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
-
-
-_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # plain, these are no text in YAML

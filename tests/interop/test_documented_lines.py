@@ -124,9 +124,12 @@ def test_hugging_face(datasets, opened, samples, variable):
     """Mapped and streamed: splits, decoded pictures, names of classes."""
     found = opened("datasets", "parquet")[variable]
 
+    rows = list(found["train"])
+
     assert {split: len(list(rows)) for split, rows in found.items()} == streets.NUM_ROWS
-    check(list(found["train"]), samples)
-    check_boxes(list(found["train"]), samples)
+    assert all(isinstance(row[name], Image.Image) for row in rows for name in ("image", "mask"))
+    check(rows, samples)
+    check_boxes(rows, samples)
     assert tuple(found["train"].features["label"].names) == streets.CLASSES
     assert tuple(found["train"].features["objects/label"].feature.names) == streets.CLASSES
 
@@ -313,6 +316,7 @@ def test_croissant(opened, samples):
     names = [row["label:classes/name"] for row in found["dataset"].records("label:classes")]
 
     assert not found["dataset"].metadata.ctx.issues.errors
+    assert all(isinstance(row[name], Image.Image) for row in rows for name in ("image", "mask"))
     assert tuple(map(text, names)) == streets.CLASSES
     check(rows, samples)
     check_boxes(rows, samples)
