@@ -114,6 +114,7 @@ def test_sequence_examples_are_told_apart(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_tensorflow_agrees_about_sequence_examples(tmp_path):
     """With what TensorFlow itself writes."""
     tf = pytest.importorskip("tensorflow", reason="it writes the file")
