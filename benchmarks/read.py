@@ -17,7 +17,9 @@ two worker processes or threads, whichever they bring.
     tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch
     tfds, grain, grain-workers, webdataset, litdata, mosaic, hf
 
-Memory is the peak of the sum of proportional set sizes (PSS) of the process and its children, imports included.
+CPU ms is what a record keeps processors busy for, in the process and in those of its children that ended. Memory is the
+peak of the sum of proportional set sizes (PSS) of the process and its children, imports included; own MB, without what
+they were before the first batch was asked for.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def race(folder: pathlib.Path, options: argparse.Namespace) -> None:
 
 def report(names: list[str], results: dict, options: argparse.Namespace) -> None:
     print(f"{options.records} records, {options.rounds} rounds; ratios are medians of those within a round")
-    heads = f"{'samples/s':>10}{'/ floor':>9}{'/ best peer':>13}{'first s':>9}{'MB':>7}{'own MB':>8}"
+    heads = f"{'samples/s':>10}{'/ floor':>9}{'/ best peer':>13}{'first s':>9}{'CPU ms':>8}{'MB':>7}{'own MB':>8}"
     print(f"{'contestant':17}{'mode':12}{heads}")
     peers = [name for name in names if name != "floor" and not name.startswith("datamat")]
     for mode in MODES:
@@ -115,10 +117,9 @@ def report(names: list[str], results: dict, options: argparse.Namespace) -> None
             others = [peer for peer in peers if peer != name]
             best = [max(rates[peer][number] for peer in others) for number in rounds] if others else None
             row += ratio(rates[name], best, 13)
-            first, peak, own = (
-                statistics.median(one[key] for one in results[name, mode]) for key in ("first", "mb", "own")
-            )
-            print(f"{row}{first:9.3f}{peak:7.0f}{own:8.0f}")
+            keys = ("first", "cpu", "mb", "own")
+            first, cpu, peak, own = (statistics.median(one[key] for one in results[name, mode]) for key in keys)
+            print(f"{row}{first:9.3f}{cpu:8.2f}{peak:7.0f}{own:8.0f}")
 
 
 def ratio(mine: list[float], others: list[float] | None, width: int) -> str:
@@ -168,16 +169,23 @@ def run_contestant(name: str, sets: str, mode: str) -> None:
 
     open_set = CONTESTANTS[name](pathlib.Path(sets))  # imports, and opens
     before = psutil.Process().memory_full_info().pss / 1e6
-    started, first, labels = time.perf_counter(), 0.0, []
+    started, cpu, first, labels = time.perf_counter(), cpu_seconds(), 0.0, []
     for batch in open_set(mode == "shuffled"):
         first = first or time.perf_counter() - started
         labels += [int(label) for label in batch["label"]]
         if name != "floor":
             assert tuple(batch["image"].shape) == (len(batch["label"]), 360, 480, 3), batch["image"].shape
             assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), 360, 480), batch["mask"].shape
-    elapsed = time.perf_counter() - started
+    elapsed, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     assert sorted(labels) == list(range(len(labels))), f"{name}: not every record once"
-    print(json.dumps({"rate": len(labels) / elapsed, "first": first, "labels": len(labels), "before": before}))
+    counts = {"labels": len(labels), "rate": len(labels) / elapsed, "cpu": 1000 * cpu / len(labels)}
+    print(json.dumps({**counts, "first": first, "before": before}))
+
+
+def cpu_seconds() -> float:
+    """Return the time that this process and its children that ended have kept processors busy."""
+    found = os.times()
+    return found.user + found.system + found.children_user + found.children_system
 
 
 # ---------------------------------------------------------------- the sets
