@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 
 import numpy as np
 import pytest
 import sets
+from every_feature import DTYPES, ONE_WORKER, Everything
 
-from datamat import MissingDependencyError, OptionError, ShardOptions, load
+from datamat import (
+    ClassLabel,
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Materializer,
+    MissingDependencyError,
+    OptionError,
+    Scalar,
+    ShardOptions,
+    Tensor,
+    Text,
+    load,
+)
+from datamat.readers.tf_features import is_fixed
 
 
 def keys_of(dataset):
@@ -193,6 +210,8 @@ def test_models_train_on_it(pairs):
         ({"shuffle": 0}, "shuffle is 0; want True, False or the size of the window"),
         ({"shuffle": -1}, "shuffle is -1; want True"),
         ({"shuffle": "yes"}, "shuffle is 'yes'; want True"),
+        ({"snapshot": ""}, "snapshot is ''; want the path of a folder"),
+        ({"snapshot": True}, "snapshot is True; want the path of a folder"),
     ],
 )
 def test_options_are_checked(pairs, options, message):
@@ -224,3 +243,148 @@ def test_missing_tensorflow_is_named(pairs, monkeypatch):
 
     with pytest.raises(MissingDependencyError, match="to_tf needs the package tensorflow; install it with"):
         load(pairs).to_tf()
+
+
+def table(folder, **options):
+    """Write 300 rows of numbers, text and small arrays: nothing whose shape is not declared."""
+    Materializer(Table(), None, folder, shards=ShardOptions(num_shards=3), workers=ONE_WORKER, **options).run(
+        progress=False
+    )
+    return load(folder)
+
+
+class Table(DatasetWriter):
+    """Rows with every type of number."""
+
+    name = "table"
+    features = Features(
+        {
+            "caption": Text(),
+            "label": ClassLabel(num_classes=300),
+            "labels": ClassLabel(num_classes=9, shape=(2,)),
+            **{f"scalar_{dtype}": Scalar(dtype) for dtype in DTYPES},
+            **{f"list_{dtype}": Tensor((2, 3), dtype) for dtype in DTYPES},
+            **{f"raw_{dtype}": Tensor((2, 3), dtype, "raw") for dtype in DTYPES},
+        }
+    )
+
+    def index(self, source):
+        return [IndexRow(f"row{number:03d}", fields={"number": number}) for number in range(300)]
+
+    def read(self, row):
+        number = int(row.fields["number"])
+        array = (np.arange(6).reshape(2, 3) + number) % 100
+        values = {dtype: array.astype(dtype) for dtype in DTYPES}
+        return {
+            "caption": f"größer als {number}",
+            "label": number,
+            "labels": [number % 9, 1],
+            **{f"scalar_{dtype}": value[1, 2] for dtype, value in values.items()},
+            **{f"list_{dtype}": value for dtype, value in values.items()},
+            **{f"raw_{dtype}": value for dtype, value in values.items()},
+        }
+
+
+@pytest.mark.slow
+def test_rows_decoded_in_blocks_are_those_decoded_one_by_one(tmp_path):
+    """Values, types, shapes and order; also repeated, shuffled, and without the rest."""
+    data = table(tmp_path / "out")
+    assert is_fixed(data.features)
+
+    blocks = data.to_tf(7)
+    singles = data.to_tf(7, transform=lambda sample: sample)
+
+    assert blocks.element_spec == singles.element_spec
+    assert int(blocks.cardinality()) == 43
+    for block, single in zip(blocks.as_numpy_iterator(), singles.as_numpy_iterator(), strict=True):
+        assert all(np.array_equal(block[name], single[name]) for name in data.features), block["key"]
+    shuffled = keys_of(data.to_tf(7, shuffle=True, seed=1))
+    assert sorted(shuffled) == sorted(data.keys()) and shuffled != data.keys()
+    assert keys_of(data.to_tf(200, repeat=True).take(3))[:600] == [*data.keys(), *data.keys()]
+    assert len(keys_of(data.to_tf(7, drop_remainder=True))) == 294
+
+
+@pytest.mark.parametrize("name", ["boxes", "open", "raw_int16", "mask"])
+def test_schemas_with_open_shapes_are_not_decoded_in_blocks(name):
+    """One such field is enough."""
+    assert not is_fixed(Features({"key": Text(), name: Everything.features[name]}))
+
+
+@pytest.mark.slow
+def test_batches_of_open_shapes_are_ragged(everything):
+    """Boxes, lists and tensors, of any length in each sample; pictures of one size stay dense."""
+    import tensorflow as tf
+
+    data = load(everything)
+    batch = next(iter(data.to_tf(4)))
+
+    for name in ("boxes", "open", "raw_float16", "empty"):
+        assert isinstance(batch[name], tf.RaggedTensor), name
+        for row, sample in zip(batch[name], [data[number] for number in range(4)], strict=True):
+            dense = row.to_tensor() if isinstance(row, tf.RaggedTensor) else row
+            assert np.array_equal(dense, sample[name]), name
+    assert batch["png"].shape == (4, 8, 6, 3) and isinstance(batch["labels"], tf.Tensor)
+
+
+def test_snapshot_serves_later_programs_without_the_shards(pairs, tmp_path):
+    """Decoded and with the static transform applied; order, shuffling and dynamic transform as ever."""
+    data = load(shutil.copytree(pairs, tmp_path / "out"), "train")
+    halved = lambda sample: {**sample, "image": sample["image"] // 2}  # noqa: E731
+    options = {"snapshot": tmp_path / "kept", "static_transform": halved}
+    first = list(data.to_tf(**options).as_numpy_iterator())
+    for path in data.files:
+        os.truncate(path, 0)
+
+    again = load(tmp_path / "out", "train").to_tf(**options)
+
+    assert [sample["key"] for sample in again.as_numpy_iterator()] == [sample["key"] for sample in first]
+    for sample, wanted in zip(again.as_numpy_iterator(), load(pairs, "train"), strict=True):
+        assert np.array_equal(sample["image"], wanted["image"] // 2)
+
+
+def test_snapshot_of_other_records_is_not_used(make_pairs_output, tmp_path):
+    """TensorFlow finds it by the names of the files, which stay when records change."""
+    output = make_pairs_output(tmp_path / "out", seed=1)
+    before = next(load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator())
+    make_pairs_output(tmp_path / "out", seed=2)
+
+    after = next(load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator())
+
+    assert np.array_equal(after["image"][7], load(output, "train")[7]["image"])
+    assert not np.array_equal(after["image"], before["image"])
+
+
+def test_snapshot_holds_samples_over_256_kib(tmp_path):
+    """With TensorFlow's default compression the second epoch fails."""
+    writer = Big()
+    Materializer(writer, None, tmp_path / "out", workers=ONE_WORKER).run(progress=False)
+    dataset = load(tmp_path / "out").to_tf(snapshot=tmp_path / "kept")
+
+    epochs = [[sample["array"] for sample in dataset.as_numpy_iterator()] for _ in range(2)]
+
+    assert all(np.array_equal(array, writer.read(None)["array"]) for epoch in epochs for array in epoch)
+    assert [len(epoch) for epoch in epochs] == [2, 2]
+
+
+class Big(DatasetWriter):
+    """Arrays of 512 KiB of noise."""
+
+    name = "big"
+    features = Features({"array": Tensor((1 << 19,), "uint8", "raw")})
+
+    def index(self, source):
+        return [IndexRow("a"), IndexRow("b")]
+
+    def read(self, row):
+        return {"array": np.random.default_rng(0).integers(0, 256, 1 << 19, np.uint8)}
+
+
+def test_snapshot_that_was_broken_off_is_written_anew(pairs, tmp_path):
+    """TensorFlow does not go on in the middle; all records come all the same."""
+    data = load(pairs, "train")
+    half = data.to_tf(snapshot=tmp_path / "kept").as_numpy_iterator()
+    next(half)
+    del half
+
+    for _ in range(2):
+        assert keys_of(data.to_tf(snapshot=tmp_path / "kept")) == data.keys()

@@ -1,0 +1,162 @@
+"""The five conditions of a good loader, one after the other, as docs/reading.md tells them."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import socket
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+from every_feature import ONE_WORKER
+
+from datamat import DatasetWriter, Features, IndexRow, Materializer, ShardOptions, Tensor, WorkerOptions, load
+
+WAIT_S = 30
+
+
+class Arrays(DatasetWriter):
+    """Numbered arrays of 64 KiB; the first two rows are read in two processes at once, where `meeting` is a port."""
+
+    name = "arrays"
+    features = Features({"array": Tensor((128, 128), "float32", "raw")})
+
+    def __init__(self, count, meeting=None):
+        self.count = count
+        self.meeting = meeting
+
+    def index(self, source):
+        return [IndexRow(f"row{number:04d}", "train", {"number": number}) for number in range(self.count)]
+
+    def read(self, row):
+        if self.meeting is not None:
+            with socket.create_connection(("localhost", self.meeting), WAIT_S) as other:
+                assert other.recv(1) == b"!"
+        return {"array": np.full((128, 128), row.fields["number"], np.float32)}
+
+
+def write(folder, count, **options):
+    options = {"shards": ShardOptions(num_shards=4), "workers": ONE_WORKER, **options}
+    writer = Arrays(count, options.pop("meeting", None))
+    Materializer(writer, None, folder, **options).run(progress=False)
+    return load(folder, "train")
+
+
+@pytest.mark.slow
+def test_first_shards_are_written_in_parallel(tmp_path):
+    """Two rows are let go on only when two processes hold one each."""
+    with socket.create_server(("localhost", 0)) as meeting:
+        meeting.settimeout(WAIT_S)
+        server = threading.Thread(target=_let_go_in_pairs, args=(meeting, 4))
+        server.start()
+        data = write(tmp_path / "out", 8, meeting=meeting.getsockname()[1], workers=WorkerOptions(num_workers=2))
+        server.join()
+
+    assert len(data) == 8 and len(data.files) == 4
+
+
+def _let_go_in_pairs(meeting, num_pairs):
+    for _ in range(num_pairs):
+        pair = [meeting.accept()[0] for _ in range(2)]
+        for connection in pair:
+            connection.sendall(b"!")
+            connection.close()
+
+
+def test_first_shards_are_read_in_parallel(tmp_path):
+    """Each decoding thread waits for another one; tf.data takes of all shards by turns."""
+    data = write(tmp_path / "out", 16)
+    barrier = threading.Barrier(2, timeout=WAIT_S)
+
+    def meet(sample):
+        barrier.wait()
+        return sample
+
+    assert len(list(data.to_numpy(transform=meet, num_threads=2))) == 16
+    ends = np.cumsum([shard.num_records for shard in data.manifest.shards])
+    first = [sample["key"].decode() for sample in data.to_tf(shuffle=1).take(4).as_numpy_iterator()]
+    assert len({int(np.searchsorted(ends, data.keys().index(key), "right")) for key in first}) == 4
+
+
+def test_second_schema_is_known_without_reading_data(tmp_path):
+    """Fields, types, shapes, the number of records and their keys, of a directory without its shards."""
+    whole = write(tmp_path / "out", 8)
+    shutil.copytree(tmp_path / "out", tmp_path / "bare", ignore=shutil.ignore_patterns("*.tfrecord", "*.idx"))
+
+    bare = load(tmp_path / "bare", "train")
+
+    assert bare.features == Arrays.features
+    assert len(bare) == 8
+    assert list(bare.keys()) == list(whole.keys())
+
+
+@pytest.mark.parametrize("read", ["samples", "batches", "shuffled"])
+def test_third_memory_does_not_grow_with_the_data(tmp_path, read):
+    """Eight times the records take the same memory, far less than they hold."""
+    peaks = []
+    for count in (40, 320):
+        data = write(tmp_path / str(count), count)
+        loader = {
+            "samples": data,
+            "batches": data.to_numpy(4, num_threads=1),
+            "shuffled": data.to_numpy(4, shuffle=True, num_threads=1),
+        }[read]
+        tracemalloc.start()
+        seen = sum(np.asarray(sample["array"]).size >> 14 for sample in loader)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert seen == count
+
+    assert peaks[1] < 1.25 * peaks[0] < 320 << 16 >> 2
+
+
+@pytest.mark.parametrize("reader", ["to_tf", "to_numpy"])
+def test_fourth_next_batch_is_made_while_one_is_used(tmp_path, reader):
+    """The transform of the second batch runs although nobody has asked for it."""
+    import tensorflow as tf
+
+    data = write(tmp_path / "out", 8)
+    ahead = threading.Event()
+
+    def tell(key):
+        if key == data.keys()[3]:
+            ahead.set()
+
+    if reader == "to_tf":
+        transform = lambda sample: _calling(tf, tell, sample)  # noqa: E731
+    else:
+        transform = lambda sample: tell(sample["key"]) or sample  # noqa: E731
+
+    batches = iter(getattr(data, reader)(2, transform=transform))
+    next(batches)
+
+    assert ahead.wait(WAIT_S)
+
+
+def test_fifth_static_transforms_are_kept_and_dynamic_ones_drawn_anew(tmp_path):
+    """With a cache: once for each record, and once for each record and epoch."""
+    import tensorflow as tf
+
+    data = write(tmp_path / "out", 8)
+    generator = tf.random.Generator.from_seed(1)
+    calls = {"static": [], "dynamic": []}
+    dataset = data.to_tf(
+        4,
+        cache=True,
+        static_transform=functools.partial(_calling, tf, calls["static"].append),
+        transform=lambda sample: {**_calling(tf, calls["dynamic"].append, sample), "draw": generator.uniform(())},
+    )
+
+    draws = [draw for _ in range(3) for batch in dataset.as_numpy_iterator() for draw in batch["draw"]]
+
+    assert sorted(calls["static"]) == sorted(data.keys())
+    assert sorted(calls["dynamic"]) == sorted([*data.keys()] * 3)
+    assert len(set(draws)) == 24
+
+
+def _calling(tf, function, sample):
+    """Call a Python function with the key of a sample, in tf.data."""
+    with tf.control_dependencies([tf.py_function(lambda key: function(key.numpy().decode()), [sample["key"]], [])]):
+        return {name: tf.identity(value) for name, value in sample.items()}
