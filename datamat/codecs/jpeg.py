@@ -1,4 +1,4 @@
-"""JPEG files: header, structure, pixels. libjpeg-turbo, inside cv2, does the decoding and encoding.
+"""JPEG files: header and structure. libjpeg-turbo, inside simplejpeg or cv2, does the decoding and encoding.
 
 libjpeg only *warns* when a file is cut off and fills the rest with grey, and cv2 drops the warning. So the markers are
 walked here from start to end of image first: a truncated file always misses its EOI. Damage inside the compressed data

@@ -6,11 +6,13 @@ and what is refused does not depend on which library decodes.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from datamat.codecs.bmp import probe_bmp
 from datamat.codecs.info import MAX_PIXELS, RESTORE, refuse, turn_upright
 from datamat.codecs.jpeg import probe_jpeg
+from datamat.codecs.libraries import load_simplejpeg
 from datamat.codecs.opencv import decode_with_cv2
 from datamat.codecs.png import decode_png_image, decode_png_samples
 from datamat.codecs.png_chunks import SIGNATURE, probe_png, walk_chunks
@@ -234,9 +236,19 @@ def _refuse_both(info: ImageInfo, name: str) -> None:
         raise refuse(name, found, "at most 8 bits", "convert it to 8 bits, or store it as a Tensor")
 
 
+def _decode_jpeg(data: bytes, channels: int) -> Pixels:
+    """Return what cv2 gives, from simplejpeg if it has nothing to say against the file: else cv2 is the judge."""
+    library = load_simplejpeg()
+    if library is not None and channels in {1, 3}:
+        with contextlib.suppress(ValueError):
+            pixels: Pixels = library.decode_jpeg(data, "RGB" if channels == 3 else "GRAY")
+            return pixels
+    return decode_with_cv2(data, channels)
+
+
 def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str) -> Pixels:
     try:
-        pixels = decode_with_cv2(data, channels)
+        pixels = _decode_jpeg(data, channels) if info.encoding == "jpeg" else decode_with_cv2(data, channels)
     except ValueError as exc:
         raise refuse(name, f"{info.encoding} that does not decode ({exc})", "intact data", RESTORE) from exc
     if pixels.shape[:2] != (info.height, info.width):

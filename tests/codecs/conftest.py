@@ -7,7 +7,7 @@ import pytest
 
 from datamat.codecs import libraries
 
-COMBINATIONS = [(), ("isal",), ("pyspng",), ("isal", "pyspng")]
+COMBINATIONS = [(), ("isal",), ("pyspng",), ("isal", "pyspng", "simplejpeg")]
 
 
 @contextlib.contextmanager
@@ -16,13 +16,14 @@ def without(modules):
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             patch.setitem(sys.modules, module, None)
-        libraries.load_zlib.cache_clear()
-        libraries.load_pyspng.cache_clear()
+        clear = (libraries.load_zlib, libraries.load_pyspng, libraries.load_simplejpeg)
+        for load in clear:
+            load.cache_clear()
         try:
             yield
         finally:
-            libraries.load_zlib.cache_clear()
-            libraries.load_pyspng.cache_clear()
+            for load in clear:
+                load.cache_clear()
 
 
 @pytest.fixture(params=COMBINATIONS, ids=lambda missing: "without-" + "-".join(missing) if missing else "all")

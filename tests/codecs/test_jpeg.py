@@ -8,6 +8,7 @@ import struct
 import cv2
 import numpy as np
 import pytest
+from conftest import without
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -259,3 +260,40 @@ def test_encode_jpeg_refuses_what_jpeg_cannot_hold(array, options, found):
     """The message says what came and what was wanted."""
     with pytest.raises(OptionError, match=found):
         encode_jpeg(array, **options)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([1, 3]), st.booleans(), st.sampled_from([0, 1, 2]), st.lists(st.integers(0, 1 << 20), max_size=3)
+)
+def test_pixels_and_refusals_do_not_depend_on_the_decoder(channels, progressive, subsampling, flips):
+    """Sound files and damaged ones: simplejpeg decodes what it has nothing against, cv2 the rest, as cv2 alone does."""
+    content = bytearray(
+        pillow_jpeg(
+            picture(33, 47, channels), progressive=progressive, subsampling=subsampling if channels == 3 else -1
+        )
+    )
+    for flip in flips:
+        content[2 + flip % (len(content) - 4)] ^= 1 << flip % 8
+
+    found, wanted = (_decoded_or_refusal(bytes(content), channels, missing) for missing in ((), ("simplejpeg",)))
+
+    assert np.array_equal(found, wanted)
+
+
+def _decoded_or_refusal(data, channels, missing):
+    with without(missing):
+        try:
+            return decode_image(data, channels=channels)
+        except InputError as error:
+            return str(error)
+
+
+def test_simplejpeg_decodes_where_it_is_installed(monkeypatch):
+    """cv2 is asked only when it has something against a file."""
+    pytest.importorskip("simplejpeg", reason="cv2 decodes without it")
+    data = pillow_jpeg(picture())
+    wanted = decode_image(data)
+    monkeypatch.setattr("datamat.codecs.pictures.decode_with_cv2", None)
+
+    assert np.array_equal(decode_image(data), wanted)
