@@ -259,7 +259,8 @@ class Materializer:
             SampleError, SourceError, OutputLockedError: as `run`.
         """
         job = copy.copy(self)
-        job.include = job.exclude = report = None
+        job.include = job.exclude = None
+        report = None
         while True:
             with open_survey(self.recipe, self.output) as survey, locked(work_folder(self.output) / "lock"):
                 found = verify(self.output)
@@ -339,13 +340,12 @@ class Materializer:
         retry_failed: bool,
     ) -> RunReport:
         until = Deadline(None if deadline is None else seconds_until(deadline))
-        most_bytes = None if max_disk is None else parse_bytes(max_disk)
         with signals_raised():
             return self._launch().run(
                 self.write_part,
                 self._placed,
                 deadline=until,
-                max_disk=most_bytes,
+                max_disk=None if max_disk is None else parse_bytes(max_disk),
                 show=show,
                 retry_failed=retry_failed,
             )

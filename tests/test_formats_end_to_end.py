@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import pathlib
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import sets
-from deadly import COPIES, job
+from deadly import COPIES, job, run_until_killed
 
 from datamat import Manifest, Materializer, ShardOptions, load, materialize, verify
 from datamat.formats import Offsets
@@ -65,21 +60,10 @@ def test_one_shard_is_the_same_for_any_number_of_workers(source, finished, tmp_p
 @pytest.mark.parametrize("name", FORMATS)
 def test_killed_run_goes_on_to_the_same_bytes(source, finished, tmp_path, name):
     """SIGKILL to all processes in the middle of a shard, twice; what is done is not done again."""
-    here = pathlib.Path(__file__).parent
-    code = f"import sys; sys.path.insert(0, {str(here)!r}); import deadly; deadly.job(*{{}}).run()"
-    arguments = (str(source), str(tmp_path / "out"), name, 2)
     for at in (9, 6):
-        tally = tmp_path / f"tally{at}"
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(arguments)],
-            env={**os.environ, "DEADLY_TALLY": str(tally), "DEADLY_AT": str(at)},
-            start_new_session=True,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        run_until_killed(source, tmp_path / "out", name, at=at)
 
-    report = job(*arguments).run(progress=False)
+    report = job(source, tmp_path / "out", name, num_workers=2).run(progress=False)
 
     assert report.num_parts_resumed > 5
     assert sets.digests(tmp_path / "out") == sets.digests(finished(name))

@@ -84,6 +84,8 @@ def test_disk_limit_counts_what_lies_there_and_what_may_come(tmp_path):
     limit.add(cost=10_000, num_bytes=1_000)
     assert limit.allows([50_000, 40_000])
     assert DiskLimit(tmp_path, None).allows([10**12])
+    assert DiskLimit(tmp_path, 100_000, num_formats=2).allows([5_000])
+    assert not DiskLimit(tmp_path, 100_000, num_formats=3).allows([6_000])
 
 
 def rows(count):

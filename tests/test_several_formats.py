@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import pathlib
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import sets
-from deadly import COPIES, job
+from deadly import COPIES, job, run_until_killed
 
 from datamat import (
     ErrorPolicy,
@@ -181,20 +177,10 @@ def test_formats_that_cannot_stand_together_are_refused(source, tmp_path, given,
 def test_killed_run_goes_on_to_the_same_bytes(source, tmp_path, names):
     """SIGKILL to all processes in the middle of a shard, twice; parts that are done in all formats are not redone."""
     job(source, tmp_path / "whole", names).run(progress=False)
-    here = pathlib.Path(__file__).parent
-    code = f"import sys; sys.path.insert(0, {str(here)!r}); import deadly; deadly.job(*{{}}).run()"
-    arguments = (str(source), str(tmp_path / "out"), names, 2)
     for at in (9, 6):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(arguments)],
-            env={**os.environ, "DEADLY_TALLY": str(tmp_path / f"tally{at}"), "DEADLY_AT": str(at)},
-            start_new_session=True,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        run_until_killed(source, tmp_path / "out", names, at=at)
 
-    report = job(*arguments).run(progress=False)
+    report = job(source, tmp_path / "out", names, num_workers=2).run(progress=False)
 
     assert report.num_parts_resumed > 5
     assert report.num_records == NUM_TRAIN * COPIES + NUM_VAL
