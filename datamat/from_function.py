@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import OptionError
@@ -11,6 +11,8 @@ from datamat.writers.function import FunctionWriter
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeGuard
 
     from datamat.features import Features
     from datamat.report import RunReport
@@ -46,8 +48,13 @@ def materialize(
     Example:
         >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares")   # doctest: +SKIP
     """
-    items = inputs if isinstance(inputs, Sequence) else list(inputs)
-    if not items:
+    items = inputs if _is_map_style(inputs) else list(inputs)
+    if not len(items):
         raise OptionError("materialize: inputs is empty; give at least one item")
     writer = FunctionWriter(fn, items, name, features)
     return Materializer(writer, None, output, **options).run(progress=progress)
+
+
+def _is_map_style(inputs: Any) -> TypeGuard[Sequence[Any]]:
+    """Tell whether items are found by their position, as in lists, arrays and the data sets of torch."""
+    return hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__") and not isinstance(inputs, Mapping)

@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md", "docs/faults.md"]
+    "page",
+    ["README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md", "docs/faults.md", "docs/convert.md"],
 )
 def test_code_of_page_runs(page, tmp_path):
     """The pieces of code, one after the other, run without an error or a warning beside a folder `CamVid`."""

@@ -587,6 +587,37 @@ def test_function_needs_no_class(tmp_path):
         materialize(sample, [], tmp_path / "none")
 
 
+class Numbers:
+    """A data set as torch has them: a length, and items by position."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, number):
+        self.__dict__.setdefault("asked", set()).add(number)
+        return number
+
+
+def test_materialize_asks_a_data_set_for_single_items(tmp_path):
+    """The caller's process loads the first one alone; what is no data set is gone through."""
+    numbers = Numbers()
+    options = {"progress": False, "workers": WorkerOptions(num_workers=1, start_method="fork")}
+
+    materialize(squared, numbers, tmp_path / "out", **options)
+    materialize(squared, iter(range(50)), tmp_path / "same", **options)
+    materialize(squared, np.arange(50), tmp_path / "array", **options)
+
+    assert numbers.asked == {0}
+    assert [int(sample["square"]) for sample in load(tmp_path / "out")] == [
+        int(sample["square"]) for sample in load(tmp_path / "same")
+    ]
+    assert len(load(tmp_path / "array")) == 50
+
+
+def squared(number):
+    return {"square": int(number) ** 2}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -109,11 +109,14 @@ class ParquetFormat(ShardFormat):
             raise located(exc, path, number, offset) from exc
 
     def _columns(self) -> Sequence[ArrowColumn]:
-        return _arrow_columns(bound(self.features, self.name))
+        features = bound(self.features, self.name)
+        return _arrow_columns(features, tuple(features))
 
 
 @functools.lru_cache(maxsize=4)
-def _arrow_columns(features: Features) -> tuple[ArrowColumn, ...]:
+def _arrow_columns(features: Features, order: tuple[str, ...]) -> tuple[ArrowColumn, ...]:
+    """Return the columns of features; `order` tells features apart for the cache that are equal in another order."""
+    del order
     return tuple(arrow_columns(features))
 
 
