@@ -96,7 +96,8 @@ class Batches:
 
     Made by `ShardedDataset.to_numpy` and `to_torch`. `state_dict` and `load_state_dict` have the form of torchdata's
     `StatefulDataLoader`: take the state when a batch came, and another loader, also with another number of ranks,
-    workers or records in a batch, goes on with the record behind it.
+    workers or records in a batch, goes on with the record behind it. One thread uses a loader; it is picklable if its
+    transform is.
 
     Args:
         order: of the records.

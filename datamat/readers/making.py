@@ -14,7 +14,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 from datamat.parallel import PathosExecutor
 from datamat.readers.collate import BatchBuffer, SampleSlot
@@ -49,25 +49,19 @@ class Job:
     positions: np.ndarray
 
 
-class ReadSample(Protocol):
-    """Reads and decodes one record; None where it is damaged and left out."""
-
-    def __call__(self, position: int) -> dict[str, Any] | None: ...
-
-
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchMaker:
     """Makes batches of records. Thread-safe, and picklable if the transform is.
 
     Attributes:
-        read: reads a sample.
+        read: returns a sample by its position, None where it is damaged and left out.
         transform: applied to each, or None.
         ragged: columns that are lists.
         is_batched: whether samples are put together; else each job is one sample.
     """
 
-    read: ReadSample
+    read: Callable[[int], dict[str, Any] | None]
     transform: SampleTransform | None
     ragged: frozenset[str]
     is_batched: bool
