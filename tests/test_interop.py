@@ -378,7 +378,9 @@ class Odd(DatasetWriter):
     name = "odd"
     features = Features(
         {
-            "a: b | `c`": ClassLabel(names=("yes", "null", "1", "'", '"', "#", "größe: x", "-")),
+            "a: b | `c`": ClassLabel(
+                names=("yes", "null", "1", "'", '"', "#", "größe: x", "-", "a\x85\u2028\x00b", "😀")
+            ),
             "n": Scalar("float16"),
             "boxes": BBoxes(),
             "image": Image((None, None, 1)),

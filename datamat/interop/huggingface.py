@@ -8,6 +8,7 @@ open: Parquet, or else tar shards, whose features it finds out by itself.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ __all__ = ["hugging_face_sidecars"]
 _OPENED = ("parquet", "webdataset")  # `datasets` (5.2) reads all files of a directory by one reader: the first one here
 _STORED = {"float16": "float32"}  # how a number stands in Parquet where that is not its own type
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})  # which in YAML are no text
+_BREAKS = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")  # what JSON strings may hold as it is, and those of YAML may not
 _MARK = "Written by datamat from manifest.json. Change it, and datamat leaves it alone."
 
 
@@ -107,4 +109,6 @@ def _yaml(value: Any, indent: str = "") -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     is_plain = isinstance(value, str) and value.isascii() and value.isidentifier() and value.lower() not in _WORDS
-    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
+    if is_plain:
+        return str(value)
+    return _BREAKS.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(value, ensure_ascii=False))
