@@ -35,7 +35,7 @@ transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
-readers: cache collate damage keys memory order preview schedule sharing tf_features torch transforms < records service < samples tf
+readers: cache collate damage keys memory order preview schedule sharing tf_features torch transforms < records service tf_snapshot < samples tf
 messages shard_entries tfds_files
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 

@@ -164,8 +164,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             static_transform: the same, before the cache: what comes out alike in each epoch, and is kept.
             cache: True caches in memory, a path on disk, for the life of this data set.
             snapshot: a folder where decoded samples, with `static_transform` applied, stay for later programs with the
-                same records and the same transform. The first epoch that is read to its end writes it; one that is
-                broken off leaves nothing to go on from.
+                same records and the same code. The first epoch that is read to its end writes it; one that is broken
+                off leaves nothing to go on from. Old ones are yours to delete.
             service: `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all this. Consumers of
                 one job share each epoch: a record comes to one of them. The order is never the same.
             job: name of the job; None for one name for all who read these records with the same options. Each epoch
@@ -183,6 +183,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument makes no sense; or the service does not answer, cannot read the format, or cannot
                 run the transform.
+            FingerprintError: with `snapshot`, what `static_transform` holds cannot be compared between programs.
         """
         options = tf_reader.ReadOptions(
             batch_size,

@@ -20,9 +20,11 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError
+from datamat.fingerprint import fingerprint
 from datamat.readers.collate import ragged_names
 from datamat.readers.service import check_address, distribute
 from datamat.readers.tf_features import decode_many, decode_one, is_fixed, signature, tensorflow
+from datamat.readers.tf_snapshot import snapshotted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -182,7 +184,7 @@ def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
         samples = records.map(lambda record: decode_one(record, source.features), **_in_parallel(tf, options))
     if options.static_transform is not None:
         samples = samples.map(options.static_transform, **_in_parallel(tf, options))
-    return _shuffled(_kept(samples, source, options), options) if options.keeps_samples else samples
+    return _shuffled(_kept(tf, samples, source, options), options) if options.keeps_samples else samples
 
 
 def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
@@ -192,26 +194,30 @@ def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     names = tf.data.Dataset.from_tensor_slices(tf.constant(list(source.files), tf.string))
     if options.window and source.files and is_local:
         names = names.shuffle(len(source.files), seed=options.seed, reshuffle_each_iteration=True)
-    is_mixed = options.window or not options.deterministic
     most = _MOST_FILES_AT_ONCE if is_local else _FILES_OF_A_WORKER
     records = names.interleave(
         lambda name: tf.data.TFRecordDataset(
             name, compression_type=_COMPRESSION[source.format_name], buffer_size=_BUFFER_BYTES
         ),
-        cycle_length=max(1, min(most, len(source.files))) if is_mixed else 1,
+        cycle_length=max(1, min(most, len(source.files))) if _is_mixed(options) else 1,
         **_in_parallel(tf, options),
     )
     return records.apply(tf.data.experimental.assert_cardinality(source.num_records)) if is_local else records
 
 
-def _kept(samples: Any, source: TfSource, options: ReadOptions) -> Any:
+def _kept(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
     if options.snapshot is not None:
-        # Its default compression fails on elements over 256 KiB (tensorflow#47056). It is found again by the graph,
-        # which knows the files by name only: so each state of the records has a folder of its own.
-        samples = samples.snapshot(os.path.join(os.fspath(options.snapshot), source.identity), compression=None)
+        made_of = (source.identity, source.features.to_json(), _is_mixed(options), options.static_transform)
+        samples = snapshotted(samples, options.snapshot, fingerprint(made_of, where="static_transform"))
+        samples = samples.apply(tf.data.experimental.assert_cardinality(source.num_records))
     if options.cache:
         samples = samples.cache("" if options.cache is True else os.fspath(options.cache))
     return samples
+
+
+def _is_mixed(options: ReadOptions) -> bool:
+    """Tell whether records of several shards come by turns."""
+    return bool(options.window) or not options.deterministic
 
 
 def _batches(tf: Any, samples: Any, features: Features, options: ReadOptions) -> Any:

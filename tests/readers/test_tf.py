@@ -342,6 +342,20 @@ def test_snapshot_serves_later_programs_without_the_shards(pairs, tmp_path):
         assert np.array_equal(sample["image"], wanted["image"] // 2)
 
 
+def test_snapshot_of_another_transform_is_not_used(pairs, tmp_path):
+    """Nor of another order: what differs in code or in what it holds is another snapshot."""
+    train = load(pairs, "train")
+    wanted = train[5]["image"]
+
+    for number in (2, 3):
+        divided = lambda sample, number=number: {**sample, "image": sample["image"] // number}  # noqa: E731
+        found = list(train.to_tf(snapshot=tmp_path, static_transform=divided).as_numpy_iterator())
+        assert np.array_equal(found[5]["image"], wanted // number)
+    assert sorted(keys_of(train.to_tf(snapshot=tmp_path, shuffle=1))) == sorted(train.keys())
+    assert keys_of(train.to_tf(snapshot=tmp_path)) == train.keys()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 def test_snapshot_of_other_records_is_not_used(make_pairs_output, tmp_path):
     """TensorFlow finds it by the names of the files, which stay when records change."""
     output = make_pairs_output(tmp_path / "out", seed=1)
