@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features, Image, Mask
-from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo
+from datamat.manifest import IndexInfo, KeyDigest, Manifest, ShardInfo, file_names
 from datamat.shard_entries import put_aside, read_entry, salvaged_shards
 from datamat.storage import digest_file
 
@@ -169,3 +169,13 @@ def test_key_digest_tells_lost_doubled_and_moved_keys():
     changed = [keys[1:], keys[:-1], keys + keys[-1:], [*keys[1::-1], *keys[2:]], ["x", *keys[1:]], [keys[1], *keys[1:]]]
 
     assert len({KeyDigest(found).hexdigest() for found in [keys, *changed]}) == 7
+
+
+def test_only_the_first_format_has_the_short_name_for_its_offsets():
+    """The others' would be the same, and FILE.idx is what DALI calls its own index of a tar file."""
+    assert file_names("s", ["tfrecord"]) == [("s.tfrecord", "s.idx")]
+    assert file_names("s", ["tfrecord", "tar", "tfrecord.gz"]) == [
+        ("s.tfrecord", "s.idx"),
+        ("s.tar", "s.tar.offsets"),
+        ("s.tfrecord.gz", "s.tfrecord.gz.offsets"),
+    ]

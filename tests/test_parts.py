@@ -9,32 +9,15 @@ import os
 import pathlib
 import shutil
 
-import numpy as np
 import pytest
+from growth import FORMATS, SIZES, assembly_of, finished_files, formats_of, keys_of, make, make_spec, write_part
 
-from datamat import CorruptDataError, Features, Text
-from datamat.formats import Offsets, get_format
+from datamat import CorruptDataError
+from datamat.formats import Offsets
 from datamat.growing import GrowingFile
-from datamat.manifest import KeyDigest, file_names
-from datamat.parts import ShardAssembly
-from datamat.plan import PartSpec, ShardSpec
-from datamat.receipts import Outcome, PartFile, PartWriter, Receipt, part_folder
+from datamat.manifest import KeyDigest
+from datamat.receipts import part_folder
 from datamat.storage import digest_file
-
-SIZES = [2, 1, 3, 0, 2]
-"""Records of each part; a transform may give none for a row."""
-FEATURES = Features({"text": Text()})
-FORMATS = [("tfrecord",), ("tfrecord", "webdataset"), ("parquet", "tfrecord")]
-"""One format; several that join their parts; and one whose parts stay until the shard is assembled, beside another."""
-
-
-def make_spec(sizes=SIZES, fingerprint="f1"):
-    """Return a shard of parts of two rows each."""
-    parts = tuple(
-        PartSpec("data-train-00000-of-00001", number, 2 * number, 2 * number + 2, 100, 1, False, fingerprint)
-        for number in range(len(sizes))
-    )
-    return ShardSpec("data-train-00000-of-00001", "train", 0, fingerprint, parts)
 
 
 @pytest.fixture
@@ -53,47 +36,6 @@ def names(request):
 @pytest.fixture
 def formats(names):
     return formats_of(names)
-
-
-def formats_of(names):
-    return tuple(get_format(name).with_features(FEATURES) for name in names)
-
-
-def assembly_of(place, formats, spec=None):
-    return ShardAssembly(place / ".datamat", place, spec or make_spec(), formats)
-
-
-def keys_of(number, sizes=SIZES):
-    return [f"key{number}-{record}" for record in range(sizes[number])]
-
-
-def write_part(place, formats, spec, number, sizes=SIZES):
-    """Write a part as a worker does; return its receipt."""
-    with PartWriter(place / ".datamat", spec.parts[number], formats, FEATURES.columns) as writer:
-        outcome = Outcome(num_done=2)
-        for key in keys_of(number, sizes):
-            writer.append({"key": key.encode(), "text": key.encode() * 40})
-            outcome.keys.add(key)
-        return writer.finish(outcome, lambda: 0.5)
-
-
-def make(place, formats, spec=None):
-    """Go on from whatever is there until the shard is finished, as a run does; return what was made and its files."""
-    with contextlib.closing(assembly_of(place, formats, spec)) as assembly:
-        if files := assembly.finished():
-            return [], files
-        assembly.resume()
-        made = []
-        for part in [] if assembly.is_complete else list(assembly.missing()):
-            assembly.add(write_part(place, formats, assembly.spec, part.number))
-            made.append(part.number)
-        assert assembly.is_complete
-        return made, assembly.publish()
-
-
-def finished_files(place):
-    """Return the visible files by name, with their bytes."""
-    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -141,68 +83,6 @@ def test_each_format_has_the_bytes_that_it_has_alone(references):
     for names in FORMATS[1:]:
         together = references(names)[0]
         assert together["data-train-00000-of-00001.tfrecord"] == alone["data-train-00000-of-00001.tfrecord"]
-
-
-def test_only_the_first_format_has_the_short_name_for_its_offsets():
-    """The others' would be the same, and FILE.idx is what DALI calls its own index of a tar file."""
-    assert file_names("s", ["tfrecord"]) == [("s.tfrecord", "s.idx")]
-    assert file_names("s", ["tfrecord", "tar", "tfrecord.gz"]) == [
-        ("s.tfrecord", "s.idx"),
-        ("s.tar", "s.tar.offsets"),
-        ("s.tfrecord.gz", "s.tfrecord.gz.offsets"),
-    ]
-
-
-def test_part_and_receipt_are_on_the_disk(place, formats):
-    """The receipt is what was returned, and says what the files hold."""
-    receipt = write_part(place, formats, make_spec(), 2)
-
-    folder = part_folder(place / ".datamat", make_spec().name)
-    endings = [f"{made.extension}.{what}" for made in formats for what in ("idx", "part")]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(f"00002.{end}" for end in ["json", *endings])
-    assert (receipt.number, receipt.start, receipt.stop, receipt.num_records, receipt.busy_s) == (2, 4, 6, 3, 0.5)
-    for made, part in zip(formats, receipt.files, strict=True):
-        path = folder / f"00002.{made.extension}.part"
-        assert (part.num_bytes, part.digest) == (path.stat().st_size, digest_file(path))
-    assert receipt.num_bytes == sum(part.num_bytes for part in receipt.files)
-    assert assembly_of(place, formats).resume() == [receipt]
-
-
-def test_part_that_fails_leaves_nothing(place, formats):
-    """The error is the one that was raised."""
-
-    def fail():
-        with PartWriter(place / ".datamat", make_spec().parts[0], formats, FEATURES.columns) as writer:
-            writer.append({"key": b"k", "text": b"half of it"})
-            raise RuntimeError("a sample failed")
-
-    with pytest.raises(RuntimeError, match="a sample failed"):
-        fail()
-
-    assert [path for path in (place / ".datamat" / "parts").rglob("*") if path.is_file()] == []
-
-
-def test_part_takes_any_buffer(tmp_path):
-    """And tells how much it took, in bytes."""
-    with PartFile(tmp_path / "00000.tar.part") as file:
-        taken = [file.write(data) for data in (b"ab", bytearray(b"c"), memoryview(b"def")[::1], b"")]
-        told = file.finish(Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64)))
-
-    assert taken == [2, 1, 3, 0]
-    assert told == (6, digest_file(tmp_path / "00000.tar.part"))
-    assert (tmp_path / "00000.tar.part").read_bytes() == b"abcdef"
-
-
-@pytest.mark.parametrize("change", ["shard", "number", "start", "stop", "fingerprint"])
-def test_receipt_counts_only_for_its_own_part(place, change):
-    """Of the same rows, under the same options."""
-    spec = make_spec()
-    receipt = write_part(place, formats_of(("tfrecord",)), spec, 1)
-
-    assert receipt.is_for(spec.parts[1])
-    changed = {name: getattr(receipt, name) for name in Receipt.__slots__}
-    changed[change] = "other" if isinstance(changed[change], str) else changed[change] + 1
-    assert not Receipt(**changed).is_for(spec.parts[1])
 
 
 @pytest.mark.parametrize("order", [*[*itertools.permutations(range(4))][::5], (3, 2, 1, 0)])

@@ -22,6 +22,7 @@ from datamat import (
     load,
     verify,
 )
+from datamat.conversion import convert
 from datamat.formats.parquet import ParquetFormat
 from datamat.manifest import by_shard
 
@@ -275,6 +276,18 @@ def test_formats_that_are_added_or_dropped_leave_nothing_behind(source, tmp_path
 
         assert sets.digests(tmp_path / "out") == sets.digests(tmp_path / "+".join(names))
         assert {change.reasons for change in changed} in ({("not made yet",)}, {("format changed",)})
+
+
+def test_conversion_keeps_the_formats_or_writes_several(source, finished, tmp_path):
+    """To other shards in all formats; from one format to two."""
+    convert(finished, tmp_path / "fewer", shards=1, executor=THREADS, progress=False)
+    make(source, tmp_path / "one", "tfrecord").run(progress=False)
+    convert(tmp_path / "one", tmp_path / "two", format=NAMES[:2], executor=THREADS, progress=False)
+
+    assert list(Manifest.read(tmp_path / "fewer").by_format) == NAMES
+    assert [len(load(tmp_path / "fewer", format=name)) for name in NAMES] == [len(load(finished))] * 4
+    for name in NAMES[:2]:
+        assert shards_of(tmp_path / "two", name) == shards_of(finished, name)
 
 
 def test_row_that_fails_is_in_no_format(source, tmp_path):
