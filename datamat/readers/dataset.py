@@ -168,8 +168,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 off leaves nothing to go on from. Old ones are yours to delete.
             service: `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all this. Consumers of
                 one job share each epoch: a record comes to one of them. The order is never the same.
-            job: name of the job; None for one name for all who read these records with the same options. Each epoch
-                of a job is given once: name another for another run.
+            job: name of the job; None for one name for all who read these records with the same options and transforms.
+                Each epoch of a job is given once: name another for another run. What its first consumer asked for is
+                what all get.
             repeat: endlessly.
             drop_remainder: leave out a last batch that is not full.
             deterministic: the same order in every epoch that is not shuffled; False is a little faster.
@@ -183,7 +184,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument makes no sense; or the service does not answer, cannot read the format, or cannot
                 run the transform.
-            FingerprintError: with `snapshot`, what `static_transform` holds cannot be compared between programs.
+            FingerprintError: what a transform holds cannot be compared between programs, as `snapshot` needs it, and
+                `service` without `job`.
         """
         options = tf_reader.ReadOptions(
             batch_size,

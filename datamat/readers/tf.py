@@ -17,7 +17,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from datamat.errors import OptionError
 from datamat.fingerprint import fingerprint
@@ -144,7 +143,7 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
     if options.service is not None and not source.is_native:
         raise OptionError(
             f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
-            "needs Python; convert them: datamat convert DIR OUT --format tfrecord"
+            "needs Python; convert them: datamat convert DIR --format tfrecord"
         )
     if source.is_native and options.in_blocks and is_fixed(source.features):
         dataset = _blocks(tf, source, options)
@@ -159,9 +158,10 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
 
 
 def _job_name(source: TfSource, options: ReadOptions) -> str:
-    """Return a name that all consumers of the same data, cut alike, come to by themselves."""
-    kind = (source.identity, options.batch_size, options.shuffle, options.seed, options.drop_remainder)
-    return f"datamat-{xxhash.xxh3_64_hexdigest(repr(kind).encode())}"
+    """Return a name that all consumers who want the same of the same records come to by themselves."""
+    cut = (source.identity, options.batch_size, options.shuffle, options.seed, options.drop_remainder)
+    wanted = (*cut, options.static_transform, options.transform)
+    return f"datamat-{fingerprint(wanted, where='transform')}"
 
 
 def _blocks(tf: Any, source: TfSource, options: ReadOptions) -> Any:

@@ -112,13 +112,14 @@ def test_epoch_that_is_over_is_an_error(many_shards, address):
 
 @pytest.mark.slow
 def test_consumers_without_a_job_share_one(many_shards, address):
-    """All who read the same records with the same options; other options are another job."""
+    """All who read the same records with the same options; other options or transforms are another job."""
     data = load(many_shards, "val")
     assert len(keys_of(data.to_tf(3, service=address))) == len(data)
 
     with pytest.raises(Exception, match="this consumer got nothing of an epoch of job"):
         keys_of(load(many_shards, "val").to_tf(3, service=address))
     assert len(keys_of(data.to_tf(4, service=address))) == len(data)
+    assert len(keys_of(data.to_tf(3, service=address, transform=lambda sample: {"key": sample["key"]}))) == len(data)
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ def test_formats_that_workers_cannot_read_are_refused(make_pairs_output, tmp_pat
     """With what to do."""
     data = load(make_pairs_output(tmp_path / "out", format="webdataset"))
 
-    with pytest.raises(OptionError, match=r"these shards are webdataset.*datamat convert DIR OUT --format tfrecord"):
+    with pytest.raises(OptionError, match=r"these shards are webdataset.*datamat convert DIR --format tfrecord"):
         data.to_tf(service="grpc://localhost:5000")
 
 

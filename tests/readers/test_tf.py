@@ -359,10 +359,10 @@ def test_snapshot_of_another_transform_is_not_used(pairs, tmp_path):
 def test_snapshot_of_other_records_is_not_used(make_pairs_output, tmp_path):
     """TensorFlow finds it by the names of the files, which stay when records change."""
     output = make_pairs_output(tmp_path / "out", seed=1)
-    before = next(load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator())
+    (before,) = load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator()
     make_pairs_output(tmp_path / "out", seed=2)
 
-    after = next(load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator())
+    (after,) = load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator()
 
     assert np.array_equal(after["image"][7], load(output, "train")[7]["image"])
     assert not np.array_equal(after["image"], before["image"])
