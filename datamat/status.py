@@ -220,7 +220,7 @@ def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, files: 
         return _done_of(files)
     done = Done()
     for path in part_folder(work, shard.name).glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # it is gone, or not whole yet
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or not whole
             receipt = Receipt.from_json(read_json(path))
             if receipt.fingerprint == shard.fingerprint:
                 failed = len(receipt.failed)

@@ -178,3 +178,16 @@ def test_part_of_a_plan_is_counted(source, tmp_path):
     assert status.state == "unfinished"
     assert "4 of 24 rows (17%) and 2 of 4 shards done" in str(status)
     assert len(_job(source, tmp_path / "out", include="train-00000").status().changes) == 1
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"failed": [], "retried": [], "files": [{}]}', '"text"'])
+def test_receipt_of_another_version_is_passed_over(source, tmp_path, content):
+    """Status reads what is there, whoever wrote it, and raises nothing."""
+    job = _job(source, tmp_path / "out")
+    folder = tmp_path / "out" / ".datamat" / "parts" / job.plan().shards[0].name
+    folder.mkdir(parents=True)
+    (folder / "00000.json").write_text(content)
+
+    status = job.status()
+
+    assert (status.state, status.done.num_rows) == ("unfinished", 0)
