@@ -208,6 +208,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self.manifest.format,
             len(self),
             self._identity["records"],
+            self._samples.damages.are_skipped,
             lambda: self.to_numpy(shuffle=once_shuffled, seed=secrets.randbits(32) if seed is None else seed),
         )
         return tf_reader.make_dataset(source, options)

@@ -50,6 +50,7 @@ class TfSource:
         format_name: of the shards.
         num_records: in all of them.
         identity: what changes when any record does.
+        skips_damage: whether damaged records are left out and counted, which TensorFlow does not do.
         samples: returns what each `iter` gives the samples of another epoch of, decoded in Python, in its order unless
             they are kept: for formats that TensorFlow does not read.
     """
@@ -59,12 +60,13 @@ class TfSource:
     format_name: str
     num_records: int
     identity: str
+    skips_damage: bool
     samples: Callable[[], Iterable[dict[str, Any]]]
 
     @property
     def is_native(self) -> bool:
-        """Whether TensorFlow reads the format itself."""
-        return self.format_name in _COMPRESSION
+        """Whether TensorFlow reads the shards itself."""
+        return self.format_name in _COMPRESSION and not self.skips_damage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         OptionError: a service cannot read the format, cannot run the transform, or does not answer.
     """
     tf = tensorflow()
+    if options.service is not None and source.skips_damage:
+        raise OptionError("a service cannot leave damaged records out; load with errors='raise', or read without one")
     if options.service is not None and not source.is_native:
         raise OptionError(
             f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
@@ -176,7 +180,7 @@ def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     """Return decoded samples, what is kept of them kept, in the order of the epoch."""
     if not source.is_native:
         samples = tf.data.Dataset.from_generator(source.samples().__iter__, output_signature=signature(source.features))
-        samples = samples.apply(tf.data.experimental.assert_cardinality(source.num_records))
+        samples = _counted(tf, samples, source)
     else:
         records = _records(tf, source, options)
         if not options.keeps_samples:
@@ -202,14 +206,21 @@ def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
         cycle_length=max(1, min(most, len(source.files))) if _is_mixed(options) else 1,
         **_in_parallel(tf, options),
     )
-    return records.apply(tf.data.experimental.assert_cardinality(source.num_records)) if is_local else records
+    return _counted(tf, records, source) if is_local else records
+
+
+def _counted(tf: Any, dataset: Any, source: TfSource) -> Any:
+    """Return a data set of all records that knows their number, and raises if others come: of shards cut off, too."""
+    if source.skips_damage:
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(source.num_records))
 
 
 def _kept(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
     if options.snapshot is not None:
         made_of = (source.identity, source.features.to_json(), _is_mixed(options), options.static_transform)
         samples = snapshotted(samples, options.snapshot, fingerprint(made_of, where="static_transform"))
-        samples = samples.apply(tf.data.experimental.assert_cardinality(source.num_records))
+        samples = _counted(tf, samples, source)
     if options.cache:
         samples = samples.cache("" if options.cache is True else os.fspath(options.cache))
     return samples

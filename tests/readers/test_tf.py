@@ -237,6 +237,41 @@ def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_ou
     assert keys_of(other.to_tf(shuffle=True, seed=2)) == keys_of(other.to_tf(shuffle=True, seed=2))
 
 
+def damaged(pairs, folder):
+    """Return a copy of a directory with one bit of the first record changed."""
+    output = shutil.copytree(pairs, folder)
+    with open(load(output, "train").files[0], "r+b") as file:
+        file.seek(200)
+        value = file.read(1)[0]
+        file.seek(200)
+        file.write(bytes([value ^ 1]))
+    return output
+
+
+def test_damaged_record_is_an_error(pairs, tmp_path):
+    """TensorFlow's own; so is a shard that was cut off between two records, of which TensorFlow knows nothing."""
+    import tensorflow as tf
+
+    output = damaged(pairs, tmp_path / "damaged")
+    cut = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
+    os.truncate(cut.files[-1], 0)
+
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record at 12"):
+        list(load(output, "train").to_tf())
+    with pytest.raises(tf.errors.FailedPreconditionError, match="expected to contain 60 elements but contained only"):
+        list(cut.to_tf(8))
+
+
+def test_damaged_record_is_left_out_and_counted(pairs, tmp_path):
+    """As everywhere, where the data set was loaded so; never by the workers of a service."""
+    data = load(damaged(pairs, tmp_path / "out"), "train", errors="skip")
+
+    assert keys_of(data.to_tf(batch_size=8)) == data.keys()[1:]
+    assert data.num_skipped == 1
+    with pytest.raises(OptionError, match="a service cannot leave damaged records out"):
+        data.to_tf(service="grpc://localhost:5000")
+
+
 def test_missing_tensorflow_is_named(pairs, monkeypatch):
     """With the line that installs it."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
