@@ -184,8 +184,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument makes no sense; or the service does not answer, cannot read the format, or cannot
                 run the transform.
-            FingerprintError: what a transform holds cannot be compared between programs, as `snapshot` needs it, and
-                `service` without `job`.
+            FingerprintError: with `snapshot`, what `static_transform` holds cannot be compared between programs, as of
+                functions that `tf.function` has traced.
         """
         options = tf_reader.ReadOptions(
             batch_size,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.errors import OptionError
+from datamat.errors import FingerprintError, OptionError
 from datamat.fingerprint import fingerprint
 from datamat.readers.collate import ragged_names
 from datamat.readers.service import check_address, distribute
@@ -165,7 +165,12 @@ def _job_name(source: TfSource, options: ReadOptions) -> str:
     """Return a name that all consumers who want the same of the same records come to by themselves."""
     cut = (source.identity, options.batch_size, options.shuffle, options.seed, options.drop_remainder)
     wanted = (*cut, options.static_transform, options.transform)
-    return f"datamat-{fingerprint(wanted, where='transform')}"
+    try:
+        return f"datamat-{fingerprint(wanted, where='transform')}"
+    except FingerprintError as error:
+        raise OptionError(
+            f"no name for the job: {error}; or name it, alike for all consumers: to_tf(job='run-1')"
+        ) from error
 
 
 def _blocks(tf: Any, source: TfSource, options: ReadOptions) -> Any:

@@ -132,7 +132,7 @@ def test_python_in_a_transform_is_refused(many_shards, address):
         return tf.numpy_function(lambda array: array, [image], tf.uint8)
 
     with pytest.raises(OptionError, match=r"a transform calls Python .*to what to_tf returns"):
-        load(many_shards).to_tf(service=address, transform=lambda sample: inner(sample["image"]))
+        load(many_shards).to_tf(service=address, job="python", transform=lambda sample: inner(sample["image"]))
 
 
 @pytest.mark.slow
@@ -146,6 +146,16 @@ def test_variables_in_a_transform_are_refused(many_shards, address):
         OptionError, match=r"holds a tf\.Variable or .*draw the same numbers again; .*tf\.random\.uniform"
     ):
         load(many_shards).to_tf(service=address, transform=lambda sample: generator.uniform(()))
+
+
+def test_transform_that_names_no_job_is_an_error(pairs):
+    """What it holds is not the same in another process: then the consumers must say what they share."""
+    import tensorflow as tf
+
+    traced = tf.function(lambda sample: sample)
+
+    with pytest.raises(OptionError, match=r"no name for the job: .*to_tf\(job='run-1'\)"):
+        load(pairs).to_tf(service="grpc://localhost:1", transform=traced)
 
 
 def test_nobody_at_the_address_is_an_error(pairs):
