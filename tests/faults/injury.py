@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import json
 import mmap
 import os
@@ -211,9 +212,19 @@ class Process:
         return worker
 
     def open_gate(self) -> None:
-        """Let the gated row go on."""
-        with open(self._gate / "go", "w") as go:
-            go.write("go")
+        """Let the gated row go on, unless the run has ended without it."""
+        while self.popen.poll() is None:
+            try:  # opened for good, it would wait for ever for a worker that is no more
+                go = os.open(self._gate / "go", os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nobody reads
+                    raise
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.popen.wait(0.01)
+            else:
+                os.write(go, b"go")
+                os.close(go)
+                return
 
     def ended(self, limit_s: float = LIMIT_S) -> Ended:
         """Wait for the end; a run that takes longer counts as hung."""
