@@ -25,7 +25,7 @@ demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; re
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev  ## run the tests; ARGS="tests/test_index.py -x" narrows them
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-interop: $(VENV)/.interop  ## read what datamat writes with the readers of others; they are installed first
 	$(BIN)/python -m pytest tests/interop $(ARGS)
