@@ -27,7 +27,7 @@ class Squares:
 
 
 class Reaper(threading.Thread):
-    """Kills a random worker of a pool at every interval, if any call has ended in it: a busy machine may need longer."""
+    """Kills a random worker of a pool at every interval in which a call ended: a busy machine may need longer."""
 
     def __init__(self, pool, interval_s):
         super().__init__(name="reaper")
