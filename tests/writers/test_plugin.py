@@ -52,4 +52,4 @@ def test_installed_writer_is_found_by_name(tmp_path):
         env=environment,
     )
 
-    assert done.stdout == "camvid,coco,image_folder,pedestrian,squares,table ('004', 16)\n", done.stderr
+    assert done.stdout == "camvid,coco,dataset,image_folder,pedestrian,squares,table ('004', 16)\n", done.stderr
