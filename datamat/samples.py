@@ -102,7 +102,7 @@ def _of_folder(folder: pathlib.Path) -> Samples:
         return _FinishedSamples(folder)
     if any((folder / name).is_file() for name in _HF_FILES):
         try:
-            import datasets  # type: ignore[import-not-found]
+            import datasets
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"{folder} was saved by Hugging Face datasets, which is not installed; install it with: "
