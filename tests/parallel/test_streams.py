@@ -222,6 +222,26 @@ def test_submitted_call_never_waits_behind_a_long_one(tmp_path):
         waits.result()
 
 
+def test_stats_can_be_asked_for_while_tasks_are_given_out():
+    """By another thread, again and again."""
+    asked, is_over = [], threading.Event()
+
+    def ask(pool):
+        while not is_over.is_set():
+            asked.append(pool.stats().workers)
+
+    with PathosExecutor(2) as pool:
+        pool.submit(double, 0).result()
+        thread = threading.Thread(target=ask, args=(pool,))
+        thread.start()
+        futures = [pool.submit(double, x) for x in range(20_000)]
+        results = [future.result() for future in futures]
+        is_over.set()
+        thread.join()
+
+    assert results == [2 * x for x in range(20_000)] and asked
+
+
 def test_progress_callback_that_fails_does_not_end_the_pool(method, caplog):
     """It is logged."""
     with PathosExecutor(1, start_method=method) as pool:
