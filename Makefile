@@ -28,7 +28,7 @@ test: $(VENV)/.dev  ## run the tests; ARGS="tests/test_index.py -x" narrows them
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-interop: $(VENV)/.interop  ## read what datamat writes with the readers of others; they are installed first
-	$(BIN)/python -m pytest tests/interop $(ARGS)
+	$(BIN)/python -m pytest tests/interop tests/formats/test_formats_arrayrecord.py tests/readers/test_torch.py $(ARGS)
 
 stress: $(VENV)/.dev  ## run the long kill loops in full
 	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)
