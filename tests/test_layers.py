@@ -19,7 +19,7 @@ import datamat
 LAYERS = """
 errors
 
-codecs: files info libraries < bmp jpeg opencv png_chunks webp < png < encode pictures < __init__
+codecs: files info libraries < bmp jpeg opencv png_chunks webp < png_filters < png < encode pictures < __init__
 parallel: affinity blackbox channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
 interrupts ledger options seeding source_files storage text

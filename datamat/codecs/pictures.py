@@ -78,7 +78,9 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
     return info
 
 
-def decode_image(data: bytes, *, channels: int = 3, name: str = "", max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_image(
+    data: bytes, *, channels: int = 3, name: str = "", max_pixels: int = MAX_PIXELS, out: Pixels | None = None
+) -> Pixels:
     """Return the pixels of a picture file, upright as its EXIF orientation says.
 
     Grey becomes RGB and palettes become their colours; nothing is dropped: what `channels` cannot hold is refused.
@@ -88,6 +90,8 @@ def decode_image(data: bytes, *, channels: int = 3, name: str = "", max_pixels: 
         channels: 3 for RGB; 4 for RGBA, opaque where the file has no alpha; 1 for grey files.
         name: what to call it in messages: a path, key or field.
         max_pixels: most pixels (width * height) accepted.
+        out: memory to decode into. It is filled and returned where it is uint8, C-contiguous and of the shape of the
+            result, and the file needs no conversion; else the result is another array. It may be overwritten anyway.
 
     Returns:
         uint8 (height, width, channels), C-contiguous. PNG, WebP lossless and BMP are exact; JPEG is libjpeg-turbo's
@@ -109,14 +113,15 @@ def decode_image(data: bytes, *, channels: int = 3, name: str = "", max_pixels: 
         raise OptionError(f"decode_image: channels is {channels!r}; want 1 (grey), 3 (RGB) or 4 (RGBA)")
     info = probe(data, whole=True, name=name, max_pixels=max_pixels)
     _refuse_image(info, channels, name)
+    out = _fitting(out, (info.height, info.width, channels), info)
     if info.encoding == "png":
-        pixels = decode_png_image(walk_chunks(data, name), info, channels, name)
+        pixels = decode_png_image(walk_chunks(data, name), info, channels, name, out)
     else:
-        pixels = _decode_other(data, info, channels, name)
+        pixels = _decode_other(data, info, channels, name, out)
     return pixels if info.orientation == 1 else turn_upright(pixels, info.orientation)
 
 
-def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, out: Pixels | None = None) -> Pixels:
     """Return the class ids of a mask file, upright as its EXIF orientation says.
 
     Ids are the stored samples, verbatim: grey values without scaling, also of 1, 2 and 4 bits, and the *indices* of a
@@ -126,6 +131,7 @@ def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) ->
         data: a whole PNG file, grey or palette.
         name: what to call it in messages: a path, key or field.
         max_pixels: most pixels (width * height) accepted.
+        out: uint8 (height, width), as of `decode_image`.
 
     Returns:
         uint8 (height, width), C-contiguous.
@@ -142,7 +148,12 @@ def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) ->
     """
     info = probe(data, whole=True, name=name, max_pixels=max_pixels)
     _refuse_mask(info, name)
-    ids = decode_png_samples(walk_chunks(data, name), info, name)[..., 0]
+    out = _fitting(out, (info.height, info.width), info)
+    samples = None if out is None else out[..., None]
+    found = decode_png_samples(walk_chunks(data, name), info, name, samples)
+    if out is not None and found is samples:
+        return out
+    ids = found[..., 0]
     return ids if info.orientation == 1 else turn_upright(ids, info.orientation)
 
 
@@ -236,19 +247,26 @@ def _refuse_both(info: ImageInfo, name: str) -> None:
         raise refuse(name, found, "at most 8 bits", "convert it to 8 bits, or store it as a Tensor")
 
 
-def _decode_jpeg(data: bytes, channels: int) -> Pixels:
+def _fitting(out: Pixels | None, shape: tuple[int, ...], info: ImageInfo) -> Pixels | None:
+    """Return `out` if a picture can be decoded into it."""
+    if out is None or out.shape != shape or out.dtype != "uint8" or not out.flags.c_contiguous:
+        return None
+    return out if info.orientation == 1 else None
+
+
+def _decode_jpeg(data: bytes, channels: int, out: Pixels | None) -> Pixels:
     """Return what cv2 gives, from simplejpeg if it has nothing to say against the file: else cv2 is the judge."""
     library = load_simplejpeg()
     if library is not None and channels in {1, 3}:
         with contextlib.suppress(ValueError):
-            pixels: Pixels = library.decode_jpeg(data, "RGB" if channels == 3 else "GRAY")
-            return pixels
+            pixels: Pixels = library.decode_jpeg(data, "RGB" if channels == 3 else "GRAY", buffer=out)
+            return pixels if out is None or pixels.shape != out.shape else out
     return decode_with_cv2(data, channels)
 
 
-def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str) -> Pixels:
+def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str, out: Pixels | None) -> Pixels:
     try:
-        pixels = _decode_jpeg(data, channels) if info.encoding == "jpeg" else decode_with_cv2(data, channels)
+        pixels = _decode_jpeg(data, channels, out) if info.encoding == "jpeg" else decode_with_cv2(data, channels)
     except ValueError as exc:
         raise refuse(name, f"{info.encoding} that does not decode ({exc})", "intact data", RESTORE) from exc
     if pixels.shape[:2] != (info.height, info.width):

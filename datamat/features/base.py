@@ -39,6 +39,11 @@ class Feature(abc.ABC):
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         """Return the value that `encode` was given, from its columns."""
 
+    def decode_into(self, name: str, columns: Mapping[str, Column], out: np.ndarray | None) -> Any:
+        """Return what `decode` does: in `out`, which may be overwritten in any case, where that saves a copy."""
+        del out
+        return self.decode(name, columns)
+
     def prepare(self, name: str, value: Any) -> Any:
         """Return `value` as a transform wants it: decoded, if it came as encoded bytes."""
         del name

@@ -94,7 +94,10 @@ class Image(Feature):
         return _encoded(name, self, value, codecs.encode_png)
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return codecs.decode_image(one_bytes(name, columns), channels=self.channels, name=name)
+        return self.decode_into(name, columns, None)
+
+    def decode_into(self, name: str, columns: Mapping[str, Column], out: np.ndarray | None) -> np.ndarray:
+        return codecs.decode_image(one_bytes(name, columns), channels=self.channels, name=name, out=out)
 
     def prepare(self, name: str, value: Any) -> Any:
         if isinstance(value, bytes):
@@ -154,7 +157,10 @@ class Mask(Feature):
         return _encoded(name, self, value, codecs.encode_png)
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return codecs.decode_mask(one_bytes(name, columns), name=name)
+        return self.decode_into(name, columns, None)
+
+    def decode_into(self, name: str, columns: Mapping[str, Column], out: np.ndarray | None) -> np.ndarray:
+        return codecs.decode_mask(one_bytes(name, columns), name=name, out=out)
 
     def prepare(self, name: str, value: Any) -> Any:
         return codecs.decode_mask(value, name=name) if isinstance(value, bytes) else value

@@ -20,6 +20,8 @@ __all__ = ["Features"]
 
 _TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Image, Mask, ClassLabel, BBoxes, Text, Scalar, Tensor)}
 
+_NO_MEMORY: Mapping[str, np.ndarray] = {}
+
 
 class Features(Mapping[str, Feature]):
     """The schema of a dataset: field name to feature type, always with the field `key`.
@@ -118,8 +120,12 @@ class Features(Mapping[str, Feature]):
             block.update(feature.encode_block(name, columns[name]))
         return block
 
-    def decode(self, columns: Mapping[str, Column]) -> dict[str, Any]:
+    def decode(self, columns: Mapping[str, Column], memory: Mapping[str, np.ndarray] = _NO_MEMORY) -> dict[str, Any]:
         """Return the sample whose columns these are.
+
+        Args:
+            columns: of one record.
+            memory: arrays by field that values may be decoded into; where that was done, the value is the array.
 
         Raises:
             SchemaError: a declared column is missing, or does not hold what is declared.
@@ -128,7 +134,7 @@ class Features(Mapping[str, Feature]):
         sample, name = {}, ""
         try:
             for name, feature in self._fields.items():
-                sample[name] = feature.decode(name, columns)
+                sample[name] = feature.decode_into(name, columns, memory.get(name))
         except KeyError as error:
             raise SchemaError(
                 f"the record has no column {error.args[0]!r}; it holds {some(columns)}: "

@@ -22,6 +22,8 @@ __all__ = ["Allocate", "BatchBuffer", "SampleSlot", "ragged_names"]
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray]
 """Returns an array of that shape and dtype, of any content."""
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 def ragged_names(features: Features) -> frozenset[str]:
     """Return the fields whose values are of any length: they are lists in a batch."""
@@ -51,9 +53,17 @@ class BatchBuffer:
         self._columns: dict[str, _Column] = {}
         self._rows = [False] * num_rows
 
-    def put(self, row: int, sample: Mapping[str, Any]) -> None:
-        """Copy the values of a sample into the batch."""
+    def memory(self, row: int) -> dict[str, np.ndarray]:
+        """Return where the values of a row will lie, by name, as far as columns are there already."""
+        return {
+            name: array for name, column in list(self._columns.items()) if (array := column.memory(row)) is not None
+        }
+
+    def put(self, row: int, sample: Mapping[str, Any], lent: Mapping[str, np.ndarray] = _NOTHING) -> None:
+        """Copy the values of a sample into the batch; those that are `memory`, as it was lent, lie there."""
         for name, value in sample.items():
+            if value is lent.get(name, _NOTHING):
+                continue
             column = self._columns.get(name)
             if column is None:
                 column = self._columns.setdefault(name, _Column(self._num_rows, name in self._ragged, self._allocate))
@@ -73,9 +83,14 @@ class SampleSlot:
     def __init__(self) -> None:
         self._sample: Mapping[str, Any] = {}
 
-    def put(self, row: int, sample: Mapping[str, Any]) -> None:
-        """Take the sample."""
+    def memory(self, row: int) -> dict[str, np.ndarray]:
+        """Return nothing: the sample brings its own."""
         del row
+        return {}
+
+    def put(self, row: int, sample: Mapping[str, Any], lent: Mapping[str, np.ndarray] = _NOTHING) -> None:
+        """Take the sample."""
+        del row, lent
         self._sample = sample
 
     def finish(self) -> dict[str, Any]:
@@ -92,6 +107,10 @@ class _Column:
         self._apart: list[Any] = [None] * num_rows
         self._is_apart = [False] * num_rows
         self._lock = threading.Lock()
+
+    def memory(self, row: int) -> np.ndarray | None:
+        stacked = self._stacked
+        return stacked[row] if stacked is not None and stacked.ndim > 1 else None
 
     def put(self, row: int, value: Any) -> None:
         if not self._is_ragged and _is_array(value):

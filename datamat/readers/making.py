@@ -22,7 +22,7 @@ from datamat.readers.memory import MemoryPool
 from datamat.readers.sharing import Loans, SharedFolder, adopt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -55,13 +55,14 @@ class BatchMaker:
     """Makes batches of records. Thread-safe, and picklable if the transform is.
 
     Attributes:
-        read: returns a sample by its position, None where it is damaged and left out.
+        read: returns a sample by its position, None where it is damaged and left out. It is given arrays by field
+            that it may decode into.
         transform: applied to each, or None.
         ragged: columns that are lists.
         is_batched: whether samples are put together; else each job is one sample.
     """
 
-    read: Callable[[int], dict[str, Any] | None]
+    read: Callable[[int, Mapping[str, np.ndarray]], dict[str, Any] | None]
     transform: SampleTransform | None
     ragged: frozenset[str]
     is_batched: bool
@@ -73,9 +74,11 @@ class BatchMaker:
     def fill(self, buffer: BatchBuffer | SampleSlot, job: Job, rows: range) -> None:
         """Read, decode, transform and put some rows."""
         for row in rows:
-            sample = self.read(int(job.positions[row]))
+            # What goes through a transform may have another shape before it.
+            memory = buffer.memory(row) if self.transform is None else {}
+            sample = self.read(int(job.positions[row]), memory)
             if sample is not None:
-                buffer.put(row, self.transform(sample, job.epoch) if self.transform else sample)
+                buffer.put(row, self.transform(sample, job.epoch) if self.transform else sample, memory)
 
 
 def in_threads(jobs: Iterator[Job], maker: BatchMaker, num_threads: int, depth: int) -> Generator[dict[str, Any]]:

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any, final
 from datamat.errors import CorruptDataError, InputError, SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
     from datamat.features import Features
     from datamat.readers.damage import Damages
     from datamat.readers.keys import KeyIndex
     from datamat.readers.records import RecordFiles
 
 __all__ = ["SampleReader"]
+
+_NO_MEMORY: Mapping[str, np.ndarray] = {}
 
 
 @final
@@ -33,14 +39,18 @@ class SampleReader:
     damages: Damages
     keys: KeyIndex
 
-    def read(self, position: int) -> dict[str, Any]:
+    def read(self, position: int, memory: Mapping[str, np.ndarray] = _NO_MEMORY) -> dict[str, Any]:
         """Return a sample.
+
+        Args:
+            position: of its record.
+            memory: arrays by field that values may be decoded into; where that was done, the value is the array.
 
         Raises:
             CorruptDataError: the record is damaged; names file, record, key and what is wrong.
         """
         try:
-            return self.features.decode(self.records.read(position))
+            return self.features.decode(self.records.read(position), memory)
         except CorruptDataError as error:
             raise CorruptDataError(f"{error}{self._key_note(position)}") from error
         except (InputError, SchemaError) as error:
@@ -50,10 +60,10 @@ class SampleReader:
                 f"again, which makes it anew{self._key_note(position)}"
             ) from error
 
-    def read_or_skip(self, position: int) -> dict[str, Any] | None:
+    def read_or_skip(self, position: int, memory: Mapping[str, np.ndarray] = _NO_MEMORY) -> dict[str, Any] | None:
         """Return a sample, or None where its record is damaged and left out; raises as `read` where that is asked."""
         try:
-            return self.read(position)
+            return self.read(position, memory)
         except CorruptDataError as error:
             self.damages.leave_out(position, error)
             return None

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -41,6 +42,11 @@ def saved(array, encoding, mode=None, **options):
 def png(colour, depth, **options):
     before = [PALETTE] if colour == 3 else []
     return build_png(np.zeros((2, 3, SAMPLES[colour])), colour=colour, depth=depth, before=before, **options)
+
+
+def saved_by_cv2(array):
+    """Return a PNG file: cv2 uses filter 1 in all rows."""
+    return cv2.imencode(".png", array[..., ::-1] if array.ndim == 3 else array)[1].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -391,3 +397,53 @@ def test_codec_versions_name_the_libraries_in_use(missing):
     assert versions["png_inflate"].split()[0] == ("zlib" if "isal" in missing else "isal")
     assert versions["png_unfilter"].split()[0] == ("opencv" if "pyspng" in missing else "pyspng-seunglab")
     assert all(text.split()[1][0].isdigit() for text in versions.values())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [encode_png(RGB), encode_jpeg(RGB, quality=90), build_png(RGB, colour=2, depth=8, filters=[4])],
+    ids=["left filters", "jpeg", "other filters"],
+)
+def test_picture_is_decoded_into_the_memory_given(data):
+    """Or, if that saves nothing, into other memory; never into memory that it does not fill."""
+    memory = np.full((3, *RGB.shape), 9, np.uint8)
+
+    found = decode_image(data, out=memory[1])
+
+    assert np.array_equal(found, decode_image(data))
+    assert (memory[[0, 2]] == 9).all()
+
+
+def test_memory_that_fits_is_used():
+    """PNG as cv2 writes it, and JPEG: the pixels are not copied."""
+    png, jpeg, mask = saved_by_cv2(RGB), encode_jpeg(RGB, quality=90), saved_by_cv2(RGB[..., 0])
+    image, ids = np.empty(RGB.shape, np.uint8), np.empty(RGB.shape[:2], np.uint8)
+
+    assert decode_image(png, out=image) is image
+    assert np.array_equal(image, RGB)
+    assert decode_image(jpeg, out=image) is image
+    assert np.array_equal(image, decode_image(jpeg))
+    assert decode_mask(mask, out=ids) is ids
+    assert np.array_equal(ids, RGB[..., 0])
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [np.zeros((7, 5, 3), np.uint8), np.zeros(RGB.shape, np.int8), np.zeros((5, 7, 6), np.uint8)[..., ::2]],
+    ids=["shape", "dtype", "not contiguous"],
+)
+@pytest.mark.parametrize("data", [encode_png(RGB), encode_jpeg(RGB, quality=90)], ids=["png", "jpeg"])
+def test_memory_that_does_not_fit_is_left_alone(data, memory):
+    """The result is then an array of its own."""
+    found = decode_image(data, out=memory)
+
+    assert np.array_equal(found, decode_image(data))
+    assert not memory.any()
+
+
+def test_turned_picture_is_not_left_lying_in_the_memory():
+    """A picture that is stored upside down would have the shape of the result, and be wrong."""
+    turned = saved(RGB, "jpeg", exif=b"Exif\0\0" + exif(3))
+    memory = np.empty(RGB.shape, np.uint8)
+
+    assert np.array_equal(decode_image(turned, out=memory), decode_image(turned))

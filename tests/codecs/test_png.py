@@ -311,3 +311,18 @@ def test_large_picture_decodes(missing):
 
     assert np.array_equal(decode_image(encode_png(tall.reshape(5000, 5001, 3))), tall.reshape(5000, 5001, 3))
     assert np.array_equal(decode_mask(encode_png(wide)), wide)
+
+
+@pytest.mark.parametrize("filters", [[0], [1], [2], [1, 0, 0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("colour", [0, 2, 4, 6])
+@pytest.mark.parametrize("width", [1, 2, 7, 130])
+def test_uniform_filters_give_the_samples(filters, colour, width):
+    """They are undone for all rows at once; a mixture is not."""
+    samples = np.random.default_rng(width).integers(0, 256, (9, width, SAMPLES[colour]), dtype=np.uint8)
+    data = build_png(samples, colour=colour, depth=8, filters=filters)
+    channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
+
+    found = decode_image(data, channels=channels)
+
+    wanted = samples if colour != 4 else samples[..., [0, 0, 0, 1]]
+    assert np.array_equal(found, wanted)

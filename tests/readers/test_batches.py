@@ -24,6 +24,7 @@ from datamat import (
     OptionError,
     SampleError,
     WorkerOptions,
+    codecs,
     load,
 )
 
@@ -378,3 +379,27 @@ def test_worker_processes_need_no_guard(pairs, tmp_path, method):
     )
 
     assert done.stdout == "(60, 12, 32, 3) 60 set()\n", done.stderr
+
+
+def test_pictures_are_decoded_straight_into_the_batch(pairs, monkeypatch):
+    """All but the first of each batch, whose shape is not known before."""
+    data, decode, results = load(pairs, "train"), codecs.decode_mask, []
+
+    def watched(*args, out=None, **options):
+        results.append((result := decode(*args, out=out, **options)) is out)
+        return result
+
+    monkeypatch.setattr(codecs, "decode_mask", watched)
+    batches = list(data.to_numpy(16, num_threads=1))
+
+    assert results.count(False) == len(batches)
+    assert np.array_equal(batches[1]["mask"], [data[number]["mask"] for number in range(16, 32)])
+
+
+def test_transform_gets_memory_of_its_own(pairs):
+    """Its result may have another shape than what it was given."""
+    data = load(pairs, "train")
+
+    halves = next(iter(data.to_numpy(16, transform=lambda sample: {**sample, "image": sample["image"][::2]})))
+
+    assert np.array_equal(halves["image"], next(iter(data.to_numpy(16)))["image"][:, ::2])
