@@ -14,7 +14,7 @@ import xxhash
 
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError
 from datamat.features import Features
-from datamat.storage import commit, digest_file, read_json, read_regular, render_json
+from datamat.storage import commit, digest_file, parse_json, read_regular, render_json
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MANIFEST_FILE",
+    "MOST_MANIFEST_BYTES",
     "IndexInfo",
     "KeyDigest",
     "Manifest",
@@ -33,13 +34,13 @@ __all__ = [
 ]
 
 MANIFEST_FILE = "manifest.json"
+MOST_MANIFEST_BYTES = 1 << 28  # half a million shards; more is no file of ours
 _VERSION = 1
 # What names of files are made of: a manifest is read from wherever people got it, and nothing in it may lead elsewhere.
 _NAME = re.compile(r"\w+(?:-\w+)*\Z")
 _SPLIT = re.compile(r"\w+\Z")
 _SHARD_FILE = re.compile(r"\w+(?:-\w+)*-\d{5}-of-\d{5}(?:\.\w+)+\Z")
 _MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
-_MOST_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -298,22 +299,35 @@ class Manifest:
         """
         path = pathlib.Path(folder) / MANIFEST_FILE
         try:
-            value = read_json(path)
+            content = manifest_bytes(path.parent)
         except FileNotFoundError as error:
             begun = (path.parent / ".datamat").is_dir()
             state = "its run is not finished: run it again to go on" if begun else "datamat did not write there"
             raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
         except ValueError as error:
             raise CorruptDataError(f"{error}; restore it, or run the job again to write it anew") from error
+        return cls.parse(content, str(path), strict=strict)
+
+    @classmethod
+    def parse(cls, content: bytes, path: str, *, strict: bool = True) -> Manifest:
+        """Return the manifest that a file holds; `path` is where it lies, for messages. See `read`.
+
+        Raises:
+            CorruptDataError: it is not as datamat writes it.
+        """
+        try:
+            value = parse_json(content, path)
+        except ValueError as error:
+            raise CorruptDataError(f"{error}; restore it, or run the job again to write it anew") from error
         manifest = cls._from_json(value, path)
-        if strict and manifest.render() != manifest_bytes(path.parent):
+        if strict and manifest.render() != content:
             raise CorruptDataError(
                 f"{path} was changed since it was written: it does not have its digest; restore it, or run repair()"
             )
         return manifest
 
     @classmethod
-    def _from_json(cls, value: Any, path: pathlib.Path) -> Manifest:
+    def _from_json(cls, value: Any, path: str) -> Manifest:
         try:
             if value["datamat_manifest"] != _VERSION:
                 raise CorruptDataError(
@@ -345,7 +359,7 @@ class Manifest:
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:
     """Return the manifest's file as it is; raises `OSError`, or `ValueError` where it is far too large for one."""
-    return read_regular(folder / MANIFEST_FILE, max_bytes=_MOST_BYTES)
+    return read_regular(folder / MANIFEST_FILE, max_bytes=MOST_MANIFEST_BYTES)
 
 
 class KeyDigest:

@@ -37,6 +37,7 @@ __all__ = [
     "fsync_folder",
     "lock_holder",
     "locked",
+    "parse_json",
     "publish",
     "read_json",
     "read_regular",
@@ -179,13 +180,17 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         OSError: it cannot be read.
         ValueError: it is not that; names the file.
     """
-    content = read_regular(path, max_bytes=_MOST_JSON_BYTES)
+    return parse_json(read_regular(path, max_bytes=_MOST_JSON_BYTES), os.fspath(path))
+
+
+def parse_json(content: bytes, place: str) -> Any:
+    """Return the value of strict JSON, as `read_json`; `place` is where it came from, for messages."""
     try:
         return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError(f"{os.fspath(path)} is not JSON of ours: it is nested too deeply") from error
+        raise ValueError(f"{place} is not JSON of ours: it is nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from error
+        raise ValueError(f"{place} is not JSON: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import pathlib
 import re
+import shutil
 import struct
 import threading
 from typing import TYPE_CHECKING, Any, final
@@ -18,19 +19,22 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import xxhash
 
-from datamat.errors import CorruptDataError, OptionError
+from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
 
     from datamat.formats import Value
-    from datamat.manifest import ShardInfo
+    from datamat.manifest import IndexInfo, ShardInfo
+    from datamat.readers.remote import RemotePath
 
 __all__ = ["RecordCache", "ShardStore", "byte_limit"]
 
 _COPY_BYTES = 4 << 20
 _RECORD_OVERHEAD = 400  # of the dict, its entry and the objects in it, measured for three columns
 _LOCK_FILE = ".lock"
+_OFFSETS = ".offsets"
 _PART = ".part"
 _ROOM = "room"
 _CHECKSUM = re.compile("[0-9a-f]{32}")
@@ -87,26 +91,26 @@ def _size_of(record: Mapping[str, Value]) -> int:
 
 @final
 class ShardStore:
-    """Copies of shards on a local disk, for directories on a slow file system. Safe with any number of processes.
+    """Copies of files on a local disk, for directories on a slow file system or behind a URL.
 
-    A copy is named by the checksum of its content, which is tested while it is made: it cannot be that of a shard that
-    was written anew. It appears under its name when it is complete. One process copies a shard while others wait.
-    Copies of other data sets are removed where room is needed, oldest use first; those of this one stay, and what has
-    no room is read where it is.
+    Safe with any number of processes. A copy is named by the checksum of its content, which is tested while it is made:
+    it cannot be that of a file that was written anew. It appears under its name when it is complete. One process copies
+    a file while others wait. Copies of other data sets are removed where room is needed, oldest use first; those of
+    this one stay. A shard that has no room is read where it is, unless that is behind a URL.
 
     Args:
         folder: where copies are kept; made if need be.
         max_bytes: of all copies together.
-        shards: of this data set.
+        files: shards of this data set, and files of its index.
 
     Raises:
         OptionError: the folder cannot be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, shards: Sequence[ShardInfo]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, files: Sequence[ShardInfo | IndexInfo]) -> None:
         self._folder = pathlib.Path(folder)
         self._max_bytes = max_bytes
-        self._own = {_name_of(info) for info in shards}
+        self._own = {_name_of(info) + rest for info in files for rest in ("", _OFFSETS)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -121,28 +125,70 @@ class ShardStore:
             CorruptDataError: the shard is not what the manifest says.
             OSError: it cannot be read.
         """
+        return self._copy(info, str(source), lambda: _blocks(source)) or source
+
+    def fetch(self, info: ShardInfo | IndexInfo, source: RemotePath) -> pathlib.Path:
+        """Return the path of a copy of a file behind a URL, made now if need be.
+
+        Raises:
+            CorruptDataError: the file is not what the manifest says.
+            OutputError: it cannot be read, or has no room here.
+        """
+        with self._disk_errors_told():
+            copy = self._copy(info, str(source), source.blocks)
+        if copy is None:
+            raise OutputError(
+                f"{source} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it holds "
+                f"{self._num_bytes()} bytes of the {self._max_bytes} of cache_bytes, and its disk has "
+                f"{shutil.disk_usage(self._folder).free} free; what lies behind a URL is read from there alone: load "
+                "with larger cache_bytes, or with a cache_dir on a larger disk"
+            )
+        return copy
+
+    def offsets(self, info: ShardInfo) -> bytes | None:
+        """Return the content of the file of offsets that is kept for a shard, or None."""
+        kept = self._folder / (_name_of(info) + _OFFSETS)
+        try:
+            return kept.read_bytes() if _used_now(kept) else None
+        except FileNotFoundError:  # another process has just made room
+            return None
+
+    def keep_offsets(self, info: ShardInfo, content: bytes) -> None:
+        """Keep the content of a file of offsets for a shard, if there is room."""
+        kept = self._folder / (_name_of(info) + _OFFSETS)
+        with self._disk_errors_told(), self._lock(info.checksum):
+            self._make(kept, len(content), lambda file: file.write(content))
+
+    def _copy(
+        self, info: ShardInfo | IndexInfo, place: str, blocks: Callable[[], Generator[bytes, None, None]]
+    ) -> pathlib.Path | None:
+        """Return the path of a copy of a file, made of its blocks if need be; None where there is no room."""
         copy = self._folder / _name_of(info)
         if not _used_now(copy):
             with self._lock(info.checksum):
-                if not _used_now(copy) and not self._make(info, source, copy):
-                    return source
+                if not _used_now(copy):
+                    with contextlib.closing(blocks()) as content:
+                        made = self._make(copy, info.num_bytes, lambda file: _write(content, file, info, place))
+                    return copy if made else None
         return copy
 
-    def _make(self, info: ShardInfo, source: pathlib.Path, copy: pathlib.Path) -> bool:
-        """Copy a shard if there is room; what is being copied counts already, by the file that it goes to."""
-        part = copy.with_name(copy.name + _PART)
+    def _make(self, path: pathlib.Path, num_bytes: int, write: Callable[[BinaryIO], Any]) -> bool:
+        """Make a file if there is room; one that is being made counts already, with all that it will hold."""
+        part = path.with_name(path.name + _PART)
         with self._lock(_ROOM):
-            if not self._make_room(info.num_bytes, but=part.name):
+            if not self._make_room(num_bytes, but=part.name):
                 return False
             try:
                 with open(part, "wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(info.num_bytes, 1))
+                    os.posix_fallocate(file.fileno(), 0, max(num_bytes, 1))
             except OSError:  # the disk is full, whatever the limit
                 part.unlink(missing_ok=True)
                 return False
         try:
-            _copy(source, part, info)
-            part.rename(copy)
+            with open(part, "r+b") as file:
+                write(file)
+                file.truncate()  # of an empty file, to which the system gives no room
+            part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -172,18 +218,37 @@ class ShardStore:
         path.unlink(missing_ok=True)
         return True
 
+    def _num_bytes(self) -> int:
+        return sum(entry.stat().st_size for entry in os.scandir(self._folder))
+
+    @contextlib.contextmanager
+    def _disk_errors_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, DatamatError):
+                raise
+            raise OutputError(f"cache_dir {self._folder}: {error}; give a folder that can be written to") from error
+
     @contextlib.contextmanager
     def _lock(self, what: str, *, wait: bool = True) -> Iterator[None]:
         """Hold the lock of one thing among all threads and processes; it is free again when its holder dies."""
         # A byte of one file for each thing. Locks of the open file (fcntl(2), F_OFD_SETLK), not of the process: they
-        # hold among threads as well, and a child that was forked meanwhile does not share them once the file is closed.
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, xxhash.xxh3_64_intdigest(what.encode()) >> 2, 1, 0)
+        # hold among threads as well. They are given back by name: a child that was forked meanwhile has the file open.
+        place = xxhash.xxh3_64_intdigest(what.encode()) >> 2
         with open(self._folder / _LOCK_FILE, "ab") as file:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
-            yield
+            fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK, place))
+            try:
+                yield
+            finally:
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, place))
 
 
-def _name_of(info: ShardInfo) -> str:
+def _request(kind: int, place: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, place, 1, 0)
+
+
+def _name_of(info: ShardInfo | IndexInfo) -> str:
     return f"{info.checksum}.{info.file.partition('.')[2]}"
 
 
@@ -196,15 +261,23 @@ def _used_now(copy: pathlib.Path) -> bool:
     return True
 
 
-def _copy(source: pathlib.Path, target: pathlib.Path, info: ShardInfo) -> None:
+def _blocks(source: pathlib.Path) -> Generator[bytes, None, None]:
+    with open(source, "rb", buffering=0) as file:
+        while block := file.read(_COPY_BYTES):
+            yield block
+
+
+def _write(blocks: Iterable[bytes], file: BinaryIO, info: ShardInfo | IndexInfo, place: str) -> None:
+    """Write the content of a file of the directory, and test it."""
     digest, size = xxhash.xxh3_128(), 0
-    with open(source, "rb", buffering=0) as original, open(target, "r+b") as file:
-        while size <= info.num_bytes and (data := original.read(_COPY_BYTES)):
-            file.write(data)
-            digest.update(data)
-            size += len(data)
+    for block in blocks:
+        digest.update(block)
+        size += len(block)
+        if size > info.num_bytes:
+            break
+        file.write(block)
     if (size, digest.hexdigest()) != (info.num_bytes, info.checksum):
         raise CorruptDataError(
-            f"{source} is not what the manifest says: checksum {digest.hexdigest()} of {size} bytes read, wanted "
+            f"{place} is not what the manifest says: checksum {digest.hexdigest()} of {size} bytes read, wanted "
             f"{info.checksum} of {info.num_bytes}; run the job again to write it anew"
         )

@@ -22,6 +22,7 @@ from datamat.readers.batches import Batches, BatchOptions, Numpy
 from datamat.readers.collate import ragged_names
 from datamat.readers.making import BatchMaker
 from datamat.readers.order import Order
+from datamat.readers.remote import RemotePath
 from datamat.readers.transforms import SampleTransform
 
 if TYPE_CHECKING:
@@ -45,13 +46,15 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     torch, grain and whoever asks for `len` and items.
 
     Args:
-        path: the directory.
+        path: the directory, or its URL.
         manifest: its manifest.
         split: one split, or None for all.
         samples: the records of the split, by position.
     """
 
-    def __init__(self, path: pathlib.Path, manifest: Manifest, split: str | None, samples: SampleReader) -> None:
+    def __init__(
+        self, path: pathlib.Path | RemotePath, manifest: Manifest, split: str | None, samples: SampleReader
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.split = split
@@ -66,7 +69,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def files(self) -> list[str]:
-        """The paths of the shards, in order."""
+        """The paths of the shards, in order: URLs, where the directory was loaded from one."""
         return [str(self.path / info.file) for info in self._shards]
 
     def __len__(self) -> int:
@@ -152,7 +155,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
 
         TensorFlow reads TFRecord itself, plain or gzip: shards interleaved, pictures decoded in parallel, rows of
-        tables a batch at a time. Other formats are decoded in threads of this process and handed over sample by sample.
+        tables a batch at a time. Other formats, and what is behind a URL, are decoded in threads of this process and
+        handed over sample by sample.
 
         Args:
             batch_size: records per batch; None gives single samples.
@@ -208,6 +212,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self.manifest.format,
             len(self),
             self._identity["records"],
+            isinstance(self.path, RemotePath),
             self._samples.damages.are_skipped,
             lambda: self.to_numpy(shuffle=once_shuffled, seed=secrets.randbits(32) if seed is None else seed),
         )

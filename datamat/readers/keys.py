@@ -15,12 +15,14 @@ import numpy as np
 import xxhash
 
 from datamat.errors import CorruptDataError
+from datamat.readers.remote import RemotePath
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Mapping, Sequence
 
     from datamat.manifest import Manifest, ShardInfo
+    from datamat.readers.cache import ShardStore
 
 __all__ = ["KeyIndex", "stored_key"]
 
@@ -39,19 +41,24 @@ class KeyIndex:
         manifest: of the directory.
         split: one split, or None for all.
         stored_keys: returns the keys of the records of a shard, by its position among the shards of the splits.
+        store: of copies of the index, where the folder is behind a URL.
     """
 
     def __init__(
-        self, folder: pathlib.Path, manifest: Manifest, split: str | None, stored_keys: Callable[[int], list[str]]
+        self,
+        folder: pathlib.Path | RemotePath,
+        manifest: Manifest,
+        split: str | None,
+        stored_keys: Callable[[int], list[str]],
+        store: ShardStore | None = None,
     ) -> None:
         self._splits = []
         first_shard = first_record = 0
         for name, shards in manifest.splits.items():
             if split in (None, name):
                 names = _Names(manifest.copies.get(name, 1), name in manifest.augmented)
-                self._splits.append(
-                    _SplitKeys(folder / f"{name}.parquet", names, shards, first_shard, first_record, stored_keys)
-                )
+                local = _LocalIndex(folder / f"{name}.parquet", name, manifest, store)
+                self._splits.append(_SplitKeys(local, names, shards, first_shard, first_record, stored_keys))
                 first_shard += len(shards)
                 first_record += sum(info.num_records for info in shards)
 
@@ -90,10 +97,28 @@ class _Names:
         return [row_key] if self._plain else [f"{row_key}#{copy}" for copy in range(self._copies)]
 
 
+class _LocalIndex:
+    """The file of the index of a split, or a copy of it made when it is first needed."""
+
+    def __init__(
+        self, source: pathlib.Path | RemotePath, split: str, manifest: Manifest, store: ShardStore | None
+    ) -> None:
+        self._source = source
+        self._info = next((info for info in manifest.index if info.split == split), None)
+        self._store = store
+
+    def path(self) -> pathlib.Path:
+        if not isinstance(self._source, RemotePath):
+            return self._source
+        if self._info is None or self._store is None:
+            raise CorruptDataError(f"the manifest does not tell of {self._source}; run the job again to write it anew")
+        return self._store.fetch(self._info, self._source)
+
+
 class _SplitKeys:
     def __init__(
         self,
-        path: pathlib.Path,
+        file: _LocalIndex,
         names: _Names,
         shards: Sequence[ShardInfo],
         first_shard: int,
@@ -101,7 +126,7 @@ class _SplitKeys:
         stored_keys: Callable[[int], list[str]],
     ) -> None:
         self.first_record = first_record
-        self._path = path
+        self._file = file
         self._names = names
         self._starts = list(accumulate((info.num_records for info in shards[:-1]), initial=first_record))
         self._num_rows = sum(info.num_rows for info in shards)
@@ -160,15 +185,16 @@ class _SplitKeys:
         import pyarrow as pa
         from pyarrow import parquet
 
+        path = self._file.path()
         try:
-            with open(self._path, "rb") as file:
+            with open(path, "rb") as file:
                 columns = parquet.read_table(file, columns=["key", "shard", "record"], use_threads=False)
         except (OSError, pa.ArrowException) as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            raise CorruptDataError(f"index file {self._path}: {reason}; run the job again to write it anew") from error
+            raise CorruptDataError(f"index file {path}: {reason}; run the job again to write it anew") from error
         if len(columns) != self._num_rows:
             raise CorruptDataError(
-                f"index file {self._path} has {len(columns)} rows, the manifest says {self._num_rows}; run the job "
+                f"index file {path} has {len(columns)} rows, the manifest says {self._num_rows}; run the job "
                 "again to write it anew"
             )
         return columns

@@ -2,6 +2,7 @@
 
 position ── RecordCache ── the shard's reader: offsets beside it, one read ── encoded record
                            its file: in the directory, or a copy in a ShardStore
+                           behind a URL: copies of both
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import functools
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-
-from datamat.errors import CorruptDataError
-from datamat.formats import Offsets
+from datamat.errors import CorruptDataError, OptionError
 from datamat.readers.keys import stored_key
+from datamat.readers.opening import open_local, open_remote
+from datamat.readers.remote import RemotePath
 
 if TYPE_CHECKING:
     import pathlib
@@ -37,17 +37,25 @@ class RecordFiles:
         shards: those to read, in order.
         shard_format: of the shards.
         cache: of records in memory.
-        store: of shards on a local disk, or None.
+        store: of copies on a local disk; needed where the directory is behind a URL.
+
+    Raises:
+        OptionError: there is no store for a directory behind a URL.
     """
 
     def __init__(
         self,
-        path: pathlib.Path,
+        path: pathlib.Path | RemotePath,
         shards: Sequence[ShardInfo],
         shard_format: ShardFormat,
         cache: RecordCache,
         store: ShardStore | None = None,
     ) -> None:
+        if isinstance(path, RemotePath) and store is None:
+            raise OptionError(
+                f"{path} is read through copies on a local disk, and cache_dir is None; give it a folder: "
+                f"load({str(path)!r}, cache_dir='/tmp/datamat')"
+            )
         self._path = path
         self._shards = shards
         self._format = shard_format
@@ -55,6 +63,7 @@ class RecordFiles:
         self._store = store
         self._ends = list(accumulate(info.num_records for info in shards))
         self._files: dict[int, ShardReader] = {}
+        self._damaged: dict[int, str] = {}  # shards behind URLs: not fetched again for each of their records
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -77,7 +86,7 @@ class RecordFiles:
         shard = bisect.bisect_right(self._ends, position)
         return shard, position - (self._ends[shard - 1] if shard else 0)
 
-    def file(self, shard: int) -> pathlib.Path:
+    def file(self, shard: int) -> pathlib.Path | RemotePath:
         """Return the path of a shard in the directory."""
         return self._path / self._shards[shard].file
 
@@ -92,10 +101,10 @@ class RecordFiles:
         return rows if isinstance(rows, int) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_damaged"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={})
+        self.__dict__.update(state, _files={}, _damaged={})
 
     def __del__(self) -> None:
         for opened in self.__dict__.get("_files", {}).values():
@@ -105,36 +114,21 @@ class RecordFiles:
         found = self._files.get(shard)
         if found is None:
             # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
-            opened = self._open(self._shards[shard])
+            opened = self._open(shard)
             found = self._files.setdefault(shard, opened)
             if found is not opened:
                 opened.close()
         return found
 
-    def _open(self, info: ShardInfo) -> ShardReader:
-        offsets = self._offsets(info)
-        path = self._path / info.file
+    def _open(self, shard: int) -> ShardReader:
+        info = self._shards[shard]
+        if not isinstance(self._path, RemotePath):
+            return open_local(self._path, info, self._format, self._store)
+        assert self._store is not None, "refused when made"
+        if shard in self._damaged:
+            raise CorruptDataError(self._damaged[shard])
         try:
-            return self._format.reader(self._store.local(info, path) if self._store else path, offsets)
-        except OSError as error:
-            raise CorruptDataError(f"{path}: {error.strerror}; run the job again to write it anew") from error
-
-    def _offsets(self, info: ShardInfo) -> Offsets:
-        path = self._path / info.index_file
-        try:
-            offsets = Offsets.from_text(path.read_text("ascii"))
-        except (OSError, UnicodeDecodeError, CorruptDataError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise CorruptDataError(f"{path}: {reason}; run the job again to write it anew") from error
-        if len(offsets) != info.num_records:
-            raise CorruptDataError(
-                f"{path} holds {len(offsets)} offsets, the manifest says {info.num_records} records; run the job again"
-            )
-        end = np.uint64(info.num_bytes)
-        outside = np.flatnonzero((offsets.offset > end) | (offsets.size > end - np.minimum(offsets.offset, end)))
-        if len(outside):
-            raise CorruptDataError(
-                f"{path}: record {outside[0]} would lie outside of {info.file}, which has {info.num_bytes} bytes; "
-                "run the job again to write it anew"
-            )
-        return offsets
+            return open_remote(self._path, info, self._format, self._store)
+        except CorruptDataError as error:
+            self._damaged[shard] = str(error)
+            raise

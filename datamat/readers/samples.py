@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, final
 
-from datamat.errors import CorruptDataError, InputError, SchemaError
+from datamat.errors import CorruptDataError, InputError, OutputError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +71,6 @@ class SampleReader:
     def _key_note(self, position: int) -> str:
         try:
             key = self.keys.key_at(position)
-        except CorruptDataError:  # the index is damaged as well
+        except (CorruptDataError, OutputError):  # the index is damaged as well, or behind a URL and out of reach
             key = None
         return "" if key is None else f" (key {key!r})"

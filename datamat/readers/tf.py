@@ -6,8 +6,8 @@
     a service   the same in its workers ── over the network ── prefetch
 
 What is shuffled is encoded records, a tenth of the memory of pixels, unless samples are kept decoded: then what is kept
-is shuffled anew in each epoch. TFRecord is read by TensorFlow itself; all other formats by `ShardedDataset.to_numpy`,
-in threads of this process, and handed over sample by sample.
+is shuffled anew in each epoch. TFRecord is read by TensorFlow itself; all other formats, and what lies behind a URL,
+by `ShardedDataset.to_numpy`, in threads of this process, and handed over sample by sample.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class TfSource:
         format_name: of the shards.
         num_records: in all of them.
         identity: what changes when any record does.
+        is_remote: whether the files lie behind a URL, which TensorFlow does not read.
         skips_damage: whether damaged records are left out and counted, which TensorFlow does not do.
         samples: returns what each `iter` gives the samples of another epoch of, decoded in Python, in its order unless
             they are kept: for formats that TensorFlow does not read.
@@ -60,13 +61,14 @@ class TfSource:
     format_name: str
     num_records: int
     identity: str
+    is_remote: bool
     skips_damage: bool
     samples: Callable[[], Iterable[dict[str, Any]]]
 
     @property
     def is_native(self) -> bool:
         """Whether TensorFlow reads the shards itself."""
-        return self.format_name in _COMPRESSION and not self.skips_damage
+        return self.format_name in _COMPRESSION and not self.skips_damage and not self.is_remote
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +146,11 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
     tf = tensorflow()
     if options.service is not None and source.skips_damage:
         raise OptionError("a service cannot leave damaged records out; load with errors='raise', or read without one")
+    if options.service is not None and source.is_remote:
+        raise OptionError(
+            f"the workers of a service open the shards themselves, and {source.files[0] if source.files else 'these'} "
+            "lies behind a URL; copy the directory to a disk that they share, or read without a service"
+        )
     if options.service is not None and not source.is_native:
         raise OptionError(
             f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
