@@ -2,8 +2,9 @@
 
 jobs ── at most `depth` at work or ready ── batches, in the order of the jobs
 
-threads     a job is cut into runs of rows; the threads decode them straight into the memory of the batch. Decoders
-            and large copies let go of the interpreter's lock, so that two threads keep two cores busy.
+threads     a job is cut into a run of rows for each thread, which decodes them straight into the memory of the batch.
+            Decoders and large copies let go of the interpreter's lock, so that two threads keep two cores busy. One
+            that is done with its run goes on with the next batch.
 processes   a job is one call; the worker decodes into shared memory (`sharing`), of which the reading process
             takes over the pages. For transforms that keep the interpreter to themselves.
 """
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, final
 
 from datamat.parallel import PathosExecutor
 from datamat.readers.collate import BatchBuffer, SampleSlot
-from datamat.readers.memory import MemoryPool
 from datamat.readers.sharing import Loans, SharedFolder, adopt
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     from datamat.readers.collate import Allocate
     from datamat.readers.damage import Damages
+    from datamat.readers.memory import MemoryPool
     from datamat.readers.transforms import SampleTransform
 
 __all__ = ["BatchMaker", "Job", "in_processes", "in_threads"]
-
-_RUNS_PER_THREAD = 4  # runs of a batch for each thread: the last ones end close together, and few calls are made
 
 
 @final
@@ -81,7 +80,9 @@ class BatchMaker:
                 buffer.put(row, self.transform(sample, job.epoch) if self.transform else sample, memory)
 
 
-def in_threads(jobs: Iterator[Job], maker: BatchMaker, num_threads: int, depth: int) -> Generator[dict[str, Any]]:
+def in_threads(
+    jobs: Iterator[Job], maker: BatchMaker, num_threads: int, depth: int, memory: MemoryPool
+) -> Generator[dict[str, Any]]:
     """Yield the batch of each job, made in threads; an empty one where no record is left of it.
 
     Args:
@@ -89,14 +90,14 @@ def in_threads(jobs: Iterator[Job], maker: BatchMaker, num_threads: int, depth: 
         maker: makes them.
         num_threads: that decode.
         depth: most jobs at work or ready while a batch is in use.
+        memory: of the batches.
     """
     pool = concurrent.futures.ThreadPoolExecutor(num_threads, "datamat-read")
-    memory = MemoryPool()
 
     def start(job: Job) -> Callable[[], dict[str, Any]]:
         buffer = maker.buffer(job, memory.allocate)
         size = len(job.positions)
-        step = -(-size // (_RUNS_PER_THREAD * num_threads))
+        step = -(-size // num_threads)
         runs = [
             pool.submit(maker.fill, buffer, job, range(size)[first : first + step]) for first in range(0, size, step)
         ]

@@ -17,7 +17,7 @@ _REFERENCES_OF_FREE = 2  # the pool's list, and the argument of getrefcount
 
 @final
 class MemoryPool:
-    """Allocates arrays in memory of earlier ones that are gone. Thread-safe.
+    """Allocates arrays in memory of earlier ones that are gone. Thread-safe; a copy in another process has its own.
 
     Every view, tensor or buffer on an array keeps a reference to the memory below it. When the pool's own is the only
     one left, nobody can tell that the memory is used again.
@@ -34,6 +34,9 @@ class MemoryPool:
             return np.empty(shape, dtype)
         with self._lock:
             return self._block(num_bytes).view(dtype).reshape(shape)
+
+    def __reduce__(self) -> tuple[type[MemoryPool], tuple[()]]:
+        return MemoryPool, ()
 
     def _block(self, num_bytes: int) -> np.ndarray:
         blocks = self._blocks  # counted by number: a loop over them would hold a reference more
