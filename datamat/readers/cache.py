@@ -110,7 +110,7 @@ class ShardStore:
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, files: Sequence[ShardInfo | IndexInfo]) -> None:
         self._folder = pathlib.Path(folder)
         self._max_bytes = max_bytes
-        self._own = {_name_of(info) + rest for info in files for rest in ("", _OFFSETS)}
+        self._own = {_name_of(info): info.num_bytes for info in files}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -137,11 +137,12 @@ class ShardStore:
         with self._disk_errors_told():
             copy = self._copy(info, str(source), source.blocks)
         if copy is None:
+            held = sum(status.st_size for status, _ in self._held())
             raise OutputError(
-                f"{source} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it holds "
-                f"{self._num_bytes()} bytes of the {self._max_bytes} of cache_bytes, and its disk has "
-                f"{shutil.disk_usage(self._folder).free} free; what lies behind a URL is read from there alone: load "
-                "with larger cache_bytes, or with a cache_dir on a larger disk"
+                f"{source} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it holds {held} of "
+                f"the {self._max_bytes} of cache_bytes, and its disk has {shutil.disk_usage(self._folder).free} free; "
+                "what lies behind a URL is read from there alone: load with larger cache_bytes, or with a cache_dir on "
+                "a larger disk"
             )
         return copy
 
@@ -154,10 +155,11 @@ class ShardStore:
             return None
 
     def keep_offsets(self, info: ShardInfo, content: bytes) -> None:
-        """Keep the content of a file of offsets for a shard, if there is room."""
+        """Keep the content of a file of offsets for a shard, if there is room beside all files of this data set."""
         kept = self._folder / (_name_of(info) + _OFFSETS)
+        missing = sum(size for name, size in self._own.items() if not (self._folder / name).exists())
         with self._disk_errors_told(), self._lock(info.checksum):
-            self._make(kept, len(content), lambda file: file.write(content))
+            self._make(kept, len(content), lambda file: file.write(content), free=missing)
 
     def _copy(
         self, info: ShardInfo | IndexInfo, place: str, blocks: Callable[[], Generator[bytes, None, None]]
@@ -172,11 +174,11 @@ class ShardStore:
                     return copy if made else None
         return copy
 
-    def _make(self, path: pathlib.Path, num_bytes: int, write: Callable[[BinaryIO], Any]) -> bool:
-        """Make a file if there is room; one that is being made counts already, with all that it will hold."""
+    def _make(self, path: pathlib.Path, num_bytes: int, write: Callable[[BinaryIO], Any], *, free: int = 0) -> bool:
+        """Make a file if there is room, and `free` is left; one that is being made counts already, with all of it."""
         part = path.with_name(path.name + _PART)
         with self._lock(_ROOM):
-            if not self._make_room(num_bytes, but=part.name):
+            if not self._make_room(num_bytes + free, but=part.name):
                 return False
             try:
                 with open(part, "wb") as file:
@@ -196,12 +198,12 @@ class ShardStore:
 
     def _make_room(self, num_bytes: int, *, but: str) -> bool:
         """Remove what is not of this data set until `num_bytes` fit below the limit; return whether they do."""
-        found = [(path.stat(), path) for path in self._folder.iterdir() if path.name not in {_LOCK_FILE, but}]
+        found = [(status, path) for status, path in self._held() if path.name != but]
         used = sum(status.st_size for status, _ in found)
         for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
             if used + num_bytes <= self._max_bytes:
                 break
-            if path.name not in self._own and self._remove(path):
+            if path.name.removesuffix(_OFFSETS) not in self._own and self._remove(path):
                 used -= status.st_size
         return used + num_bytes <= self._max_bytes
 
@@ -218,8 +220,13 @@ class ShardStore:
         path.unlink(missing_ok=True)
         return True
 
-    def _num_bytes(self) -> int:
-        return sum(entry.stat().st_size for entry in os.scandir(self._folder))
+    def _held(self) -> list[tuple[os.stat_result, pathlib.Path]]:
+        """Return what the folder holds, finished and unfinished."""
+        while True:
+            paths = [path for path in self._folder.iterdir() if path.name != _LOCK_FILE]
+            # A file that another process renames meanwhile is there under its new name: looked for again, and counted.
+            with contextlib.suppress(FileNotFoundError):
+                return [(path.lstat(), path) for path in paths]
 
     @contextlib.contextmanager
     def _disk_errors_told(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ def load(
         >>> train[0]["image"].shape, train["0001TP_006690#2"]["mask"].dtype   # doctest: +SKIP
         ((360, 480, 3), dtype('uint8'))
     """
-    folder = _folder(path, storage_options)
+    folder = _folder(path, storage_options, cache_dir)
     found = _manifest(folder)
     manifest = found.of_format(format or found.format)
     if split is not None and split not in manifest.splits:
@@ -93,8 +93,17 @@ def load(
     return ShardedDataset(folder, manifest, split, samples)
 
 
-def _folder(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> pathlib.Path | RemotePath:
+def _folder(
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> pathlib.Path | RemotePath:
     if is_url(path):
+        if cache_dir is None:
+            raise OptionError(
+                f"{path} is read through copies on a local disk, and cache_dir is None; give it a folder: "
+                f"load({path!r}, cache_dir='/tmp/datamat')"
+            )
         return RemotePath(os.fspath(path), dict(storage_options or {}))
     if storage_options is not None:
         raise OptionError(f"storage_options are for URLs, and {os.fspath(path)} is a path; leave them out")

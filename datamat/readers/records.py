@@ -12,7 +12,7 @@ import functools
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
-from datamat.errors import CorruptDataError, OptionError
+from datamat.errors import CorruptDataError
 from datamat.readers.keys import stored_key
 from datamat.readers.opening import open_local, open_remote
 from datamat.readers.remote import RemotePath
@@ -38,9 +38,6 @@ class RecordFiles:
         shard_format: of the shards.
         cache: of records in memory.
         store: of copies on a local disk; needed where the directory is behind a URL.
-
-    Raises:
-        OptionError: there is no store for a directory behind a URL.
     """
 
     def __init__(
@@ -51,11 +48,6 @@ class RecordFiles:
         cache: RecordCache,
         store: ShardStore | None = None,
     ) -> None:
-        if isinstance(path, RemotePath) and store is None:
-            raise OptionError(
-                f"{path} is read through copies on a local disk, and cache_dir is None; give it a folder: "
-                f"load({str(path)!r}, cache_dir='/tmp/datamat')"
-            )
         self._path = path
         self._shards = shards
         self._format = shard_format
@@ -124,7 +116,7 @@ class RecordFiles:
         info = self._shards[shard]
         if not isinstance(self._path, RemotePath):
             return open_local(self._path, info, self._format, self._store)
-        assert self._store is not None, "refused when made"
+        assert self._store is not None, "copies are what is read"
         if shard in self._damaged:
             raise CorruptDataError(self._damaged[shard])
         try:

@@ -141,5 +141,5 @@ def _errors_told(url: str) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     """Return what an error says, and what caused it: fsspec calls a server that is down a file that is not there."""
-    told = f"{type(error).__name__}: {error}"
+    told = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return told if error.__cause__ is None else f"{told}, from {_reason(error.__cause__)}"

@@ -11,8 +11,10 @@ import shutil
 
 import numpy as np
 import pytest
+import xxhash
 
 from datamat import CorruptDataError, OptionError, load
+from datamat.manifest import ShardInfo
 from datamat.readers.cache import RecordCache, ShardStore
 
 
@@ -174,6 +176,47 @@ def test_damaged_shard_is_not_copied(copied, tmp_path):
     with pytest.raises(CorruptDataError, match=f"{data.files[0]} is not what the manifest says: checksum"):
         data[0]
     assert copies(tmp_path / "cache") == []
+
+
+def test_copy_that_is_finished_while_room_is_made_is_counted(pairs, tmp_path, monkeypatch):
+    """It has another name then than when the folder was listed."""
+    info, other = load(pairs, "train").manifest.splits["train"]
+    store = ShardStore(tmp_path / "cache", info.num_bytes + other.num_bytes - 1, [info, other])
+    store.local(other, pairs / other.file)
+    listed = iter([[tmp_path / "cache" / f"{other.checksum}.tfrecord.part"], [*(tmp_path / "cache").iterdir()]])
+    monkeypatch.setattr(pathlib.Path, "iterdir", lambda _: next(listed))
+
+    path = store.local(info, pairs / info.file)
+
+    assert path == pairs / info.file
+
+
+def test_lock_is_free_when_its_block_ends_though_a_forked_process_lives(tmp_path):
+    """The child has the file of the lock open, as one has that is forked while a thread copies a shard."""
+    store = ShardStore(tmp_path, 0, [])
+    ends = multiprocessing.Event()
+
+    with store._lock("one"):
+        child = multiprocessing.get_context("fork").Process(target=ends.wait, args=(20,))
+        child.start()
+    try:
+        with store._lock("one", wait=False):
+            pass
+    finally:
+        ends.set()
+        child.join(20)
+
+
+def test_empty_file_has_an_empty_copy(tmp_path):
+    """Though room for one byte at least is what the system gives."""
+    (tmp_path / "a-b-00000-of-00001.tfrecord").touch()
+    checksum = xxhash.xxh3_128_hexdigest(b"")
+    info = ShardInfo("a-b-00000-of-00001.tfrecord", "b", 0, 0, 0, checksum, "", "")
+
+    copy = ShardStore(tmp_path / "cache", 1000, [info]).local(info, tmp_path / info.file)
+
+    assert copy.parent == tmp_path / "cache"
+    assert copy.read_bytes() == b""
 
 
 def test_many_processes_share_a_cache_folder(pairs, tmp_path):

@@ -1,0 +1,411 @@
+"""Directories behind URLs: read as they were written, each file fetched once, and no trace of what failed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import os
+import pathlib
+import pickle
+import shutil
+import socket
+import sys
+
+import numpy as np
+import pytest
+from web import serving
+
+from datamat import CorruptDataError, MissingDependencyError, OptionError, OutputError, load
+from datamat.readers.remote import RemotePath, is_url
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture(scope="session")
+def formats(make_pairs_output, tmp_path_factory):
+    """The same pairs in every format that needs no further package. Read only."""
+    return make_pairs_output(
+        tmp_path_factory.mktemp("formats") / "out", format=["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
+    )
+
+
+@pytest.fixture
+def copied(pairs, tmp_path):
+    """A directory to damage."""
+    return shutil.copytree(pairs, tmp_path / "out")
+
+
+@pytest.fixture
+def web(copied):
+    """A server that shows it."""
+    with serving(copied) as web:
+        yield web
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A folder for copies."""
+    return tmp_path / "cache"
+
+
+def copies(cache, ending=""):
+    """Return the names of finished and unfinished copies."""
+    return sorted(name for name in os.listdir(cache) if name != ".lock" and name.endswith(ending))
+
+
+def same(one, other):
+    """Tell whether two samples are equal."""
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def keys_in(place):
+    """Return the keys of a directory, read record by record: for other processes."""
+    url, cache = place
+    return [sample["key"] for sample in load(url, cache_dir=cache)]
+
+
+def read_all(data):
+    """Read a data set: for other processes."""
+    return [sample["key"] for sample in data]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
+def test_samples_are_those_of_the_directory(formats, cache, name, ranges):
+    """In every format, in order, by position and by key; from servers that give parts of files and that do not."""
+    expected = load(formats, "train", format=name)
+
+    with serving(formats, ranges=ranges) as web:
+        found = load(web.url, "train", format=name, cache_dir=cache)
+        in_order = list(found)
+        by_key = found[expected.keys()[-1]]
+
+    assert all(map(same, in_order, list(expected)))
+    assert found.keys() == expected.keys()
+    assert same(by_key, expected[-1])
+    assert len(found) == len(in_order) == len(expected)
+
+
+def test_every_way_of_reading_works(pairs, web, cache):
+    """Batches, pictures and going on in the middle."""
+    local, data = load(pairs, "val"), load(web.url, "val", cache_dir=cache)
+
+    batches = list(data.to_numpy(2, shuffle=True, seed=3))
+    walk = iter(data)
+    first = next(walk)
+    again = load(web.url, "val", cache_dir=cache)
+    again.load_state_dict(data.state_dict())
+
+    assert [one["key"] for one in batches] == [one["key"] for one in local.to_numpy(2, shuffle=True, seed=3)]
+    assert [first["key"], *read_all(again)] == local.keys()
+    assert np.array_equal(data.preview(2).array, local.preview(2).array)
+
+
+@pytest.mark.slow
+def test_tensorflow_is_given_the_samples(pairs, web, cache):
+    """It does not read such URLs itself."""
+    data = load(web.url, "val", cache_dir=cache)
+
+    tensors = [(one["key"].numpy().decode(), one["image"].numpy()) for one in data.to_tf()]
+
+    assert [key for key, _ in tensors] == load(pairs, "val").keys()
+    assert all(np.array_equal(image, sample["image"]) for (_, image), sample in zip(tensors, data, strict=True))
+
+
+def test_data_set_tells_where_it_is(web, cache):
+    """By URLs; options, which hold secrets, are not shown."""
+    data = load(web.url + "/", "train", cache_dir=cache, storage_options={"headers": {"X-Secret": "hush"}})
+
+    assert data.files == [f"{web.url}/{info.file}" for info in data.manifest.splits["train"]]
+    assert str(data.path) == web.url + "/"
+    assert web.url in repr(data)
+    assert "hush" not in repr(data) + repr(data.path)
+    assert web.headers[-1]["X-Secret"] == "hush"
+
+
+def test_files_are_fetched_when_needed_and_once(web, cache):
+    """Only those of the split; the next data set asks for the manifest alone."""
+    data = load(web.url, "train", cache_dir=cache)
+    at_first = list(web.asked)
+    data[0]
+    after_one = list(web.asked)
+    read_all(data)
+    data.keys()
+
+    again = load(web.url, "train", cache_dir=cache)
+    read_all(again)
+    again.keys()
+
+    shards = data.manifest.splits["train"]
+    names = [shards[0].file, shards[0].index_file, shards[1].file, shards[1].index_file, "index/train.parquet"]
+    assert at_first == ["/manifest.json"]
+    assert after_one == [*at_first, f"/{names[0]}", f"/{names[1]}"]
+    assert web.asked == ["/manifest.json", *(f"/{name}" for name in names), "/manifest.json"]
+
+
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_share_what_is_fetched(pairs, web, cache, start_method):
+    """Each shard is fetched once by all of them."""
+    with concurrent.futures.ProcessPoolExecutor(3, multiprocessing.get_context(start_method)) as pool:
+        found = list(pool.map(keys_in, [(web.url, cache)] * 3))
+
+    shards = load(pairs).manifest.shards
+    assert found == [load(pairs).keys()] * 3
+    assert [web.count(info.file) for info in shards] == [1] * len(shards)
+    assert copies(cache, ".part") == []
+
+
+def test_pickled_data_set_reads_on(pairs, web, cache):
+    """Here and in a process that was spawned."""
+    data = load(web.url, "val", cache_dir=cache)
+    data[0]
+
+    here = pickle.loads(pickle.dumps(data))
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        there = pool.submit(read_all, data).result()
+
+    assert read_all(here) == there == load(pairs, "val").keys()
+
+
+def test_workers_read(pairs, web, cache):
+    """Processes that make batches."""
+    data = load(web.url, "train", cache_dir=cache)
+    data[0]  # this process has connections, which those of the workers must not be
+
+    batches = list(data.to_numpy(8, num_workers=2))
+
+    assert [key for batch in batches for key in batch["key"]] == load(pairs, "train").keys()
+
+
+def test_workers_of_torch_read(pairs, web, cache):
+    """Those of a `DataLoader`."""
+    torch_data = pytest.importorskip("torch.utils.data")
+    data = load(web.url, "val", cache_dir=cache)
+    data[0]
+
+    loader = torch_data.DataLoader(
+        data, batch_size=None, num_workers=2, multiprocessing_context="fork", collate_fn=lambda sample: sample["key"]
+    )
+
+    assert list(loader) == load(pairs, "val").keys()
+
+
+def test_connections_outlive_what_a_forked_process_drops(web):
+    """A child that closed the parent's would have it wait for ever for the next answer."""
+    path = RemotePath(web.url) / "manifest.json"
+    content = path.read(1 << 20)
+
+    def read_and_collect():
+        path.read(1 << 20)
+        gc.collect()
+
+    child = multiprocessing.get_context("fork").Process(target=read_and_collect)
+    child.start()
+    child.join(20)
+
+    assert child.exitcode == 0
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(path.read, 1 << 20).result(20) == content
+
+
+def test_directory_that_was_written_anew_is_noticed(web, make_pairs_output, copied, cache):
+    """Copies of its old shards are not taken for the new ones."""
+    before = load(web.url, "train", cache_dir=cache)
+    old = {sample["key"]: sample["image"] for sample in before}
+    shutil.rmtree(copied)
+    make_pairs_output(copied, seed=1)
+
+    after = load(web.url, "train", cache_dir=cache)
+
+    assert set(after.keys()) == set(old)
+    assert not any(np.array_equal(sample["image"], old[sample["key"]]) for sample in after)
+    assert all(map(same, after, load(copied, "train")))
+
+
+def test_cache_stays_below_its_limit(web, cache, caplog):
+    """What has no room is an error that says how much there is, foreseen when the data set is loaded."""
+    shards = load(web.folder, "train").manifest.splits["train"]
+    limit = shards[0].num_bytes + 1000
+
+    data = load(web.url, "train", cache_dir=cache, cache_bytes=limit, errors="skip")
+    first = data[0]
+
+    assert f"and cache_bytes is {limit}" in caplog.text
+    assert first["key"] == load(web.folder, "train")[0]["key"]
+    with pytest.raises(
+        OutputError, match=rf"{shards[1].file} has {shards[1].num_bytes} bytes and no room .* of the {limit}"
+    ):
+        read_all(data)
+    assert sum((cache / name).stat().st_size for name in os.listdir(cache)) <= limit
+    assert copies(cache, ".part") == []
+
+
+def test_offsets_without_room_are_not_kept(web, cache):
+    """They are fetched each time, then."""
+    shards = load(web.folder, "val").manifest.splits["val"]
+    limit = sum(info.num_bytes for info in shards)
+
+    for _ in range(2):
+        assert len(read_all(load(web.url, "val", cache_dir=cache, cache_bytes=limit))) == 4
+
+    assert [web.count(info.index_file) for info in shards] == [2, 2]
+    assert [web.count(info.file) for info in shards] == [1, 1]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("fault", [404, 403, 500, "cut", "silence"])
+@pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.parquet"])
+def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending, fault, ranges):
+    """It is no damage, so that it is not skipped; and the same data set goes on when the server does."""
+    with serving(copied, ranges=ranges) as web:
+        data = load(web.url, "train", cache_dir=cache, errors="skip")
+        web.faults[ending] = fault
+        with pytest.raises(OutputError, match=f"{web.url}/.*{ending} cannot be read: .*; check the address") as failed:
+            data[0], data.keys()
+        left = copies(cache)
+        web.faults.clear()
+        found = read_all(data)
+
+    shard = f"{data.manifest.splits['train'][0].checksum}.tfrecord"
+    assert failed.value.__cause__ is not None
+    assert left == {".tfrecord": [], ".idx": [shard], "train.parquet": [shard, f"{shard}.offsets"]}[ending]
+    assert found == data.keys() == load(copied, "train").keys()
+
+
+def test_server_that_is_down_is_told(cache):
+    """With what the system says."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+        with pytest.raises(OutputError, match=f"{url}/manifest.json cannot be read: .*Connect"):
+            load(url, cache_dir=cache)
+
+
+def test_folder_without_manifest_is_told(web, cache):
+    """With the address that was asked for."""
+    with pytest.raises(OutputError, match=f"{web.url}/index/manifest.json cannot be read: FileNotFoundError"):
+        load(f"{web.url}/index", cache_dir=cache)
+
+
+def test_damaged_manifest_is_refused(web, copied, cache):
+    """As one on the disk is."""
+    content = (copied / "manifest.json").read_bytes()
+    (copied / "manifest.json").write_bytes(content.replace(b'"seed": 0', b'"seed": 1'))
+
+    with pytest.raises(CorruptDataError, match=f"{web.url}/manifest.json was changed since it was written"):
+        load(web.url, cache_dir=cache)
+
+
+def test_damaged_shard_is_fetched_once(web, copied, cache):
+    """Its records are left out where that was asked for, without fetching it for each of them."""
+    data = load(web.url, "train", cache_dir=cache, errors="skip")
+    info = data.manifest.splits["train"][0]
+    content = bytearray((copied / info.file).read_bytes())
+    content[-1] ^= 1
+    (copied / info.file).write_bytes(content)
+
+    found = read_all(data)
+
+    assert found == load(copied, "train").keys()[info.num_records :]
+    assert data.num_skipped == info.num_records
+    assert web.count(info.file) == 1
+    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.file} is not what the manifest says: checksum"):
+        data[0]
+
+
+def test_damaged_index_is_not_kept(web, copied, cache):
+    """It has a checksum, too."""
+    path = copied / "index/train.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:-10] + bytes(10))
+    data = load(web.url, "train", cache_dir=cache)
+
+    with pytest.raises(CorruptDataError, match=r"index/train.parquet is not what the manifest says"):
+        data.keys()
+    path.write_bytes(content)
+
+    assert data.keys() == load(copied, "train").keys()
+
+
+@pytest.mark.parametrize("which", ["others", "half", "endless"])
+def test_offsets_of_other_records_are_not_kept(web, copied, make_pairs_output, tmp_path, cache, which):
+    """As when they were fetched while the directory was written anew: they have no checksum of their own."""
+    info = load(copied, "train").manifest.splits["train"][0]
+    right = (copied / info.index_file).read_text()
+    others = (make_pairs_output(tmp_path / "other", seed=1) / info.index_file).read_text()
+    wrong = {"others": others, "half": right[: len(right) // 2], "endless": right * 100}[which]
+    (copied / info.index_file).write_text(wrong)
+
+    with pytest.raises(CorruptDataError, match=info.index_file):
+        load(web.url, "train", cache_dir=cache)[0]
+    kept = copies(cache, ".offsets")
+    (copied / info.index_file).write_text(right)
+
+    assert wrong != right
+    assert kept == []
+    assert load(web.url, "train", cache_dir=cache)[0]["key"] == load(copied, "train")[0]["key"]
+
+
+def test_service_is_refused(web, cache):
+    """Its workers would have to read the URL with TensorFlow."""
+    pytest.importorskip("tensorflow")
+
+    with pytest.raises(OptionError, match=f"open the shards themselves, and {web.url}/.* lies behind a URL; copy"):
+        load(web.url, "train", cache_dir=cache).to_tf(4, service="grpc://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "module", "line"),
+    [
+        ("s3", "s3fs", r"pip install 'datamat\[s3\]'"),
+        ("gs", "gcsfs", "pip install 'gcsfs'"),
+        ("smb", "smbprotocol", "smb"),
+    ],
+)
+def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
+    """With the line that installs it."""
+    registry = pytest.importorskip("fsspec.registry")
+    monkeypatch.setattr(registry, "_registry", {})
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith(f"fsspec.implementations.{scheme}")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    with pytest.raises(MissingDependencyError, match=f"{scheme}://bucket/out/manifest.json needs a package .*{line}"):
+        load(f"{scheme}://bucket/out", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("http://h/out", {}, r"cache_dir is None; give it a folder: load\('http://h/out', cache_dir="),
+        ("nothing://h/out", {"cache_dir": "c"}, "nothing://h/out.*: Protocol not known"),
+        ("simplecache::http://h/out", {"cache_dir": "c"}, "is a chain of filesystems"),
+        ("out", {"storage_options": {"anon": True}}, "storage_options are for URLs, and out is a path"),
+        (pathlib.Path("out"), {"storage_options": {}}, "storage_options are for URLs"),
+    ],
+)
+def test_nonsense_is_refused(url, options, message, tmp_path, monkeypatch):
+    """Before anything is asked for."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(OptionError, match=message):
+        load(url, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("s3://b/x", True),
+        ("simplecache::s3://b/x", True),
+        ("C:/data", False),
+        ("C://data", False),
+        ("out/s3://b", False),
+        ("", False),
+        (pathlib.Path("out"), False),
+    ],
+)
+def test_urls_are_told_from_paths(path, expected):
+    """A drive of Windows is none."""
+    assert is_url(path) is expected

@@ -1,0 +1,99 @@
+"""A web server on this machine for the tests of URLs: it tells what it was asked for, and fails where it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import re
+import threading
+
+
+class Web:
+    """What a server was asked for, and how it is to answer.
+
+    Attributes:
+        url: of the folder that it shows.
+        asked: path of each GET, in order.
+        headers: of each GET.
+        faults: by end of a path, the status to answer with, "cut" for half of the content, "silence" for no answer.
+        ranges: whether parts of files are given.
+    """
+
+    def __init__(self, folder, *, ranges):
+        self.folder = folder
+        self.ranges = ranges
+        self.asked = []
+        self.headers = []
+        self.faults = {}
+        self.url = ""
+
+    def count(self, ending):
+        """Return how many files with such an end of their path were asked for, each time."""
+        return sum(path.endswith(ending) for path in self.asked)
+
+    def fault_of(self, path):
+        """Return what is to go wrong."""
+        return next((fault for ending, fault in self.faults.items() if path.endswith(ending)), None)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections are kept, as by all servers of today
+    wbufsize = -1  # an answer goes out at once, not in pieces that wait for each other
+    web: Web
+
+    def do_HEAD(self):
+        self._answer(with_content=False)
+
+    def do_GET(self):
+        self.web.asked.append(self.path)
+        self.web.headers.append(self.headers)
+        self._answer(with_content=True)
+
+    def log_message(self, *arguments):
+        """Nothing to standard error."""
+
+    def _answer(self, *, with_content):
+        fault = self.web.fault_of(self.path)
+        try:
+            content = (self.web.folder / self.path.lstrip("/")).read_bytes()
+        except OSError:
+            fault = fault or 404
+        if fault == "silence":
+            self.close_connection = True
+            return
+        if isinstance(fault, int):
+            self.send_response(fault)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if self.web.ranges else None
+        self.send_response(206 if wanted else 200)
+        if self.web.ranges:
+            self.send_header("Accept-Ranges", "bytes")
+        if wanted:
+            first, last = int(wanted[1]), min(int(wanted[2]), len(content) - 1)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+            content = content[first : last + 1]
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if with_content:
+            self.wfile.write(content[: len(content) // 2] if fault == "cut" else content)
+            self.close_connection = fault == "cut"
+
+
+@contextlib.contextmanager
+def serving(folder, *, ranges=True):
+    """Show a folder at an address of this machine, as long as the block lasts."""
+    web = Web(folder, ranges=ranges)
+    handler = type("OneHandler", (Handler,), {"web": web})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    web.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield web
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
