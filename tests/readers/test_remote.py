@@ -315,6 +315,20 @@ def test_damaged_shard_is_fetched_once(web, copied, cache):
         data[0]
 
 
+def test_damage_of_a_copy_is_told_without_the_index(web, cache):
+    """It names the key of the record where it can; here it cannot."""
+    data = load(web.url, "train", cache_dir=cache)
+    info = data.manifest.splits["train"][0]
+    data[1]
+    web.faults["train.parquet"] = 500
+    with open(cache / f"{info.checksum}.tfrecord", "r+b") as file:
+        file.seek(40)
+        file.write(bytes(8))
+
+    with pytest.raises(CorruptDataError, match=f"{info.checksum}.tfrecord: record 0"):
+        data[0]
+
+
 def test_damaged_index_is_not_kept(web, copied, cache):
     """It has a checksum, too."""
     path = copied / "index/train.parquet"
@@ -329,8 +343,11 @@ def test_damaged_index_is_not_kept(web, copied, cache):
     assert data.keys() == load(copied, "train").keys()
 
 
-@pytest.mark.parametrize("which", ["others", "half", "endless"])
-def test_offsets_of_other_records_are_not_kept(web, copied, make_pairs_output, tmp_path, cache, which):
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [("others", "does not lead to the last record"), ("half", "line"), ("endless", "has over .* the most it may have")],
+)
+def test_offsets_of_other_records_are_not_kept(web, copied, make_pairs_output, tmp_path, cache, which, message):
     """As when they were fetched while the directory was written anew: they have no checksum of their own."""
     info = load(copied, "train").manifest.splits["train"][0]
     right = (copied / info.index_file).read_text()
@@ -338,7 +355,7 @@ def test_offsets_of_other_records_are_not_kept(web, copied, make_pairs_output, t
     wrong = {"others": others, "half": right[: len(right) // 2], "endless": right * 100}[which]
     (copied / info.index_file).write_text(wrong)
 
-    with pytest.raises(CorruptDataError, match=info.index_file):
+    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.index_file}.*{message}"):
         load(web.url, "train", cache_dir=cache)[0]
     kept = copies(cache, ".offsets")
     (copied / info.index_file).write_text(right)

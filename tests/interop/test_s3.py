@@ -1,0 +1,116 @@
+"""A finished directory in a bucket, read through s3fs from a server on this machine that answers as S3 does."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+from datamat import OutputError, load
+
+pytest.importorskip("s3fs")
+server = pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """The address of a server, empty at first."""
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def options(endpoint):
+    """What s3fs is given for it."""
+    return {"key": "one", "secret": "two", "endpoint_url": endpoint}
+
+
+@pytest.fixture
+def upload(options):
+    """Give a function that puts a directory into a new bucket, and returns its URL."""
+    import s3fs
+
+    def upload(folder, bucket):
+        files = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+        files.mkdir(bucket)
+        files.put(f"{folder}/", f"{bucket}/sets/{folder.name}/", recursive=True)
+        return f"s3://{bucket}/sets/{folder.name}"
+
+    return upload
+
+
+def keys_in(place):
+    """Return the keys of a directory, read record by record: for other processes."""
+    url, cache_dir, options = place
+    return [sample["key"] for sample in load(url, "train", cache_dir=cache_dir, storage_options=options)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
+def test_bucket_holds_the_samples(directory, upload, options, tmp_path, name):
+    """In order, by key, and in batches that processes make."""
+    local = load(directory(name), "train")
+    url = upload(directory(name), name)
+
+    data = load(url, "train", cache_dir=tmp_path / "cache", storage_options=options)
+    found = list(data)
+    batches = list(data.to_numpy(4, num_workers=2))
+
+    assert data.keys() == local.keys()
+    assert [sample["key"] for sample in found] == local.keys()
+    assert all(np.array_equal(sample["image"], other["image"]) for sample, other in zip(found, local, strict=True))
+    assert [key for batch in batches for key in batch["key"]] == local.keys()
+    assert data[local.keys()[-1]]["key"] == local.keys()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_processes_share_a_cache(directory, upload, options, tmp_path, start_method):
+    """Also those that were forked from one that has read."""
+    folder = directory("tfrecord")
+    url = upload(folder, f"shared-{start_method}")
+    load(url, "train", cache_dir=tmp_path / "mine", storage_options=options)[0]
+
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context(start_method)) as pool:
+        found = list(pool.map(keys_in, [(url, tmp_path / "cache", options)] * 2))
+
+    again = load(url, "train", cache_dir=tmp_path / "mine", storage_options=options)
+    assert found == [load(folder, "train").keys()] * 2
+    assert [sample["key"] for sample in again] == found[0]
+
+
+def test_object_that_was_written_anew_is_noticed(directory, upload, options, tmp_path):
+    """Though s3fs remembers the sizes of objects that it has listed."""
+    import s3fs
+
+    url = upload(directory("tfrecord"), "anew")
+    files = s3fs.S3FileSystem(**options)
+    files.ls(url)
+    load(url, cache_dir=tmp_path / "cache", storage_options=options)
+    other = directory("webdataset")
+    outside = s3fs.S3FileSystem(**options, skip_instance_cache=True)  # as another machine has it
+    outside.put_file(f"{other}/manifest.json", f"{url}/manifest.json")
+
+    assert load(url, cache_dir=tmp_path / "cache", storage_options=options).manifest.format == "webdataset"
+
+
+def test_missing_object_and_bucket_are_told(directory, upload, options, tmp_path):
+    """By their addresses, and nothing is left."""
+    import s3fs
+
+    url = upload(directory("tfrecord"), "missing")
+    data = load(url, "train", cache_dir=tmp_path / "cache", storage_options=options)
+    shard = data.files[0]
+    s3fs.S3FileSystem(**options).rm(shard)
+
+    with pytest.raises(OutputError, match=f"{shard} cannot be read: FileNotFoundError"):
+        data[0]
+    with pytest.raises(OutputError, match=r"s3://nowhere/out/manifest\.json cannot be read: "):
+        load("s3://nowhere/out", cache_dir=tmp_path / "cache", storage_options=options)
+    assert os.listdir(tmp_path / "cache") == [".lock"]
