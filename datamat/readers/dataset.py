@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.errors import OptionError
+from datamat.errors import CorruptDataError, OptionError
 from datamat.readers import preview as drawing
 from datamat.readers import tf as tf_reader
 from datamat.readers import torch as torch_reader
@@ -23,6 +23,7 @@ from datamat.readers.collate import ragged_names
 from datamat.readers.making import BatchMaker
 from datamat.readers.order import Order
 from datamat.readers.remote import RemotePath
+from datamat.readers.tf_damage import check_size
 from datamat.readers.transforms import SampleTransform
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument makes no sense; or the service does not answer, cannot read the format, or cannot
                 run the transform.
+            CorruptDataError: a shard is not as long as the manifest says. A record that is found to be damaged in the
+                course of reading is a `tf.errors.InvalidArgumentError` that names file, record and key.
             FingerprintError: with `snapshot`, what `static_transform` holds cannot be compared between programs, as of
                 functions that `tf.function` has traced.
         """
@@ -207,15 +210,18 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         )
         once_shuffled = False if options.keeps_samples else shuffle
         source = tf_reader.TfSource(
-            self.files,
+            {file: info.num_records for file, info in zip(self.files, self._shards, strict=True)},
             self.features,
             self.manifest.format,
-            len(self),
             self._identity["records"],
             isinstance(self.path, RemotePath),
             self._samples.damages.are_skipped,
+            self._damage_in,
             lambda: self.to_numpy(shuffle=once_shuffled, seed=secrets.randbits(32) if seed is None else seed),
         )
+        if source.is_native and snapshot is None:  # what a snapshot keeps outlives the shards
+            for file, info in zip(self.files, self._shards, strict=True):
+                check_size(file, info.num_bytes)
         return tf_reader.make_dataset(source, options)
 
     def to_numpy(  # noqa: PLR0913 -- what users may choose; all but the first by name
@@ -359,6 +365,17 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         if not -len(self) <= position < len(self):
             raise IndexError(f"position {item} in a data set of {len(self)} records")
         return position % len(self)
+
+    def _damage_in(self, file: str) -> CorruptDataError:
+        """Return what is wrong with a shard of which not all records could be read."""
+        shard = self.files.index(file)
+        first = sum(info.num_records for info in self._shards[:shard])
+        try:
+            for position in range(first, first + self._shards[shard].num_records):
+                self._samples.read(position)
+        except CorruptDataError as error:
+            return error
+        return CorruptDataError(f"{file} has changed while it was read; see datamat verify of its directory")
 
     def _batches(
         self, options: BatchOptions, shuffle: bool | int, seed: int, transform: Any, client: Client

@@ -22,11 +22,12 @@ from datamat.errors import FingerprintError, OptionError
 from datamat.fingerprint import fingerprint
 from datamat.readers.collate import ragged_names
 from datamat.readers.service import check_address, distribute
+from datamat.readers.tf_damage import guarded
 from datamat.readers.tf_features import decode_many, decode_one, is_fixed, signature, tensorflow
 from datamat.readers.tf_snapshot import snapshotted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from datamat.features import Features
 
@@ -45,25 +46,30 @@ class TfSource:
     """What is read.
 
     Args:
-        files: paths of the shards.
+        files: number of records of each shard, by its path.
         features: their schema.
         format_name: of the shards.
-        num_records: in all of them.
         identity: what changes when any record does.
         is_remote: whether the files lie behind a URL, which TensorFlow does not read.
         skips_damage: whether damaged records are left out and counted, which TensorFlow does not do.
+        explain: returns what is wrong with a shard, by its path.
         samples: returns what each `iter` gives the samples of another epoch of, decoded in Python, in its order unless
             they are kept: for formats that TensorFlow does not read.
     """
 
-    files: Sequence[str]
+    files: Mapping[str, int]
     features: Features
     format_name: str
-    num_records: int
     identity: str
     is_remote: bool
     skips_damage: bool
+    explain: Callable[[str], Exception]
     samples: Callable[[], Iterable[dict[str, Any]]]
+
+    @property
+    def num_records(self) -> int:
+        """In all shards."""
+        return sum(self.files.values())
 
     @property
     def is_native(self) -> bool:
@@ -148,7 +154,7 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         raise OptionError("a service cannot leave damaged records out; load with errors='raise', or read without one")
     if options.service is not None and source.is_remote:
         raise OptionError(
-            f"the workers of a service open the shards themselves, and {source.files[0] if source.files else 'these'} "
+            f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
             "lies behind a URL; copy the directory to a disk that they share, or read without a service"
         )
     if options.service is not None and not source.is_native:
@@ -207,14 +213,20 @@ def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     """Return encoded records: of one file at a time where the order counts, else of many by turns."""
     # A service hands out the names of files one by one: to fill a window, one worker would take them all.
     is_local = options.service is None
-    names = tf.data.Dataset.from_tensor_slices(tf.constant(list(source.files), tf.string))
+    files = tf.data.Dataset.from_tensor_slices(
+        (tf.constant(list(source.files), tf.string), tf.constant(list(source.files.values()), tf.int64))
+    )
     if options.window and source.files and is_local:
-        names = names.shuffle(len(source.files), seed=options.seed, reshuffle_each_iteration=True)
+        files = files.shuffle(len(source.files), seed=options.seed, reshuffle_each_iteration=True)
     most = _MOST_FILES_AT_ONCE if is_local else _FILES_OF_A_WORKER
-    records = names.interleave(
-        lambda name: tf.data.TFRecordDataset(
-            name, compression_type=_COMPRESSION[source.format_name], buffer_size=_BUFFER_BYTES
-        ),
+
+    def opened(name: Any, num_records: Any) -> Any:
+        compression = _COMPRESSION[source.format_name]
+        records = tf.data.TFRecordDataset(name, compression_type=compression, buffer_size=_BUFFER_BYTES)
+        return guarded(records, name, num_records, source.explain if is_local else None)
+
+    records = files.interleave(
+        opened,
         cycle_length=max(1, min(most, len(source.files))) if _is_mixed(options) else 1,
         **_in_parallel(tf, options),
     )

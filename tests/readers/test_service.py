@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import socket
@@ -94,6 +95,26 @@ def test_values_are_those_without_a_service(many_shards, address):
         assert (sample["image"] == data[sample["key"].decode()]["image"] // 2).all()
     assert sorted(keys_of(endless.take(2 * len(data)))) == sorted(2 * data.keys())
     assert endless.element_spec["image"] == tf.TensorSpec((24, 32, 3), tf.uint8)
+
+
+@pytest.mark.slow
+def test_damaged_shard_is_an_error_that_names_it(make_pairs_output, address, tmp_path):
+    """The workers run no Python of ours, which could tell the record; a shard cut off between two is found as well."""
+    import tensorflow as tf
+
+    flipped, cut = (load(make_pairs_output(tmp_path / name), "train") for name in ("flipped", "cut"))
+    with open(flipped.files[0], "r+b") as file:
+        file.seek(200)
+        value = file.read(1)[0]
+        file.seek(200)
+        file.write(bytes([value ^ 1]))
+    options = {"service": address, "job": "damaged"}
+    datasets = flipped.to_tf(**options), cut.to_tf(**options | {"job": "cut"})
+    os.truncate(cut.files[1], 0)
+
+    for dataset, file in zip(datasets, (flipped.files[0], cut.files[1]), strict=True):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{re.escape(file)}.*is damaged"):
+            list(dataset)
 
 
 @pytest.mark.slow

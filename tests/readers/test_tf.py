@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import re
 import shutil
 import sys
 
@@ -13,6 +15,7 @@ from every_feature import DTYPES, ONE_WORKER, Everything
 
 from datamat import (
     ClassLabel,
+    CorruptDataError,
     DatasetWriter,
     Features,
     IndexRow,
@@ -220,6 +223,12 @@ def test_options_are_checked(pairs, options, message):
         load(pairs).to_tf(**options)
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "cache": True, "shuffle": True}])
+def test_next_batches_are_prefetched(pairs, options):
+    """As the last step. What it hides cannot be seen without a clock, so it is looked for in the data set."""
+    assert type(load(pairs, "train").to_tf(**options)).__name__ == "_PrefetchDataset"
+
+
 def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_output, pairs, tmp_path):
     """The same values, types and shapes; order, cache and shuffle as of TFRecord."""
     other = load(make_pairs_output(tmp_path / "out", format="parquet"), "train")
@@ -248,18 +257,62 @@ def damaged(pairs, folder):
     return output
 
 
-def test_damaged_record_is_an_error(pairs, tmp_path):
-    """TensorFlow's own; so is a shard that was cut off between two records, of which TensorFlow knows nothing."""
+@pytest.mark.parametrize("format_name", ["tfrecord", "tfrecord.gz"])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 8, "shuffle": True}, {"cache": True}])
+def test_damaged_record_is_an_error_that_names_it(make_pairs_output, tmp_path, format_name, options):
+    """By file, record and key, which TensorFlow's own error does not."""
     import tensorflow as tf
 
-    output = damaged(pairs, tmp_path / "damaged")
+    whole = make_pairs_output(tmp_path / "whole", format=format_name)
+    data = load(damaged(whole, tmp_path / "damaged"), "train")
+    name, key = pathlib.Path(data.files[0]).name, re.escape(data.keys()[0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{name}: record 0 [^\n]*\(key '{key}'\)"):
+        list(data.to_tf(**options))
+
+
+def test_table_that_is_damaged_is_an_error_that_names_the_record(tmp_path):
+    """Rows that are decoded a batch at a time as well."""
+    import tensorflow as tf
+
+    data = table(tmp_path / "out")
+    offset = int(data._samples.records._opened(1)._offsets.offset[7])
+    with open(data.files[1], "r+b") as file:
+        file.seek(offset + 20)
+        value = file.read(1)[0]
+        file.seek(offset + 20)
+        file.write(bytes([value ^ 1]))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tfrecord: record 7 .*damaged"):
+        list(data.to_tf(16))
+
+
+def test_shard_of_another_length_is_refused(pairs, tmp_path):
+    """One that was cut off between two records, of which TensorFlow knows nothing, and one that goes on."""
     cut = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
     os.truncate(cut.files[-1], 0)
+    longer = load(shutil.copytree(pairs, tmp_path / "longer"), "train")
+    with open(longer.files[0], "ab") as file:
+        file.write(pathlib.Path(longer.files[1]).read_bytes())
 
-    with pytest.raises(tf.errors.DataLossError, match="corrupted record at 12"):
-        list(load(output, "train").to_tf())
-    with pytest.raises(tf.errors.FailedPreconditionError, match="expected to contain 60 elements but contained only"):
-        list(cut.to_tf(8))
+    for data, file in ((cut, cut.files[-1]), (longer, longer.files[0])):
+        with pytest.raises(CorruptDataError, match=f"{re.escape(file)} has [0-9]+ bytes, the manifest says"):
+            data.to_tf(8)
+
+
+def test_shard_that_is_cut_off_later_is_an_error(pairs, tmp_path):
+    """Between the making of the data set and its reading, at the boundary of two records."""
+    import tensorflow as tf
+
+    data = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
+    dataset = data.to_tf()
+    os.truncate(data.files[0], int(data._samples.records._opened(0)._offsets.offset[3]))
+
+    records = dataset.as_numpy_iterator()
+
+    assert [next(records)["key"].decode() for _ in range(3)] == data.keys()[:3]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(pathlib.Path(data.files[0]).name)):
+        next(records)
 
 
 def test_damaged_record_is_left_out_and_counted(pairs, tmp_path):
