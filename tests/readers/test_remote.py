@@ -144,6 +144,17 @@ def test_files_are_fetched_when_needed_and_once(web, cache):
     assert web.asked == ["/manifest.json", *(f"/{name}" for name in names), "/manifest.json"]
 
 
+def test_copies_serve_at_another_address(web, copied, cache):
+    """They are named by what they hold."""
+    expected = read_all(load(web.url, "train", cache_dir=cache))
+
+    with serving(copied) as moved:
+        found = read_all(load(moved.url, "train", cache_dir=cache))
+
+    assert found == expected
+    assert moved.asked == ["/manifest.json"]
+
+
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_processes_share_what_is_fetched(pairs, web, cache, start_method):
     """Each shard is fetched once by all of them."""
@@ -271,6 +282,16 @@ def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending
     assert failed.value.__cause__ is not None
     assert left == {".tfrecord": [], ".idx": [shard], "train.parquet": [shard, f"{shard}.offsets"]}[ending]
     assert found == data.keys() == load(copied, "train").keys()
+
+
+def test_server_that_does_not_answer_is_not_waited_for_without_end(web, cache):
+    """For as long as the options say; the default is that of the client below fsspec."""
+    aiohttp = pytest.importorskip("aiohttp")
+    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}
+    web.faults["manifest.json"] = "stall"
+
+    with pytest.raises(OutputError, match=r"manifest\.json cannot be read: .*TimeoutError"):
+        load(web.url, cache_dir=cache, storage_options=options)
 
 
 def test_server_that_is_down_is_told(cache):

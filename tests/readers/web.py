@@ -15,7 +15,8 @@ class Web:
         url: of the folder that it shows.
         asked: path of each GET, in order.
         headers: of each GET.
-        faults: by end of a path, the status to answer with, "cut" for half of the content, "silence" for no answer.
+        faults: by end of a path, the status to answer with, "cut" for half of the content, "silence" for the end
+            of the connection, "stall" for no answer until the server ends.
         ranges: whether parts of files are given.
     """
 
@@ -26,6 +27,7 @@ class Web:
         self.headers = []
         self.faults = {}
         self.url = ""
+        self.ends = threading.Event()
 
     def count(self, ending):
         """Return how many files with such an end of their path were asked for, each time."""
@@ -58,7 +60,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             content = (self.web.folder / self.path.lstrip("/")).read_bytes()
         except OSError:
             fault = fault or 404
-        if fault == "silence":
+        if fault == "stall":
+            self.web.ends.wait()
+        if fault in ("silence", "stall"):
             self.close_connection = True
             return
         if isinstance(fault, int):
@@ -94,6 +98,7 @@ def serving(folder, *, ranges=True):
     try:
         yield web
     finally:
+        web.ends.set()
         server.shutdown()
         server.server_close()
         thread.join()
