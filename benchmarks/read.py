@@ -13,6 +13,7 @@ two worker processes or threads, whichever they bring.
 
     floor             two processes decode records that lie in memory: no reading, no batches
     datamat-numpy     to_numpy      datamat-torch   to_torch      datamat-parquet    to_torch over Parquet shards
+    datamat-tf        to_tf
     torch-files       torch DataLoader over plain files, two workers
     tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch
     tfds, grain, grain-workers, webdataset, litdata, mosaic, hf
@@ -45,6 +46,7 @@ NEEDS = {
     "datamat-numpy": (),
     "datamat-torch": ("torch",),
     "datamat-parquet": ("torch",),
+    "datamat-tf": ("tensorflow",),
     "torch-files": ("torch",),
     "tf.data": ("tensorflow",),
     "tf.data-fast": ("tensorflow",),
@@ -356,6 +358,15 @@ def datamat_torch(folder, format_name="tfrecord"):
     return lambda shuffled: data.to_torch(BATCH, shuffle=shuffled)
 
 
+def datamat_tf(folder):
+    import tensorflow  # noqa: F401 -- before the clock starts
+
+    from datamat import load
+
+    data = load(folder / "tfrecord", "train")
+    return lambda shuffled: data.to_tf(BATCH, shuffle=shuffled).as_numpy_iterator()
+
+
 class _Files:
     def __init__(self, folder):
         self.paths = sorted(map(str, (folder / "files").glob("*.jpg")))
@@ -513,6 +524,7 @@ CONTESTANTS = {
     "datamat-numpy": datamat_numpy,
     "datamat-torch": datamat_torch,
     "datamat-parquet": lambda folder: datamat_torch(folder, "parquet"),
+    "datamat-tf": datamat_tf,
     "torch-files": torch_files,
     "tf.data": tf_data,
     "tf.data-fast": lambda folder: tf_data(folder, ""),
