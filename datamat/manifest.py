@@ -40,6 +40,7 @@ _VERSION = 1
 _NAME = re.compile(r"\w+(?:-\w+)*\Z")
 _SPLIT = re.compile(r"\w+\Z")
 _SHARD_FILE = re.compile(r"\w+(?:-\w+)*-\d{5}-of-\d{5}(?:\.\w+)+\Z")
+_CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")  # names copies of files
 _MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
 
 
@@ -165,13 +166,14 @@ class IndexInfo:
 
 
 def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
-    """Return the fields that are not of their type, or numbers out of range."""
+    """Return the fields that are not of their type, numbers out of range, or no checksum."""
     values = {field.name: (getattr(entry, field.name), field.type) for field in dataclasses.fields(entry)}
-    return [
+    wrong = [
         name
         for name, (value, kind) in values.items()
         if (type(value) is not str if kind == "str" else type(value) is not int or not 0 <= value < _MOST)
     ]
+    return wrong or ([] if _CHECKSUM.match(entry.checksum) else ["checksum"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,11 +312,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes, path: str, *, strict: bool = True) -> Manifest:
-        """Return the manifest that a file holds; `path` is where it lies, for messages. See `read`.
-
-        Raises:
-            CorruptDataError: it is not as datamat writes it.
-        """
+        """Return the manifest that a file holds, as `read` does; `path` is where it lies, for messages."""
         try:
             value = parse_json(content, path)
         except ValueError as error:

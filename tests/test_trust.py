@@ -233,14 +233,14 @@ _FILES = [
 
 
 @pytest.mark.parametrize("name", _FILES)
-@pytest.mark.parametrize("where", ["file", "split", "index", "name"])
+@pytest.mark.parametrize("where", ["file", "split", "checksum", "index split", "index checksum", "name"])
 def test_manifest_leads_nowhere_else(output, name, where):
-    """Not by the file of a shard, nor by a split (which names an index file), nor by the name of the data set."""
+    """Not by the file of a shard, a split (which names an index file), a checksum (a copy) or the data set's name."""
     values = json.loads((output / "manifest.json").read_text())
     if where == "name":
         values["name"] = name
-    elif where == "index":
-        values["index"][0]["split"] = name
+    elif where.startswith("index "):
+        values["index"][0][where.removeprefix("index ")] = name
     else:
         values["shards"][0][where] = name
     del values["digest"]
