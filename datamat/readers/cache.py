@@ -151,7 +151,7 @@ class ShardStore:
         kept = self._folder / (_name_of(info) + _OFFSETS)
         try:
             return kept.read_bytes() if _used_now(kept) else None
-        except FileNotFoundError:  # another process has just made room
+        except OSError:  # another process has just made room
             return None
 
     def keep_offsets(self, info: ShardInfo, content: bytes) -> None:

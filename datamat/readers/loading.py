@@ -77,7 +77,7 @@ def load(
     if split is not None and split not in manifest.splits:
         raise OptionError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
     shards = manifest.shards if split is None else manifest.splits[split]
-    files: list[ShardInfo | IndexInfo] = [*shards, *manifest.index]
+    files: list[ShardInfo | IndexInfo] = [*shards, *(info for info in manifest.index if split in (None, info.split))]
     store = None if cache_dir is None else ShardStore(cache_dir, byte_limit(cache_bytes, "cache_bytes"), files)
     if isinstance(folder, RemotePath):
         _tell_if_too_large(folder, sum(info.num_bytes for info in files), cache_bytes)

@@ -7,11 +7,12 @@ a URL         a copy of the shard, then the offsets: they have no checksum, so t
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datamat.errors import CorruptDataError
+from datamat.errors import CorruptDataError, OutputError
 from datamat.formats import Offsets
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ def open_remote(folder: RemotePath, info: ShardInfo, shard_format: ShardFormat, 
     place = folder / info.index_file
     kept = store.offsets(info)
     if kept is not None:
-        return shard_format.reader(copy, _offsets(kept, place, info))
+        with contextlib.suppress(CorruptDataError):  # by what happened to the disk: fetched anew
+            return _reader(copy, _offsets(kept, place, info), shard_format)
     content = place.read(_MOST_LINE_BYTES * info.num_records)
-    opened = shard_format.reader(copy, _offsets(content, place, info))
+    opened = _reader(copy, _offsets(content, place, info), shard_format)
     try:
         if info.num_records:
             opened.read(info.num_records - 1)
@@ -78,6 +80,13 @@ def open_remote(folder: RemotePath, info: ShardInfo, shard_format: ShardFormat, 
             f"{place} does not lead to the last record of {info.file}, whose checksum is right: {error}"
         ) from error
     return opened
+
+
+def _reader(copy: pathlib.Path, offsets: Offsets, shard_format: ShardFormat) -> ShardReader:
+    try:
+        return shard_format.reader(copy, offsets)
+    except OSError as error:  # it was there a moment ago
+        raise OutputError(f"{copy}: {error.strerror}; was cache_dir emptied? load again") from error
 
 
 def _offsets(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -> Offsets:

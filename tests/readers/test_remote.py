@@ -189,19 +189,6 @@ def test_workers_read(pairs, web, cache):
     assert [key for batch in batches for key in batch["key"]] == load(pairs, "train").keys()
 
 
-def test_workers_of_torch_read(pairs, web, cache):
-    """Those of a `DataLoader`."""
-    torch_data = pytest.importorskip("torch.utils.data")
-    data = load(web.url, "val", cache_dir=cache)
-    data[0]
-
-    loader = torch_data.DataLoader(
-        data, batch_size=None, num_workers=2, multiprocessing_context="fork", collate_fn=lambda sample: sample["key"]
-    )
-
-    assert list(loader) == load(pairs, "val").keys()
-
-
 def test_connections_outlive_what_a_forked_process_drops(web):
     """A child that closed the parent's would have it wait for ever for the next answer."""
     path = RemotePath(web.url) / "manifest.json"
@@ -348,6 +335,31 @@ def test_damage_of_a_copy_is_told_without_the_index(web, cache):
 
     with pytest.raises(CorruptDataError, match=f"{info.checksum}.tfrecord: record 0"):
         data[0]
+
+
+@pytest.mark.parametrize("content", ["", "0 1\n", "x\n"])
+def test_damaged_copy_of_offsets_is_replaced(web, copied, cache, content):
+    """The shard need not be fetched again."""
+    data = load(web.url, "train", cache_dir=cache)
+    info = data.manifest.splits["train"][0]
+    data[0]
+    kept = cache / f"{info.checksum}.tfrecord.offsets"
+    kept.write_text(content)
+
+    again = load(web.url, "train", cache_dir=cache)[3]
+
+    assert again["key"] == data[3]["key"]
+    assert kept.read_text() == (copied / info.index_file).read_text()
+    assert web.count(info.file) == 1
+
+
+def test_copy_that_is_gone_is_told(web, cache, monkeypatch):
+    """As when someone empties the folder just then: no damage of the directory, and no record is skipped for it."""
+    data = load(web.url, "train", cache_dir=cache, errors="skip")
+    monkeypatch.setattr("datamat.readers.cache.ShardStore.fetch", lambda *_: cache / "gone.tfrecord")
+
+    with pytest.raises(OutputError, match=r"gone.tfrecord: No such file or directory; was cache_dir emptied\?"):
+        read_all(data)
 
 
 def test_damaged_index_is_not_kept(web, copied, cache):

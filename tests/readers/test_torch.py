@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from web import serving
 
 from datamat import MissingDependencyError, load
 
@@ -55,6 +56,24 @@ def test_tensors_are_the_arrays_of_numpy(torch, make_pairs_output, tmp_path, for
         assert tensors["image"].dtype == torch.uint8
         assert np.array_equal(tensors["image"].numpy(), arrays["image"])
         assert np.array_equal(tensors["mask"].numpy(), arrays["mask"])
+
+
+def test_workers_read_what_lies_behind_a_url(torch, pairs, tmp_path):
+    """Forked from a process that has connections to the server, and one after the other the batches of all."""
+    pytest.importorskip("aiohttp")
+    with serving(pairs) as web:
+        data = load(web.url, "val", cache_dir=tmp_path)
+        data[0]
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=2, num_workers=2, multiprocessing_context="fork", collate_fn=list
+        )
+
+        found = [sample["key"] for batch in loader for sample in batch]
+        batches = torch.utils.data.DataLoader(data.to_torch(2), batch_size=None, num_workers=2)
+        shared = keys_of(batches)
+
+    assert found == load(pairs, "val").keys()
+    assert shared == found
 
 
 def test_every_feature_becomes_tensors(torch, everything):
