@@ -21,7 +21,9 @@ __all__ = ["RemotePath", "is_url"]
 
 _URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # two letters at least: one is a drive of Windows
 _READ_BYTES = 4 << 20
-_REQUEST_BYTES = 16 << 20  # of one request, and of memory, where the filesystem reads by ranges
+_REQUEST_BYTES = 16 << 20  # of one request, and of memory, where files are read by ranges
+_WAIT_S = 60
+_HTTP = ("http", "https")
 _PACKAGES = {
     "s3": "datamat[s3]",
     "s3a": "datamat[s3]",
@@ -87,7 +89,9 @@ class RemotePath:
         with _errors_told(self.url):
             filesystem, path = self._filesystem()
             filesystem.invalidate_cache(path)  # of sizes that someone listed before the file was written anew
-            with filesystem.open(path, "rb", block_size=_REQUEST_BYTES) as file:
+            # One answer for a whole file: not every web server gives ranges, and fsspec takes it for granted.
+            block_size = 0 if self._scheme in _HTTP else _REQUEST_BYTES
+            with filesystem.open(path, "rb", block_size=block_size) as file:
                 while block := file.read(_READ_BYTES):
                     yield block
 
@@ -109,14 +113,18 @@ class RemotePath:
                     )
         return bytes(content)
 
+    @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0].lower()
+
     def _filesystem(self) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
-        scheme = self.url.partition("://")[0]
         try:
-            filesystem, path = url_to_fs(self.url, **self.options)
+            options = _with_timeout(self.options) if self._scheme in _HTTP else self.options
+            filesystem, path = url_to_fs(self.url, **options)
         except ImportError as error:
-            package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
+            package = _PACKAGES.get(self._scheme, f"fsspec[{self._scheme}]")
             raise MissingDependencyError(
                 f"{self.url} needs a package that is not installed ({error}); install it with: pip install '{package}'"
             ) from error
@@ -124,6 +132,14 @@ class RemotePath:
             raise OptionError(f"{self.url}: {error}; want a URL and storage_options that fsspec takes") from error
         _KEPT[hash(filesystem)] = filesystem
         return filesystem, path
+
+
+def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Have a web server given up that is silent for a minute, not one that takes five for a large file."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
+    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
 
 
 @contextlib.contextmanager

@@ -87,6 +87,19 @@ def test_samples_are_those_of_the_directory(formats, cache, name, ranges):
     assert len(found) == len(in_order) == len(expected)
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_large_files_are_read_to_their_end(tmp_path, ranges):
+    """Also from servers that do not give parts of files, and by one request."""
+    content = np.random.default_rng(1).bytes(25 << 20)
+    (tmp_path / "large").write_bytes(content)
+
+    with serving(tmp_path, ranges=ranges) as web:
+        found = (RemotePath(web.url) / "large").read(len(content))
+
+    assert found == content
+    assert web.asked == ["/large"]
+
+
 def test_every_way_of_reading_works(pairs, web, cache):
     """Batches, pictures and going on in the middle."""
     local, data = load(pairs, "val"), load(web.url, "val", cache_dir=cache)
@@ -251,12 +264,11 @@ def test_offsets_without_room_are_not_kept(web, cache):
     assert [web.count(info.file) for info in shards] == [1, 1]
 
 
-@pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("fault", [404, 403, 500, "cut", "silence"])
 @pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.parquet"])
-def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending, fault, ranges):
+def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending, fault):
     """It is no damage, so that it is not skipped; and the same data set goes on when the server does."""
-    with serving(copied, ranges=ranges) as web:
+    with serving(copied) as web:
         data = load(web.url, "train", cache_dir=cache, errors="skip")
         web.faults[ending] = fault
         with pytest.raises(OutputError, match=f"{web.url}/.*{ending} cannot be read: .*; check the address") as failed:
@@ -271,10 +283,12 @@ def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending
     assert found == data.keys() == load(copied, "train").keys()
 
 
-def test_server_that_does_not_answer_is_not_waited_for_without_end(web, cache):
-    """For as long as the options say; the default is that of the client below fsspec."""
+@pytest.mark.parametrize("is_given", [True, False])
+def test_server_that_does_not_answer_is_not_waited_for_without_end(web, cache, monkeypatch, is_given):
+    """For a minute, unless the options say otherwise."""
     aiohttp = pytest.importorskip("aiohttp")
-    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}
+    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}} if is_given else None
+    monkeypatch.setattr("datamat.readers.remote._WAIT_S", 60 if is_given else 0.3)
     web.faults["manifest.json"] = "stall"
 
     with pytest.raises(OutputError, match=r"manifest\.json cannot be read: .*TimeoutError"):
@@ -412,13 +426,14 @@ def test_service_is_refused(web, cache):
     [
         ("s3", "s3fs", r"pip install 'datamat\[s3\]'"),
         ("gs", "gcsfs", "pip install 'gcsfs'"),
+        ("https", "aiohttp", "pip install 'aiohttp'"),
         ("smb", "smbprotocol", "smb"),
     ],
 )
 def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
     """With the line that installs it."""
     registry = pytest.importorskip("fsspec.registry")
-    monkeypatch.setattr(registry, "_registry", {})
+    monkeypatch.delitem(registry._registry, scheme, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     for name in [name for name in sys.modules if name.startswith(f"fsspec.implementations.{scheme}")]:
         monkeypatch.delitem(sys.modules, name)

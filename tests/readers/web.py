@@ -81,8 +81,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if with_content:
-            self.wfile.write(content[: len(content) // 2] if fault == "cut" else content)
             self.close_connection = fault == "cut"
+            self.wfile.write(content[: len(content) // 2] if fault == "cut" else content)
 
 
 @contextlib.contextmanager
