@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -33,11 +35,11 @@ def options(endpoint):
 
 @pytest.fixture
 def upload(options):
-    """Give a function that puts a directory into a new bucket, and returns its URL."""
+    """Give a function that puts a directory into a new bucket, for all to read, and returns its URL."""
     import s3fs
 
     def upload(folder, bucket):
-        files = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+        files = s3fs.S3FileSystem(**options, s3_additional_kwargs={"ACL": "public-read"}, skip_instance_cache=True)
         files.mkdir(bucket)
         files.put(f"{folder}/", f"{bucket}/sets/{folder.name}/", recursive=True)
         return f"s3://{bucket}/sets/{folder.name}"
@@ -83,6 +85,21 @@ def test_processes_share_a_cache(directory, upload, options, tmp_path, start_met
     again = load(url, "train", cache_dir=tmp_path / "mine", storage_options=options)
     assert found == [load(folder, "train").keys()] * 2
     assert [sample["key"] for sample in again] == found[0]
+
+
+def test_documented_line_runs(directory, upload, endpoint, tmp_path, monkeypatch):
+    """That of `docs/reading.md`, with a bucket that there is."""
+    page = pathlib.Path(__file__).parents[2] / "docs/reading.md"
+    (line,) = re.findall(r"^```py3\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    folder = directory("tfrecord")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    there = line.replace("s3://bucket/camvid", upload(folder, "line")).replace("/tmp/datamat", str(tmp_path))
+    names = {"load": load}
+
+    exec(there, names)
+
+    assert there.count(str(tmp_path)) == there.count("s3://line/sets/") == 1
+    assert [sample["key"] for sample in names["remote"]] == load(folder, "train").keys()
 
 
 def test_object_that_was_written_anew_is_noticed(directory, upload, options, tmp_path):
