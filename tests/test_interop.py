@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -225,6 +226,26 @@ def test_document_that_the_user_changed_is_left_alone(source, output):
     card.unlink()
     assert export(output).written == ("README.md",)
     assert "license" not in card.read_text()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_disk_that_fails_is_not_taken_for_a_document_of_the_user(source, made, tmp_path, monkeypatch, number):
+    """The run would end well without its own; it is an error, and the next run writes it."""
+    output = tmp_path / "out"
+    open_file = os.open
+
+    def failing(path, *args, **options):
+        if path == output / "README.md":
+            raise OSError(number, os.strerror(number), os.fspath(path))
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(OutputError, match=r"README\.md"):
+        job(source, output).run(progress=False)
+    monkeypatch.undo()
+    job(source, output).run(progress=False)
+
+    assert sets.digests(output) == sets.digests(made("tfrecord"))
 
 
 def test_damage_of_what_programs_read_is_named_and_mended(made, output, capsys):

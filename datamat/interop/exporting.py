@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import pathlib
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ _DOCUMENTS = frozenset({"README.md", "croissant.json"})
 _MOST_BYTES = 1 << 32  # of one file: the index of a hundred million members
 _ASIDE = pathlib.PurePath(".datamat", "shards")  # the manifest that was there before the run that is under way
 _COMING = _ASIDE / "coming"  # the manifest that this run is about to write
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})  # not to be read, a link, a socket
 _LEFT_ALONE = "left alone, it is not as datamat wrote it; move it away and export again to have datamat's"
 _LOGGER = logging.getLogger(__name__)
 
@@ -202,13 +204,21 @@ def _read(folder: pathlib.Path) -> Manifest | None:
 
 
 def _content(path: pathlib.Path) -> bytes | None:
-    """Return the content of a file, None where nothing is there; nothing of what is no file that can be read."""
+    """Return the content of a file, None where nothing is there; nothing of what is no file that we may read.
+
+    Raises:
+        OSError: the disk fails: that says nothing about whose file it is.
+    """
     try:
         return read_regular(path, max_bytes=_MOST_BYTES)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except ValueError:
         return b""
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return b""
+        raise
 
 
 def _commit(path: pathlib.Path, content: bytes) -> None:
