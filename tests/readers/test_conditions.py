@@ -94,7 +94,7 @@ def test_second_schema_is_known_without_reading_data(tmp_path):
 
 @pytest.mark.parametrize("read", ["samples", "batches", "shuffled"])
 def test_third_memory_does_not_grow_with_the_data(tmp_path, read):
-    """A few batches of four records of 64 KiB, however many records there are: two ready, two changing hands, at most."""
+    """A few batches of four records of 64 KiB, however many records: two ready and two changing hands, at most."""
     for count in (40, 320):
         data = write(tmp_path / str(count), count)
         loader = {
