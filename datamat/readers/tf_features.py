@@ -122,7 +122,7 @@ def _image(tf: Any, feature: Image, name: str, parsed: dict[str, Any]) -> Any:
 
 def _mask(tf: Any, feature: Mask, name: str, parsed: dict[str, Any]) -> Any:
     mask = tf.io.decode_png(parsed[name][0], channels=1)
-    return tf.ensure_shape(mask[..., 0], feature.shape)
+    return tf.ensure_shape(tf.squeeze(mask, -1), feature.shape)  # not mask[..., 0], which copies the pixels
 
 
 def _label(tf: Any, feature: ClassLabel, name: str, parsed: dict[str, Any]) -> Any:
