@@ -12,6 +12,7 @@ round, so that a machine whose speed drifts is fair to all. Where peers leave th
 two worker processes or threads, whichever they bring.
 
     floor             two processes decode records that lie in memory: no reading, no batches
+    floor-cv2         the same with the decoder that peers use, in place of datamat's
     datamat-numpy     to_numpy      datamat-torch   to_torch      datamat-parquet    to_torch over Parquet shards
     datamat-tf        to_tf
     torch-files       torch DataLoader over plain files, two workers
@@ -43,6 +44,7 @@ BATCH, WORKERS, WINDOW = 32, 2, 1024
 MODES = ("sequential", "shuffled")
 NEEDS = {
     "floor": (),
+    "floor-cv2": (),
     "datamat-numpy": (),
     "datamat-torch": ("torch",),
     "datamat-parquet": ("torch",),
@@ -108,7 +110,7 @@ def report(names: list[str], results: dict, options: argparse.Namespace) -> None
     print(f"{options.records} records, {options.rounds} rounds; ratios are medians of those within a round")
     heads = f"{'samples/s':>10}{'/ floor':>9}{'/ best peer':>13}{'first s':>9}{'CPU ms':>8}{'MB':>7}{'own MB':>8}"
     print(f"{'contestant':17}{'mode':12}{heads}")
-    peers = [name for name in names if name != "floor" and not name.startswith("datamat")]
+    peers = [name for name in names if not name.startswith(("floor", "datamat"))]
     for mode in MODES:
         # The first round warms the page cache and the .pyc files, and is the one whose memory is watched.
         timed_rounds = {name: results[name, mode][min(1, options.rounds) :] for name in names}
@@ -176,7 +178,7 @@ def run_contestant(name: str, sets: str, mode: str) -> None:
     for batch in open_set(mode == "shuffled"):
         first = first or time.perf_counter() - started
         labels += [int(label) for label in batch["label"]]
-        if name != "floor":
+        if not name.startswith("floor"):
             assert tuple(batch["image"].shape) == (len(batch["label"]), 360, 480, 3), batch["image"].shape
             assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), 360, 480), batch["mask"].shape
     elapsed, cpu = time.perf_counter() - started, cpu_seconds() - cpu
@@ -317,15 +319,19 @@ def torch_loader(dataset, **options):
     return torch.utils.data.DataLoader(dataset, num_workers=WORKERS, **{"batch_size": BATCH, **options})
 
 
-def floor(folder):
+def floor(folder, decode=None):
     from datamat.codecs import decode_image, decode_mask
 
+    def by_datamat(jpeg, png, _label):
+        decode_image(jpeg)  # one at a time: memory for both would be taken from the system anew for each record
+        decode_mask(png)
+
+    decode = decode or by_datamat
     records = list(files_of(folder))
 
     def work(numbers):
         for number in numbers:
-            decode_image(records[number][0])
-            decode_mask(records[number][1])
+            decode(*records[number])
 
     work(range(2))
 
@@ -521,6 +527,7 @@ def _channels_last(rows):
 
 CONTESTANTS = {
     "floor": floor,
+    "floor-cv2": lambda folder: floor(folder, decoded),
     "datamat-numpy": datamat_numpy,
     "datamat-torch": datamat_torch,
     "datamat-parquet": lambda folder: datamat_torch(folder, "parquet"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from datamat.parallel import PathosExecutor
 from datamat.readers.collate import BatchBuffer, SampleSlot
+from datamat.readers.memory import keep_freed_pages
 from datamat.readers.sharing import Loans, SharedFolder, adopt
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def in_threads(
         depth: most jobs at work or ready while a batch is in use.
         memory: of the batches.
     """
+    keep_freed_pages()
     pool = concurrent.futures.ThreadPoolExecutor(num_threads, "datamat-read")
 
     def start(job: Job) -> Callable[[], dict[str, Any]]:
@@ -161,6 +163,7 @@ class _Worker:
 
     def make(self, job: Job) -> tuple[dict[str, Any], Sequence[int]]:
         """Return the batch, its large arrays in shared memory, and the records left out of it."""
+        keep_freed_pages()
         before = len(self.damages.positions)
         loans = Loans(self.folder)
         buffer = self.maker.buffer(job, loans.allocate)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from datamat import Features, Mask, materialize
 from datamat.readers.memory import MemoryPool
 from datamat.readers.sharing import Loans, SharedArray, SharedFolder, adopt
 
@@ -105,3 +109,33 @@ def test_what_a_killed_reader_left_is_removed_by_the_next():
         with SharedFolder():
             assert not pathlib.Path(dead.path).exists()
             assert pathlib.Path(alive.path).exists()
+
+
+_COUNT_FAULTS = """
+import resource, sys
+from datamat import load
+loader = load(sys.argv[1]).to_numpy(8, num_threads=2)
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    num_records = sum(len(batch["key"]) for batch in loader)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / num_records)
+"""
+
+
+def _picture(name):
+    """A mask of 360 x 480, large enough to matter."""
+    return {"mask": np.random.default_rng(int(name)).integers(0, 9, (45, 60), np.uint8).repeat(8, 0).repeat(8, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the limits are glibc's")
+def test_memory_that_was_freed_is_used_again(tmp_path):
+    """In a process of its own, whose C library has freed nothing large yet; about 45 pages for each record without."""
+    features = Features({"mask": Mask()})
+    materialize(_picture, [str(number) for number in range(96)], tmp_path / "out", features=features, progress=False)
+
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT_FAULTS, tmp_path / "out"], capture_output=True, text=True, check=True
+    )
+
+    assert float(done.stdout) < 12
