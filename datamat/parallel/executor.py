@@ -57,7 +57,7 @@ class PathosExecutor(Executor):
         initializer: called in each worker before its first task.
         initargs: its arguments.
         preload: modules that a forkserver imports once for all workers.
-        task_timeout_s: seconds that one call may take; its worker is then replaced.
+        task_timeout_s: seconds that one call may take, with what it imports at first; its worker is then replaced.
         max_retries: how often a call is repeated whose worker died.
         logger: where the pool itself logs.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -16,8 +17,9 @@ _KEPT_BYTES = 16 << 20  # half of what glibc follows; several times what decodin
 _REFERENCES_OF_FREE = 2  # the pool's list, and the argument of getrefcount
 
 
+@functools.cache
 def keep_freed_pages() -> None:
-    """Have the C library keep a few megabytes of freed memory for what is asked for next.
+    """Have the C library keep a few megabytes of freed memory for what is asked for next, from now on.
 
     glibc gives the top of a heap back to the system from 128 KiB on, and takes larger blocks from it one by one: with
     two decoding threads, page faults and their locks took 6 % of the time. It raises both limits by itself to the size
