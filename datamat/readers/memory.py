@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["MemoryPool", "keep_freed_pages"]
 
 _LEAST_BYTES = 1 << 20  # of smaller arrays, the allocator keeps the pages by itself
-_KEPT_BYTES = 16 << 20  # half of what glibc follows; several times what decoding a picture of two megapixels needs
+_KEPT_BYTES = 8 << 20  # several times what decoding a picture of a megapixel needs; larger batches get huge pages
 _REFERENCES_OF_FREE = 2  # the pool's list, and the argument of getrefcount
 
 
