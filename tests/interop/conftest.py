@@ -6,18 +6,14 @@ Clients open it by the lines of `docs/interop.md`: what is documented is what is
 from __future__ import annotations
 
 import os
-import pathlib
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")  # before a client reads them
 
 import pytest
 import streets
+from documented import LINES, PAGE
 
 from datamat import Materializer, ShardOptions, load
-
-PAGE = pathlib.Path(__file__).parents[2] / "docs/interop.md"
-SECTIONS = PAGE.read_text().split("\n### ")[1:]
-LINES = {section.partition("\n")[0]: section.split("```python\n")[1].split("```")[0] for section in SECTIONS}
 
 
 @pytest.fixture(scope="session")

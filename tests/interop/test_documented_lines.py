@@ -8,10 +8,10 @@ import os
 import shutil
 import sys
 
-import conftest
 import numpy as np
 import pytest
 import streets
+from documented import LINES, SECTIONS
 from PIL import Image
 
 pytestmark = [
@@ -62,8 +62,8 @@ def test_page_has_lines_for_every_client():
     with open(__file__) as file:
         source = file.read()
 
-    assert len(conftest.LINES) == len(conftest.SECTIONS) == 17
-    assert [heading for heading in conftest.LINES if f'"{heading}"' not in source] == []
+    assert len(LINES) == len(SECTIONS) == 17
+    assert [heading for heading in LINES if f'"{heading}"' not in source] == []
 
 
 def test_tf_data(opened, samples):

@@ -1,0 +1,9 @@
+"""The pieces of code of `docs/interop.md`, by the heading that they stand under."""
+
+from __future__ import annotations
+
+import pathlib
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs/interop.md"
+SECTIONS = PAGE.read_text().split("\n### ")[1:]
+LINES = {section.partition("\n")[0]: section.split("```python\n")[1].split("```")[0] for section in SECTIONS}
