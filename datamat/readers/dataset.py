@@ -209,8 +209,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             deterministic,
         )
         once_shuffled = False if options.keeps_samples else shuffle
+        shards = dict(zip(self.files, self._shards, strict=True))
         source = tf_reader.TfSource(
-            {file: info.num_records for file, info in zip(self.files, self._shards, strict=True)},
+            {file: info.num_records for file, info in shards.items()},
             self.features,
             self.manifest.format,
             self._identity["records"],
@@ -220,7 +221,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             lambda: self.to_numpy(shuffle=once_shuffled, seed=secrets.randbits(32) if seed is None else seed),
         )
         if source.is_native and snapshot is None:  # what a snapshot keeps outlives the shards
-            for file, info in zip(self.files, self._shards, strict=True):
+            for file, info in shards.items():
                 check_size(file, info.num_bytes)
         return tf_reader.make_dataset(source, options)
 
@@ -370,12 +371,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return what is wrong with a shard of which not all records could be read."""
         shard = self.files.index(file)
         first = sum(info.num_records for info in self._shards[:shard])
-        try:
-            for position in range(first, first + self._shards[shard].num_records):
-                self._samples.read(position)
-        except CorruptDataError as error:
-            return error
-        return CorruptDataError(f"{file} has changed while it was read; see datamat verify of its directory")
+        found = self._samples.damage_in(range(first, first + self._shards[shard].num_records))
+        return found or CorruptDataError(f"{file} changed while it was read; see datamat verify of its directory")
 
     def _batches(
         self, options: BatchOptions, shuffle: bool | int, seed: int, transform: Any, client: Client

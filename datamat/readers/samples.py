@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from datamat.errors import CorruptDataError, InputError, OutputError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import numpy as np
 
@@ -67,6 +67,15 @@ class SampleReader:
         except CorruptDataError as error:
             self.damages.leave_out(position, error)
             return None
+
+    def damage_in(self, positions: Iterable[int]) -> CorruptDataError | None:
+        """Return the error of the first damaged record among some, None if there is none."""
+        try:
+            for position in positions:
+                self.read(position)
+        except CorruptDataError as error:
+            return error
+        return None
 
     def _key_note(self, position: int) -> str:
         try:
