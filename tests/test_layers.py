@@ -20,7 +20,7 @@ LAYERS = """
 errors
 
 codecs: files info libraries < bmp jpeg opencv png_chunks webp < png_filters < png < encode pictures < __init__
-parallel: affinity blackbox channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins
+parallel: affinity blackbox channel chunks contexts logs namespaces role serial shipment slot startmethod < byvalue standins < inherited
 fingerprint: origins parts < bytecode < code < objects < graph < __init__
 interrupts ledger options seeding source_files storage text
 

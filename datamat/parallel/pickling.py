@@ -223,7 +223,7 @@ def describe_path(stack: list[Any]) -> str:
         before = stack[i - 1] if i else None
         method = stack[i - 2] if i > 1 else None
         if isinstance(method, types.MethodType) and obj is method.__self__:
-            place = "self"
+            place = f"{place}.__self__" if place else "self"
         elif isinstance(before, dict):
             key = next((key for key, value in before.items() if value is obj), None)
             owner = stack[i - 2] if i > 1 else None

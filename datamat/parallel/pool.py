@@ -107,9 +107,9 @@ class Dispatcher:
 
     def progress(self) -> Progress:
         """Return how far the pool is."""
-        in_flight = sum(task.count for handle in list(self._crew.handles) for task in tuple(handle.in_flight))
-        # `tuple` copies in one go: the dispatcher takes tasks meanwhile, without the lock.
-        waiting = sum(task.count for task in tuple(self._waiting))
+        # `copy` is one step for other threads, `tuple` is not; the dispatcher takes tasks meanwhile without the lock.
+        in_flight = sum(task.count for handle in list(self._crew.handles) for task in handle.in_flight.copy())
+        waiting = sum(task.count for task in self._waiting.copy())
         return Progress(self.tally.done, self.tally.failed, in_flight, waiting, self._crew.stats())
 
     def processes(self) -> dict[int, Any]:

@@ -20,7 +20,6 @@ import os
 import sys
 import threading
 import types
-from collections import deque
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -28,9 +27,9 @@ from datamat.errors import UnpicklableError
 from datamat.parallel import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
-__all__ = ["Hazard", "Standin", "find_hazards", "replacement", "standin_reduction"]
+__all__ = ["REMEDY", "Reduction", "Standin", "is_special", "replacement", "standin_reduction", "type_name"]
 
 Reduction = tuple["Callable[..., Any]", tuple[Any, ...]]
 REMEDY = "create it in the worker: give the class a method `setup_worker(self)`, which runs there once"
@@ -117,6 +116,7 @@ _FRESH: dict[type, Callable[[Any], Reduction]] = {
 
 
 _FILES = (io.IOBase,)
+_LOGGING = (logging.Logger, logging.Handler)
 
 
 def _reopen(path: str, mode: str, position: int, options: dict[str, Any]) -> Any:
@@ -168,12 +168,23 @@ _STANDIN_NAMES = frozenset({
 })  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_standin_type(kind: Hashable) -> bool:
-    assert isinstance(kind, type)
+def _is_standin_type(kind: type) -> bool:
     if issubclass(kind, _STANDIN_TYPES):
         return True
     return any(f"{base.__module__}.{base.__qualname__}" in _STANDIN_NAMES for base in kind.__mro__)
+
+
+def _is_own_pool(kind: type) -> bool:
+    return any(base.__module__ == "datamat.parallel.executor" for base in kind.__mro__)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_special(kind: Hashable) -> bool:
+    """May `replacement` have something for objects of this type?"""
+    assert isinstance(kind, type)
+    if kind in _FRESH or issubclass(kind, (*_LOGGING, *_FILES)):
+        return True
+    return _is_own_pool(kind) or _is_standin_type(kind)
 
 
 def _logging_reduction(obj: logging.Logger | logging.Handler) -> Reduction:
@@ -193,93 +204,15 @@ def replacement(obj: Any, place: str) -> Reduction | None:
         obj: any object.
         place: how users reach it, as in `self.reader._conn`.
     """
-    kind = type(obj)
+    kind: Any = type(obj)
+    if not is_special(kind):
+        return None
     if (fresh := _FRESH.get(kind)) is not None:
         return fresh(obj)
-    if issubclass(kind, logging.Logger | logging.Handler):
+    if issubclass(kind, _LOGGING):
         return _logging_reduction(obj)
     if issubclass(kind, _FILES):
         return _file(obj, place)
-    if any(base.__module__ == "datamat.parallel.executor" for base in kind.__mro__):
-        return cast("Reduction", obj.__reduce__())  # our own pool: a serial one in a worker
-    if _is_standin_type(cast("Hashable", kind)):
-        return standin_reduction(obj, place)
-    return None
-
-
-# ---------------------------------------------------------------- objects that a forked worker inherits
-
-
-class Hazard:
-    """An attribute or item that a forked worker must replace before it uses the object.
-
-    Attributes:
-        place: how users reach it, as in `self.reader._conn`.
-        reduction: what makes the replacement.
-    """
-
-    __slots__ = ("_container", "_key", "_original", "place", "reduction")
-
-    def __init__(self, container: Any, key: Any, place: str, reduction: Reduction) -> None:
-        self._container = container
-        self._key = key
-        self._original = container[key]
-        self.place = place
-        self.reduction = reduction
-
-    @property
-    def original_type(self) -> str:
-        """The name of the replaced object's type."""
-        return type_name(self._original)
-
-    @property
-    def is_standin(self) -> bool:
-        """Is the replacement a stand-in?"""
-        return self.reduction[0] is Standin
-
-    def repair(self) -> None:
-        """Put the replacement in place; locks are freed where they are, since others may refer to them."""
-        if hasattr(self._original, "_at_fork_reinit"):
-            self._original._at_fork_reinit()
-            return
-        make, arguments = self.reduction
-        self._container[self._key] = make(*arguments)
-
-
-_MAX_VISITED = 100_000
-_MAX_ITEMS = 1_000  # longer lists hold data, not connections
-
-
-def find_hazards(root: Any, name: str) -> list[Hazard]:
-    """Return what must be replaced in an inherited object, found through attributes, dictionaries and lists.
-
-    Args:
-        root: the object, as a rule the `self` of a bound method.
-        name: what users call it.
-    """
-    found: list[Hazard] = []
-    seen = {id(root)}
-    waiting = deque([(root, name)])
-    while waiting and len(seen) < _MAX_VISITED:
-        obj, place = waiting.popleft()
-        for container, key, value, where in _children(obj, place):
-            if id(value) in seen or isinstance(value, str | bytes | int | float | type | types.ModuleType | None):
-                continue
-            reduction = replacement(value, where)
-            if reduction is not None:
-                found.append(Hazard(container, key, where, reduction))
-            else:
-                seen.add(id(value))
-                waiting.append((value, where))
-    return found
-
-
-def _children(obj: Any, place: str) -> Iterator[tuple[Any, Any, Any, str]]:
-    if isinstance(obj, dict):
-        if len(obj) <= _MAX_ITEMS:
-            yield from ((obj, key, value, f"{place}[{key!r}]") for key, value in list(obj.items()))
-    elif isinstance(obj, list):
-        if len(obj) <= _MAX_ITEMS:
-            yield from ((obj, i, value, f"{place}[{i}]") for i, value in enumerate(obj))
-    elif isinstance(attributes := getattr(obj, "__dict__", None), dict):
-        yield from ((attributes, key, value, f"{place}.{key}") for key, value in list(attributes.items()))
+    if _is_own_pool(kind):
+        return cast("Reduction", obj.__reduce__())  # a serial one in a worker
+    return standin_reduction(obj, place)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import BrokenPoolError
-from datamat.parallel import byvalue, payloads, pickling, standins, worker
+from datamat.parallel import byvalue, inherited, payloads, pickling, standins, worker
 from datamat.parallel.shipment import Shipment
 
 if TYPE_CHECKING:
@@ -51,13 +51,17 @@ class Code:
     def inherit(self) -> Callable[[], None]:
         """Let workers that are forked now inherit the callable; return what ends that."""
         assert self.function is not None
-        owner = self.function
+        roots: dict[str, Any] = {}
+        owner: Any = self.function
         while isinstance(owner, functools.partial):
+            roots["partial"] = owner
             owner = owner.func
-        hazards = []
         if isinstance(owner, types.MethodType):
-            hazards = standins.find_hazards(owner.__self__, "self")
+            roots["self"] = owner.__self__
             byvalue.adopt_classes(type(owner.__self__).__mro__)
+        else:
+            roots[getattr(owner, "__qualname__", type(owner).__qualname__)] = owner
+        hazards = inherited.find_hazards(roots)
         byvalue.adopt_classes(list(getattr(owner, "__globals__", {}).values()))
         byvalue.adopt_classes(list(vars(sys.modules["__main__"]).values()))
         _warn({hazard.place: hazard.original_type for hazard in hazards if hazard.is_standin})

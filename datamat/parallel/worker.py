@@ -31,7 +31,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import ParallelError
-from datamat.parallel import affinity, byvalue, logs, namespaces, outcomes, payloads, pickling, role, shipment, standins
+from datamat.parallel import (
+    affinity,
+    byvalue,
+    inherited,
+    logs,
+    namespaces,
+    outcomes,
+    payloads,
+    pickling,
+    role,
+    shipment,
+)
 from datamat.parallel.channel import WorkerChannel
 from datamat.parallel.contexts import forget_idle_tracker
 
@@ -125,10 +136,10 @@ class WorkerConfig:
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage
 _PEAK_S = 0.2
 
-_inherited: dict[int, tuple[Any, list[standins.Hazard]]] = {}
+_inherited: dict[int, tuple[Any, list[inherited.Hazard]]] = {}
 
 
-def bequeath(code_id: int, obj: Any, hazards: list[standins.Hazard]) -> Callable[[], None]:
+def bequeath(code_id: int, obj: Any, hazards: list[inherited.Hazard]) -> Callable[[], None]:
     """In the parent: let the workers that are forked from now on inherit `obj` under this id.
 
     Returns:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import collections
 import contextvars
+import dataclasses
 import enum
 import functools
 import io
@@ -14,7 +16,7 @@ import sqlite3
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -55,6 +57,9 @@ class Holder:
 
     def run_in_pool(self, x):
         return self.pool.submit(abs, x).result(timeout=5)
+
+    def kinds_of(self, name):
+        return [type(item).__name__ for item in getattr(self, name)]
 
     def next_of(self, name):
         return next(getattr(self, name))
@@ -238,6 +243,116 @@ def test_standin_is_never_a_silent_none(method, make, name):
 
     if isinstance(thing, socket.socket):
         thing.close()
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Keeps its attributes without a dictionary."""
+
+    thing: object
+
+
+class Pair(NamedTuple):
+    first: int
+    second: object
+
+
+class Registry(dict):
+    """A dictionary with attributes of its own."""
+
+
+def registry(thing):
+    made = Registry(a=1)
+    made.thing = thing
+    return made
+
+
+HOMES = {
+    "attribute of a dictionary": (registry, lambda home: home.thing),
+    "slots": (Slotted, lambda home: home.thing),
+    "tuple": (lambda thing: (1, (2, thing)), lambda home: home[1][1]),
+    "named tuple": (lambda thing: Pair(1, thing), lambda home: home.second),
+    "list of many": (lambda thing: [*range(5000), thing], lambda home: home[-1]),
+    "deque": (lambda thing: collections.deque([thing]), lambda home: home[0]),
+    "set": (lambda thing: {thing}, lambda home: next(iter(home))),
+    "frozenset": (lambda thing: frozenset({thing}), lambda home: next(iter(home))),
+    "partial": (lambda thing: functools.partial(print, 1, thing), lambda home: home.args[1]),
+    "keyword of a partial": (lambda thing: functools.partial(print, end=thing), lambda home: home.keywords["end"]),
+    "bound method": (lambda thing: Slotted(thing).__init__, lambda home: home.__self__.thing),
+    "closure": (lambda thing: lambda: thing, lambda home: home()),
+}
+
+
+class Keeper:
+    """Keeps a thing somewhere, and uses it in a worker."""
+
+    def __init__(self, where, thing):
+        self.where = where
+        self.home = HOMES[where][0](thing)
+
+    def use(self, method, *args):
+        return getattr(HOMES[self.where][1](self.home), method)(*args)
+
+
+@pytest.mark.parametrize("where", HOMES)
+def test_standin_is_found_wherever_self_keeps_it(method, where):
+    """No worker uses a connection of its parent, nor reads on in the parent's generator."""
+    connection = sqlite3.connect(":memory:")
+    keeper = Keeper(where, connection)
+    parent = connection.execute("select 1").fetchone
+
+    with (
+        pytest.warns(UserWarning, match=r"self\.home.*: sqlite3\.Connection"),
+        PathosExecutor(1, start_method=method) as pool,
+        pytest.raises(UnpicklableError, match=r"self\.home.*setup_worker"),
+    ):
+        pool.submit(keeper.use, "execute", "select 1").result(timeout=20)
+
+    assert parent() == (1,)
+    connection.close()
+
+
+@pytest.mark.parametrize("where", HOMES)
+def test_lock_arrives_free_wherever_self_keeps_it(method, where):
+    """Each of the workers could wait for ever for a lock that its parent holds."""
+    lock = threading.RLock()
+    keeper = Keeper(where, lock)
+
+    with lock, PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(keeper.use, "acquire", True, 2).result(timeout=20)
+
+
+@pytest.mark.parametrize("start_method", ["fork"])
+def test_several_things_in_one_tuple_are_all_replaced(start_method):
+    """A tuple is put together anew for each of them."""
+    connections = (sqlite3.connect(":memory:"), sqlite3.connect(":memory:"))
+    both = (*connections, 3)
+    holder = Holder(both=both, again=both)
+
+    for name in ("both", "again"):
+        with pytest.warns(UserWarning, match=r"self\.both\[0\].*self\.both\[1\].*self\.again\[0\]"):
+            assert call(start_method, holder, "kinds_of", name) == ["Standin", "Standin", "int"]
+
+    assert holder.both == (*connections, 3)
+    for connection in connections:
+        connection.close()
+
+
+def test_connection_of_a_closure_or_partial_stays_behind(method):
+    """It is the callable itself that holds it."""
+    connection = sqlite3.connect(":memory:")
+
+    def count(held):
+        return held.execute("select 1").fetchone()
+
+    for function in (functools.partial(count, connection), lambda: count(connection)):
+        with (
+            pytest.warns(UserWarning, match=r"sqlite3\.Connection"),
+            PathosExecutor(1, start_method=method) as pool,
+            pytest.raises(UnpicklableError, match="setup_worker"),
+        ):
+            pool.submit(function).result(timeout=20)
+    connection.close()
 
 
 class Hostile:

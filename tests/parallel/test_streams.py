@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -222,6 +223,22 @@ def test_submitted_call_never_waits_behind_a_long_one(tmp_path):
         waits.result()
 
 
+@pytest.fixture
+def _interrupting_collector():
+    """Let other threads run whenever the garbage collector does, as it may at each new tuple."""
+
+    def give_way(*_):
+        time.sleep(0)
+
+    gc.callbacks.append(give_way)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(20, 1000, 1000)
+    yield
+    gc.set_threshold(*thresholds)
+    gc.callbacks.remove(give_way)
+
+
+@pytest.mark.usefixtures("_interrupting_collector")
 def test_stats_can_be_asked_for_while_tasks_are_given_out():
     """By another thread, again and again."""
     asked, is_over = [], threading.Event()
