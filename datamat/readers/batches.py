@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from datamat.errors import CorruptDataError, OptionError
 from datamat.parallel import physical_cores
-from datamat.readers.making import BatchMaker, Job, in_processes, in_threads
+from datamat.readers.making import BatchMaker, Job, ended_at_exit, in_processes, in_threads
 from datamat.readers.memory import MemoryPool
 from datamat.readers.schedule import Schedule
 from datamat.readers.states import Place, read_state
@@ -137,7 +137,7 @@ class Batches:
         """Yield the batches of the next epoch, or of the rest of one whose state was loaded."""
         here = self._begin()
         steps = range(here.step, here.schedule.num_steps, here.num_lanes)
-        with contextlib.closing(self._made(map(here.job(self._order, self._options.rank), steps))) as batches:
+        with contextlib.closing(self._made(here.jobs(self._order, self._options.rank, steps))) as batches:
             for step, batch in zip(steps, batches, strict=True):
                 self._now = dataclasses.replace(here, step=step + here.num_lanes)
                 if batch:
@@ -198,9 +198,9 @@ class Batches:
         is_worker = self._client.lane()[1] > 1
         if options.num_workers and not is_worker:
             depth = self._depth(options.num_workers) + options.num_workers
-            return in_processes(jobs, self._maker, options.num_workers, depth, self._damages)
+            return ended_at_exit(in_processes(jobs, self._maker, options.num_workers, depth, self._damages))
         num_threads = options.num_threads or (1 if is_worker else len(physical_cores()))
-        return in_threads(jobs, self._maker, num_threads, self._depth(num_threads), self._memory)
+        return ended_at_exit(in_threads(jobs, self._maker, num_threads, self._depth(num_threads), self._memory))
 
     def _depth(self, num_makers: int) -> int:
         return self._options.prefetch * (1 if self._options.batch_size else _SAMPLES_PER_THREAD * num_makers)

@@ -5,22 +5,25 @@ jobs ── at most `depth` at work or ready ── batches, in the order of the
 threads     a job is cut into a run of rows for each thread, which decodes them straight into the memory of the batch.
             Decoders and large copies let go of the interpreter's lock, so that two threads keep two cores busy. One
             that is done with its run goes on with the next batch.
-processes   a job is one call; the worker decodes into shared memory (`sharing`), of which the reading process
-            takes over the pages. For transforms that keep the interpreter to themselves.
+processes   a job is one call; the worker decodes into shared memory (`sharing`), which the reading process has mapped
+            as well. For transforms that keep the interpreter to themselves.
 """
 
 from __future__ import annotations
 
+import atexit
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from datamat.parallel import PathosExecutor
 from datamat.readers.collate import BatchBuffer, SampleSlot
 from datamat.readers.memory import keep_freed_pages
-from datamat.readers.sharing import Loans, SharedFolder, adopt
+from datamat.readers.sharing import Borrowed, SharedFolder, loans_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -30,9 +33,12 @@ if TYPE_CHECKING:
     from datamat.readers.collate import Allocate
     from datamat.readers.damage import Damages
     from datamat.readers.memory import MemoryPool
+    from datamat.readers.sharing import Returned
     from datamat.readers.transforms import SampleTransform
 
-__all__ = ["BatchMaker", "Job", "in_processes", "in_threads"]
+__all__ = ["BatchMaker", "Job", "ended_at_exit", "in_processes", "in_threads"]
+
+_unfinished: weakref.WeakSet[Generator[dict[str, Any]]] = weakref.WeakSet()
 
 
 @final
@@ -135,14 +141,16 @@ def in_processes(
     """
     with SharedFolder() as folder, PathosExecutor(num_workers) as pool:
         worker = _Worker(maker, damages, folder.path)
+        borrowed = Borrowed(folder.path)
 
         def start(job: Job) -> Callable[[], dict[str, Any]]:
-            future = pool.submit(worker.make, job)
+            future = pool.submit(worker.make, job, borrowed.returned())
 
             def finish() -> dict[str, Any]:
-                batch, skipped = future.result()
+                batch, dropped, skipped = future.result()
+                borrowed.drop(dropped)
                 damages.add(skipped)
-                return {name: adopt(value) for name, value in batch.items()}
+                return {name: borrowed.take(value) for name, value in batch.items()}
 
             return finish
 
@@ -161,14 +169,28 @@ class _Worker:
     damages: Damages
     folder: str
 
-    def make(self, job: Job) -> tuple[dict[str, Any], Sequence[int]]:
-        """Return the batch, its large arrays in shared memory, and the records left out of it."""
+    def make(self, job: Job, returned: Returned) -> tuple[dict[str, Any], Sequence[str], Sequence[int]]:
+        """Return the batch, its large arrays in shared memory, blocks that are no more, and the records left out."""
         keep_freed_pages()
         before = len(self.damages.positions)
-        loans = Loans(self.folder)
+        loans = loans_in(self.folder)
+        loans.begin(returned)
         buffer = self.maker.buffer(job, loans.allocate)
         self.maker.fill(buffer, job, range(len(job.positions)))
-        return loans.receipts(buffer.finish()), self.damages.positions[before:]
+        return *loans.receipts(buffer.finish()), self.damages.positions[before:]
+
+
+def ended_at_exit(batches: Generator[dict[str, Any]]) -> Generator[dict[str, Any]]:
+    """Return the same, which a program that ends in the middle of an epoch closes while its modules still work."""
+    _unfinished.add(batches)
+    return batches
+
+
+@atexit.register
+def _end_all() -> None:
+    for batches in list(_unfinished):
+        with contextlib.suppress(ValueError):  # another thread is in it
+            batches.close()
 
 
 def _ahead(

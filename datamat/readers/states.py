@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
 from datamat.errors import OptionError
 from datamat.readers.making import Job
 from datamat.readers.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator, Mapping
 
     from datamat.readers.order import Order
 
 __all__ = ["Place", "read_state"]
 
 _VERSION = 1
+_PLACES_AT_ONCE = 1024
 
 
 @final
@@ -42,9 +45,15 @@ class Place:
             return self
         return Place(self.epoch, self.schedule, self.step + lane, num_lanes)
 
-    def job(self, order: Order, rank: int) -> Callable[[int], Job]:
-        """Return a function from a step to the job of a rank."""
-        return lambda step: Job(self.epoch, order.positions(self.epoch, *self.schedule.bounds(step, rank)))
+    def jobs(self, order: Order, rank: int, steps: range) -> Iterator[Job]:
+        """Yield the job of a rank for each step."""
+        at_once = -(-_PLACES_AT_ONCE // self.schedule.batch_size)
+        for first in range(0, len(steps), at_once):
+            bounds = [self.schedule.bounds(step, rank) for step in steps[first : first + at_once]]
+            places = np.concatenate([np.arange(*one, dtype=np.int64) for one in bounds])
+            positions = order.positions(self.epoch, places)
+            ends = np.cumsum([stop - start for start, stop in bounds])
+            yield from (Job(self.epoch, part) for part in np.split(positions, ends[:-1]))
 
     def to_state(self) -> dict[str, Any]:
         """Return the place as JSON values."""

@@ -13,7 +13,7 @@ import pytest
 
 from datamat import Features, Mask, materialize
 from datamat.readers.memory import MemoryPool
-from datamat.readers.sharing import Loans, SharedArray, SharedFolder, adopt
+from datamat.readers.sharing import Borrowed, Loans, SharedArray, SharedFolder
 
 SHAPE, UINT8 = (2, 1 << 20), np.dtype(np.uint8)
 
@@ -62,41 +62,134 @@ def test_memory_does_not_grow_with_the_variety_of_sizes():
     assert len(pool._blocks) == 1
 
 
-def test_array_in_shared_memory_is_taken_over():
+@pytest.fixture
+def folder():
+    """A folder of shared memory."""
+    with SharedFolder() as made:
+        yield made.path
+    assert not pathlib.Path(made.path).exists()
+
+
+def sent_by(loans, borrowed, content, shape=SHAPE):
+    """Have a worker send a batch of one array; return what the reader gets."""
+    loans.begin(borrowed.returned())
+    array = loans.allocate(shape, UINT8)
+    array[:] = content
+    sent, dropped = loans.receipts({"array": array})
+    borrowed.drop(dropped)
+    return borrowed.take(sent["array"])
+
+
+def test_array_in_shared_memory_is_taken_over(folder):
     """Its file is gone then, its content is not; small ones and copies travel as they are."""
-    with SharedFolder() as folder:
-        loans = Loans(folder.path)
-        large, small = loans.allocate(SHAPE, UINT8), loans.allocate((3,), UINT8)
-        spare = loans.allocate(SHAPE, UINT8)
-        large[:], small[:] = 7, 1
+    loans, borrowed = Loans(folder), Borrowed(folder)
+    large, small = loans.allocate(SHAPE, UINT8), loans.allocate((3,), UINT8)
+    spare = loans.allocate(SHAPE, UINT8)
+    large[:], small[:] = 7, 1
 
-        sent = loans.receipts({"large": large, "small": small, "copy": spare[:1].copy()})
-        assert isinstance(sent["large"], SharedArray)
-        assert sent["small"] is small
-        assert len(os.listdir(folder.path)) == 2  # that of `large`, and the lock
+    sent, _ = loans.receipts({"large": large, "small": small, "copy": spare[:1].copy()})
+    assert isinstance(sent["large"], SharedArray)
+    assert sent["small"] is small
 
-        found = adopt(sent["large"])
-        assert os.listdir(folder.path) == ["lock"]
-
+    found = borrowed.take(sent["large"])
+    assert len(os.listdir(folder)) == 2  # that of `spare`, and the lock
     assert (found == 7).all()
     found[0] = 1
-    assert not pathlib.Path(folder.path).exists()
+    assert (large[0] == 1).all()
 
 
-def test_full_memory_gives_ordinary_arrays(monkeypatch):
+def test_block_that_is_let_go_is_used_again(folder):
+    """Also one whose batch was not sent, because a record was damaged."""
+    loans, borrowed = Loans(folder), Borrowed(folder)
+    array = sent_by(loans, borrowed, 1)
+    before = address(array)
+
+    del array
+    again = sent_by(loans, borrowed, 2)
+    assert address(again) == before
+
+    del again
+    loans.begin(borrowed.returned())
+    loans.allocate(SHAPE, UINT8)  # and then an error
+    assert address(sent_by(loans, borrowed, 3)) == before
+
+
+@pytest.mark.parametrize("hold", [lambda array: array[1, :3], memoryview, lambda array: [array.reshape(-1)[::2].T]])
+def test_block_that_is_held_is_left_alone(folder, hold):
+    """Whatever comes after it."""
+    loans, borrowed = Loans(folder), Borrowed(folder)
+    array = sent_by(loans, borrowed, 1)
+    held = hold(array)
+
+    del array
+    later = [sent_by(loans, borrowed, content) for content in (2, 3)]
+
+    assert [int(one.max()) for one in later] == [2, 3]
+    assert int(np.max(held)) == 1
+
+
+def test_what_was_said_of_an_earlier_use_does_not_count(folder):
+    """Two jobs are sent while a block is free; the first uses it, and its batch is held when the second begins."""
+    loans, borrowed = Loans(folder), Borrowed(folder)
+    sent_by(loans, borrowed, 1)
+    both = borrowed.returned()
+    assert len(both.free) == 1
+
+    held = []
+    for content in (2, 3):
+        loans.begin(both)
+        array = loans.allocate(SHAPE, UINT8)
+        array[:] = content
+        held.append(borrowed.take(loans.receipts({"array": array})[0]["array"]))
+
+    assert [int(array.max()) for array in held] == [2, 3]
+
+
+def test_blocks_do_not_grow_with_the_variety_of_sizes(folder):
+    """What is free and does not fit is let go, by both."""
+    loans, borrowed = Loans(folder), Borrowed(folder)
+
+    for extra in range(20):
+        sent_by(loans, borrowed, 1, (1 << 20, 1 + extra))
+
+    assert len(loans._blocks) == 1
+    assert len(borrowed._blocks) == 1
+
+
+def test_batch_that_a_forked_process_sees_is_left_alone(folder):
+    """Shared memory is not copied by a fork: what was written to the block later would show there."""
+    loans, borrowed = Loans(folder), Borrowed(folder)
+    array = sent_by(loans, borrowed, 1)
+    asked, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.read(asked, 1)
+        os._exit(0 if (array == 1).all() else 1)
+
+    del array
+    for content in (2, 3, 4):
+        sent_by(loans, borrowed, content)
+    os.write(told, b"x")
+
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(loans._blocks) == 1  # it was told to forget the other one
+    os.close(asked)
+    os.close(told)
+
+
+def test_full_memory_gives_ordinary_arrays(monkeypatch, folder):
     """Which then travel over the pipe."""
 
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with SharedFolder() as folder:
-        loans = Loans(folder.path)
+    loans = Loans(folder)
 
-        array = loans.allocate(SHAPE, UINT8)
+    array = loans.allocate(SHAPE, UINT8)
 
-        assert loans.receipts({"array": array})["array"] is array
-        assert os.listdir(folder.path) == ["lock"]
+    assert loans.receipts({"array": array})[0]["array"] is array
+    assert os.listdir(folder) == ["lock"]
 
 
 def test_what_a_killed_reader_left_is_removed_by_the_next():
@@ -139,3 +232,26 @@ def test_memory_that_was_freed_is_used_again(tmp_path):
     )
 
     assert float(done.stdout) < 12
+
+
+_LEAVE = """
+import sys
+from datamat import load
+batches = iter(load(sys.argv[1]).to_numpy(8, num_workers=int(sys.argv[2])))
+print(len(next(batches)["key"]))
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["0", "2"])
+def test_program_that_ends_in_an_epoch_ends_in_silence(tmp_path, num_workers):
+    """No words about generators that are closed when their modules are gone, and nothing is left in shared memory."""
+    features = Features({"mask": Mask()})
+    materialize(_picture, [str(number) for number in range(96)], tmp_path / "out", features=features, progress=False)
+    before = set(pathlib.Path("/dev/shm").glob("datamat-read-*"))
+
+    done = subprocess.run(
+        [sys.executable, "-c", _LEAVE, tmp_path / "out", num_workers], capture_output=True, text=True, check=True
+    )
+
+    assert (done.stdout, done.stderr) == ("8\n", "")
+    assert set(pathlib.Path("/dev/shm").glob("datamat-read-*")) <= before
