@@ -14,7 +14,7 @@ two worker processes or threads, whichever they bring.
     floor             two processes decode records that lie in memory: no reading, no batches
     floor-cv2         the same with the decoder that peers use, in place of datamat's
     datamat-numpy     to_numpy      datamat-torch   to_torch      datamat-parquet    to_torch over Parquet shards
-    datamat-tf        to_tf
+    datamat-workers   to_numpy with two worker processes                       datamat-tf      to_tf
     torch-files       torch DataLoader over plain files, two workers
     tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch
     tfds, grain, grain-workers, webdataset, litdata, mosaic, hf
@@ -46,6 +46,7 @@ NEEDS = {
     "floor": (),
     "floor-cv2": (),
     "datamat-numpy": (),
+    "datamat-workers": (),
     "datamat-torch": ("torch",),
     "datamat-parquet": ("torch",),
     "datamat-tf": ("tensorflow",),
@@ -346,12 +347,12 @@ def floor(folder, decode=None):
     return run
 
 
-def datamat_numpy(folder):
+def datamat_numpy(folder, **options):
     from datamat import load
 
     data = load(folder / "tfrecord", "train")
     data[0]  # imports the decoders before the clock starts
-    return lambda shuffled: data.to_numpy(BATCH, shuffle=shuffled)
+    return lambda shuffled: data.to_numpy(BATCH, shuffle=shuffled, **options)
 
 
 def datamat_torch(folder, format_name="tfrecord"):
@@ -529,6 +530,7 @@ CONTESTANTS = {
     "floor": floor,
     "floor-cv2": lambda folder: floor(folder, decoded),
     "datamat-numpy": datamat_numpy,
+    "datamat-workers": lambda folder: datamat_numpy(folder, num_workers=WORKERS),
     "datamat-torch": datamat_torch,
     "datamat-parquet": lambda folder: datamat_torch(folder, "parquet"),
     "datamat-tf": datamat_tf,

@@ -42,22 +42,40 @@ def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = N
         return None
     stored = filtered[:, 1:].reshape(len(filtered), -1, channels)
     pixels = np.empty(stored.shape, np.uint8) if out is None else out
-    if highest != _SUB:
-        pixels[...] = stored if highest == _NONE else _prefix_sums(stored.copy())
-        return pixels
-    transpose_with_cv2(_prefix_sums(transpose_with_cv2(stored)), pixels)
-    plain = np.flatnonzero(kinds == _NONE)
-    pixels[plain] = stored[plain]
+    height, width = stored.shape[:2]
+    if highest == _NONE:
+        pixels[...] = stored
+    elif highest == _UP:
+        items = _below_zeros(height, (width, channels))
+        items[-height:] = stored
+        pixels[...] = _prefix_sums(items, height)
+    else:
+        items = _below_zeros(width, (height, channels))
+        transpose_with_cv2(stored, items[-width:])
+        transpose_with_cv2(_prefix_sums(items, width), pixels)
+        plain = np.flatnonzero(kinds == _NONE)
+        pixels[plain] = stored[plain]
     return pixels
 
 
-def _prefix_sums(values: Pixels) -> Pixels:
-    """Return the sums, modulo 256, of each item and all before it along the first axis; overwrites `values`."""
-    sums, scratch = values, np.empty_like(values)
+def _below_zeros(num: int, shape: tuple[int, ...]) -> Pixels:
+    """Return room for `num` items of a shape, behind as many of zeros as the widest step of `_prefix_sums` reaches."""
+    margin = 1 << (num - 1).bit_length() >> 1
+    room = np.empty((margin + num, *shape), np.uint8)
+    room[:margin] = 0
+    return room
+
+
+def _prefix_sums(items: Pixels, num: int) -> Pixels:
+    """Return the sums, modulo 256, of each of the last `num` items and all before it; overwrites `items`.
+
+    The zeros before them let one addition make a step for all: with two threads, each call waits for the interpreter.
+    """
+    margin = len(items) - num
+    sums, scratch = items, _below_zeros(num, items.shape[1:])
     step = 1
-    while step < len(sums):
-        scratch[:step] = sums[:step]
-        np.add(sums[step:], sums[:-step], out=scratch[step:])
+    while step < num:
+        np.add(sums[margin:], sums[margin - step : -step], out=scratch[margin:])
         sums, scratch = scratch, sums
         step *= 2
-    return sums
+    return sums[margin:]
