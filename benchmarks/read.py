@@ -13,6 +13,7 @@ two worker processes or threads, whichever they bring.
 
     floor             two processes decode records that lie in memory: no reading, no batches
     floor-cv2         the same with the decoder that peers use, in place of datamat's
+    datamat-cv2       to_numpy with that decoder; its ratio is to floor-cv2
     datamat-numpy     to_numpy      datamat-torch   to_torch      datamat-parquet    to_torch over Parquet shards
     datamat-workers   to_numpy with two worker processes                       datamat-tf      to_tf
     torch-files       torch DataLoader over plain files, two workers
@@ -46,6 +47,7 @@ NEEDS = {
     "floor": (),
     "floor-cv2": (),
     "datamat-numpy": (),
+    "datamat-cv2": (),
     "datamat-workers": (),
     "datamat-torch": ("torch",),
     "datamat-parquet": ("torch",),
@@ -119,7 +121,8 @@ def report(names: list[str], results: dict, options: argparse.Namespace) -> None
         rounds = range(len(next(iter(rates.values()))))
         for name in names:
             row = f"{name:17}{mode:12}{statistics.median(rates[name]):10.0f}"
-            row += ratio(rates[name], [rates["floor"][number] for number in rounds] if "floor" in names else None, 9)
+            floor = "floor-cv2" if name == "datamat-cv2" else "floor"
+            row += ratio(rates[name], rates[floor] if floor in names else None, 9)
             others = [peer for peer in peers if peer != name]
             best = [max(rates[peer][number] for peer in others) for number in rounds] if others else None
             row += ratio(rates[name], best, 13)
@@ -355,6 +358,29 @@ def datamat_numpy(folder, **options):
     return lambda shuffled: data.to_numpy(BATCH, shuffle=shuffled, **options)
 
 
+def datamat_cv2(folder):
+    """The reader alone: the decoder of the floor in place of its own. cv2 decodes into memory of its own."""
+    import cv2
+    import numpy as np
+
+    import datamat.codecs
+
+    def into(out, pixels):
+        if out is None:
+            return pixels
+        out[...] = pixels
+        return out
+
+    def decode_image(data, *, out=None, **_):
+        return into(out, cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
+
+    def decode_mask(data, *, out=None, **_):
+        return into(out, cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED))
+
+    datamat.codecs.decode_image, datamat.codecs.decode_mask = decode_image, decode_mask
+    return datamat_numpy(folder)
+
+
 def datamat_torch(folder, format_name="tfrecord"):
     import torch  # noqa: F401 -- before the clock starts
 
@@ -530,6 +556,7 @@ CONTESTANTS = {
     "floor": floor,
     "floor-cv2": lambda folder: floor(folder, decoded),
     "datamat-numpy": datamat_numpy,
+    "datamat-cv2": datamat_cv2,
     "datamat-workers": lambda folder: datamat_numpy(folder, num_workers=WORKERS),
     "datamat-torch": datamat_torch,
     "datamat-parquet": lambda folder: datamat_torch(folder, "parquet"),

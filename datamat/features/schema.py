@@ -16,11 +16,12 @@ from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor, Text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Features"]
+__all__ = ["NO_MEMORY", "Features"]
 
 _TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Image, Mask, ClassLabel, BBoxes, Text, Scalar, Tensor)}
 
-_NO_MEMORY: Mapping[str, np.ndarray] = {}
+NO_MEMORY: Mapping[str, np.ndarray] = {}
+"""No arrays to decode into."""
 
 
 class Features(Mapping[str, Feature]):
@@ -120,7 +121,7 @@ class Features(Mapping[str, Feature]):
             block.update(feature.encode_block(name, columns[name]))
         return block
 
-    def decode(self, columns: Mapping[str, Column], memory: Mapping[str, np.ndarray] = _NO_MEMORY) -> dict[str, Any]:
+    def decode(self, columns: Mapping[str, Column], memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
         """Return the sample whose columns these are.
 
         Args:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, final
 
 from datamat.errors import CorruptDataError, InputError, OutputError, SchemaError
+from datamat.features.schema import NO_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from datamat.readers.records import RecordFiles
 
 __all__ = ["SampleReader"]
-
-_NO_MEMORY: Mapping[str, np.ndarray] = {}
 
 
 @final
@@ -39,7 +38,7 @@ class SampleReader:
     damages: Damages
     keys: KeyIndex
 
-    def read(self, position: int, memory: Mapping[str, np.ndarray] = _NO_MEMORY) -> dict[str, Any]:
+    def read(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
         """Return a sample.
 
         Args:
@@ -60,7 +59,7 @@ class SampleReader:
                 f"again, which makes it anew{self._key_note(position)}"
             ) from error
 
-    def read_or_skip(self, position: int, memory: Mapping[str, np.ndarray] = _NO_MEMORY) -> dict[str, Any] | None:
+    def read_or_skip(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
         """Return a sample, or None where its record is damaged and left out; raises as `read` where that is asked."""
         try:
             return self.read(position, memory)

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from datamat import Features, Mask, materialize
+from datamat import Features, Mask, load, materialize
 from datamat.readers.memory import MemoryPool
 from datamat.readers.sharing import Borrowed, Loans, SharedArray, SharedFolder
 
@@ -255,3 +255,14 @@ def test_program_that_ends_in_an_epoch_ends_in_silence(tmp_path, num_workers):
 
     assert (done.stdout, done.stderr) == ("8\n", "")
     assert set(pathlib.Path("/dev/shm").glob("datamat-read-*")) <= before
+
+
+def test_worker_processes_use_shared_memory_again(tmp_path):
+    """Six blocks or so for 24 batches: those at work, those ready, and the two that the loop has."""
+    features = Features({"mask": Mask()})
+    materialize(_picture, [str(number) for number in range(96)], tmp_path / "out", features=features, progress=False)
+
+    places = [address(batch["mask"]) for batch in load(tmp_path / "out").to_numpy(4, num_workers=2)]
+
+    assert len(places) == 24
+    assert len(set(places)) <= 10
