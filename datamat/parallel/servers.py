@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ExecServer", "Server", "main_free_context", "serve", "shared_server"]
 
+_MAX_PARENT_BYTES = 80  # an address of a socket holds 103 (macOS) or 107 (Linux); unix(7)
+
 
 class ServerPopen(popen_forkserver.Popen):  # type: ignore[misc]
     """A fork of a server process."""
@@ -85,7 +87,10 @@ class Server:
 
     def _start(self) -> None:
         # A directory of our own (mode 0700): abstract socket names can be connected to by other users of the host.
-        self._directory = tempfile.mkdtemp(prefix="datamat-")
+        parent = tempfile.gettempdir()
+        if len(os.fsencode(parent)) > _MAX_PARENT_BYTES and os.access("/tmp", os.W_OK):  # noqa: S108
+            parent = "/tmp"  # noqa: S108
+        self._directory = tempfile.mkdtemp(prefix="datamat-", dir=parent)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address())
             listener.listen()
@@ -205,7 +210,12 @@ def serve(listener_fd: int, alive_r: int, preload: tuple[str, ...], num_threads:
         with suppress(Exception, role.NestedRunError), role.importing():
             __import__(name)
     gc.freeze()
-    forkserver.main(listener_fd, alive_r, preload=())
+    with socket.socket(fileno=os.dup(listener_fd)) as listener:
+        directory = os.path.dirname(listener.getsockname())
+    try:
+        forkserver.main(listener_fd, alive_r, preload=())
+    finally:  # the caller was killed: one that ends by itself removes the directory
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 _shared_servers: list[ExecServer] = []

@@ -9,16 +9,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from datamat.errors import BrokenPoolError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor
 from datamat.parallel.inquest import MAX_UNBEGUN
+from datamat.parallel.servers import ExecServer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -356,6 +359,36 @@ def test_workers_end_with_their_parent(method, number):
     parent.stdout.close()
     assert len(pids) == 2
     assert time.monotonic() - killed < 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_parent_leaves_nothing_in_the_folder_of_temporary_files(method, number):
+    """The server of its workers, which has a socket there, removes it when all others are gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, method],
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder},
+        )  # fmt: skip
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        pids += [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+        parent.send_signal(number)
+        parent.wait()
+        for pid in pids:
+            wait_until_gone(pid)
+        parent.stdout.close()
+
+        assert os.listdir(folder) == []
+
+
+def test_long_name_of_the_folder_of_temporary_files(tmp_path, monkeypatch):
+    """The address of a socket holds 107 bytes; schedulers of clusters give each job a folder deep down."""
+    deep = tmp_path / ("scratch" * 20)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    server = ExecServer((), 1)
+
+    server.ensure_running()
+    server.stop()
 
 
 FORKING = PARENT.replace("print(*", "child = os.fork()\nif child == 0: time.sleep(600)\nprint(child, *")
