@@ -139,35 +139,35 @@ def test_gzip_shards_are_read_at_random(make_pairs_output, tmp_path, pairs):
     assert all(same(packed[place], plain[place]) for place in (63, 0, -20, 31))
 
 
-def test_eight_threads_read_at_once(pairs):
+def test_eight_threads_read_at_once(copied):
     """From files that none of them has opened yet, each file once."""
-    expected = list(load(pairs))
+    expected = list(load(copied))
     for _ in range(5):
-        data = load(pairs)
+        data = load(copied)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             found = list(pool.map(data.__getitem__, [*range(64), *reversed(range(64))], chunksize=4))
         assert all(map(same, found, [*expected, *reversed(expected)]))
-        assert _open_files(pairs) == 4
+        assert _open_files(copied) == 4
         del data
 
 
-def test_files_are_closed_with_the_data_set(pairs):
+def test_files_are_closed_with_the_data_set(copied):
     """Opened when first read, once per shard, closed when the last reference goes; a pickled copy opens its own."""
-    data = load(pairs)
-    assert _open_files(pairs) == 0
+    data = load(copied)
+    assert _open_files(copied) == 0
     list(data)
-    assert _open_files(pairs) == 4
+    assert _open_files(copied) == 4
 
     copy = pickle.loads(pickle.dumps(data))
-    assert _open_files(pairs) == 4
+    assert _open_files(copied) == 4
     copy[0]
-    assert _open_files(pairs) == 5
+    assert _open_files(copied) == 5
     del copy
     gc.collect()
-    assert _open_files(pairs) == 4
+    assert _open_files(copied) == 4
     del data
     gc.collect()
-    assert _open_files(pairs) == 0
+    assert _open_files(copied) == 0
 
 
 def _open_files(folder):
