@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from datamat.parallel import chunks, payloads, worker
 from datamat.parallel.failures import with_remote_traceback
-from datamat.parallel.slot import Bell, Slot
+from datamat.parallel.slot import SLICE_S, Bell, Slot
 from datamat.parallel.tasks import Task
 
 if TYPE_CHECKING:
@@ -148,10 +148,13 @@ class ResultStream:
     def _next_task(self, deadline: float | None) -> Task:
         if self._in_order is not None:
             return self._in_order.popleft()
-        try:
-            return self._finished.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError from None
+        while True:
+            left = SLICE_S if deadline is None else max(0.0, min(SLICE_S, deadline - time.monotonic()))
+            try:
+                return self._finished.get(timeout=left)
+            except queue.Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError from None
 
     def close(self) -> None:
         """Give up what has not started."""

@@ -6,6 +6,7 @@ parent. The tasks of a stream have one reader, so they share one event.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Bell", "Slot"]
+__all__ = ["SLICE_S", "Bell", "Slot"]
+
+SLICE_S = 0.5  # a thread that waits wakes this often
 
 
 class Bell:
@@ -34,8 +37,17 @@ class Bell:
             self._lock.release()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it rings; return False if it does not within `timeout` seconds."""
-        return self._lock.acquire(timeout=-1 if timeout is None else timeout)
+        """Wait until it rings; return False if it does not within `timeout` seconds.
+
+        In slices: Python looks for a Ctrl-C before it blocks in a lock. One that comes in between, which takes
+        milliseconds on a busy machine, would be heard of when the lock is free.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._lock.acquire(timeout=SLICE_S if timeout is None else min(SLICE_S, timeout)):
+            timeout = None if timeout is None else deadline - time.monotonic()
+            if timeout is not None and timeout <= 0:
+                return False
+        return True
 
 
 # States; not an Enum, whose members cost 0.15 us at each look. From _CANCELLED on the slot is settled.
