@@ -23,7 +23,6 @@ _EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 stand without a length
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # SOF0-15; DHT, JPG and DAC lie between them
 _COMMON_FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended, progressive: what every decoder takes
-_SEQUENTIAL_FRAMES = {0xC0, 0xC1}  # decoders stop with an error at a scan behind one of all components
 _MAX_SCANS = 500  # a tiny progressive file with thousands of scans costs minutes (libjpeg-turbo's fuzzers stop here)
 # In compressed data 0xFF is followed by 0x00 or a restart marker; anything else is the next marker (B.1.1.5).
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -40,20 +39,16 @@ def probe_jpeg(data: bytes, name: str, *, whole: bool) -> ImageInfo:
     """
     info: ImageInfo | None = None
     orientation: int | None = None
-    is_sequential = False
     segments = _segments(data, name)
     for marker, start, stop in segments:
         if marker in {_SOS, _EOI}:
-            # The one scan of most files ends with the file. Compressed data hold no marker, so this is no chance.
-            is_one_scan = is_sequential and info is not None and data[start : start + 1] == bytes([info.channels])
-            if whole and not (is_one_scan and data[-2:] == b"\xff\xd9"):
+            if whole:
                 _check_scans(marker, segments, name)
             break
         if marker in _FRAMES:
             if info is not None:
                 raise refuse(name, "JPEG with two frame headers", "one picture", RESTORE)
             info = _frame(marker, data[start:stop], name)
-            is_sequential = marker in _SEQUENTIAL_FRAMES
         elif marker == _APP1 and orientation is None and data[start : start + 6] == b"Exif\0\0":
             orientation = exif_orientation(memoryview(data)[start + 6 : stop])
     if info is None:

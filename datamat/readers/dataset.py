@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.errors import CorruptDataError, OptionError
+from datamat.errors import OptionError
 from datamat.readers import preview as drawing
 from datamat.readers import tf as tf_reader
 from datamat.readers import torch as torch_reader
@@ -209,6 +209,12 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             deterministic,
         )
         once_shuffled = False if options.keeps_samples else shuffle
+        seed = secrets.randbits(32) if seed is None else seed
+
+        def samples() -> Batches:
+            apart = ShardedDataset(self.path, self.manifest, self.split, self._samples.with_own_files())
+            return apart.to_numpy(shuffle=once_shuffled, seed=seed)
+
         shards = dict(zip(self.files, self._shards, strict=True))
         source = tf_reader.TfSource(
             {file: info.num_records for file, info in shards.items()},
@@ -217,8 +223,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self._identity["records"],
             isinstance(self.path, RemotePath),
             self._samples.damages.are_skipped,
-            self._damage_in,
-            lambda: self.to_numpy(shuffle=once_shuffled, seed=secrets.randbits(32) if seed is None else seed),
+            self._samples.damage_in,
+            samples,
         )
         if source.is_native and snapshot is None:  # what a snapshot keeps outlives the shards
             for file, info in shards.items():
@@ -366,13 +372,6 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         if not -len(self) <= position < len(self):
             raise IndexError(f"position {item} in a data set of {len(self)} records")
         return position % len(self)
-
-    def _damage_in(self, file: str) -> CorruptDataError:
-        """Return what is wrong with a shard of which not all records could be read."""
-        shard = self.files.index(file)
-        first = sum(info.num_records for info in self._shards[:shard])
-        found = self._samples.damage_in(range(first, first + self._shards[shard].num_records))
-        return found or CorruptDataError(f"{file} changed while it was read; see datamat verify of its directory")
 
     def _batches(
         self, options: BatchOptions, shuffle: bool | int, seed: int, transform: Any, client: Client

@@ -78,6 +78,11 @@ class RecordFiles:
         shard = bisect.bisect_right(self._ends, position)
         return shard, position - (self._ends[shard - 1] if shard else 0)
 
+    def positions(self, file: str) -> range:
+        """Return the positions of the records of a shard, by its path."""
+        shard = [str(self.file(number)) for number in range(len(self._shards))].index(file)
+        return range(self._ends[shard] - self._shards[shard].num_records, self._ends[shard])
+
     def file(self, shard: int) -> pathlib.Path | RemotePath:
         """Return the path of a shard in the directory."""
         return self._path / self._shards[shard].file

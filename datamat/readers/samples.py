@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, final
 
@@ -9,7 +10,7 @@ from datamat.errors import CorruptDataError, InputError, OutputError, SchemaErro
 from datamat.features.schema import NO_MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
 
@@ -67,14 +68,18 @@ class SampleReader:
             self.damages.leave_out(position, error)
             return None
 
-    def damage_in(self, positions: Iterable[int]) -> CorruptDataError | None:
-        """Return the error of the first damaged record among some, None if there is none."""
+    def with_own_files(self) -> SampleReader:
+        """Return the same over files that are opened anew, and closed with the last thread that reads them."""
+        return dataclasses.replace(self, records=copy.copy(self.records))
+
+    def damage_in(self, file: str) -> CorruptDataError:
+        """Return what is wrong with a shard, by its path, of which not all records could be read."""
         try:
-            for position in positions:
+            for position in self.records.positions(file):
                 self.read(position)
         except CorruptDataError as error:
             return error
-        return None
+        return CorruptDataError(f"{file} changed while it was read; see datamat verify of its directory")
 
     def _key_note(self, position: int) -> str:
         try:

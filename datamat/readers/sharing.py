@@ -210,7 +210,7 @@ class Borrowed:
         self._folder = folder
         self._blocks: dict[str, _Block] = {}
         self._gone: collections.deque[str] = collections.deque(maxlen=_MAX_GONE)
-        _all_borrowed.add(self)
+        _all_borrowed[id(self)] = self
 
     def take(self, value: Any) -> Any:
         """Return a column as it was before `Loans.receipts`."""
@@ -229,22 +229,25 @@ class Borrowed:
 
     def returned(self) -> Returned:
         """Return which blocks can be used again: no array, view, tensor or buffer refers to them."""
-        free = {name: block.use for name, block in self._blocks.items() if _is_free(block)}
-        return Returned(free, tuple(self._gone))
+        free = {name: block.use for name, block in list(self._blocks.items()) if _is_free(block)}
+        return Returned(free, tuple(self._gone.copy()))  # copied in one step, also for a fork by another thread
 
     def leave_to_fork(self) -> None:
-        """Give up all blocks in use: a process that was just forked sees what is written to them."""
-        for name in [name for name, block in self._blocks.items() if not _is_free(block)]:
-            del self._blocks[name]
-            self._gone.append(name)
+        """Give up all blocks in use: a process that was just forked, by any thread, sees what is written to them."""
+        for name, block in list(self._blocks.items()):
+            if not _is_free(block):
+                self._blocks.pop(name, None)
+                self._gone.append(name)
 
 
-_all_borrowed: weakref.WeakSet[Borrowed] = weakref.WeakSet()
+_all_borrowed: weakref.WeakValueDictionary[int, Borrowed] = weakref.WeakValueDictionary()
 
 
 def _leave_to_fork() -> None:
-    for borrowed in list(_all_borrowed):
-        borrowed.leave_to_fork()
+    for reference in _all_borrowed.valuerefs():
+        borrowed = reference()
+        if borrowed is not None:
+            borrowed.leave_to_fork()
 
 
 os.register_at_fork(after_in_parent=_leave_to_fork)

@@ -13,6 +13,7 @@ by `ShardedDataset.to_numpy`, in threads of this process, and handed over sample
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,10 @@ from datamat.readers.tf_features import decode_many, decode_one, is_fixed, signa
 from datamat.readers.tf_snapshot import snapshotted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from datamat.features import Features
+    from datamat.readers.batches import Batches
 
 __all__ = ["ReadOptions", "TfSource", "make_dataset"]
 
@@ -53,8 +55,8 @@ class TfSource:
         is_remote: whether the files lie behind a URL, which TensorFlow does not read.
         skips_damage: whether damaged records are left out and counted, which TensorFlow does not do.
         explain: returns what is wrong with a shard, by its path.
-        samples: returns what each `iter` gives the samples of another epoch of, decoded in Python, in its order unless
-            they are kept: for formats that TensorFlow does not read.
+        samples: returns samples decoded in Python, in their order unless they are kept, through files opened for them
+            alone: for formats that TensorFlow does not read.
     """
 
     files: Mapping[str, int]
@@ -64,7 +66,7 @@ class TfSource:
     is_remote: bool
     skips_damage: bool
     explain: Callable[[str], Exception]
-    samples: Callable[[], Iterable[dict[str, Any]]]
+    samples: Callable[[], Batches]
 
     @property
     def num_records(self) -> int:
@@ -197,7 +199,7 @@ def _blocks(tf: Any, source: TfSource, options: ReadOptions) -> Any:
 def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     """Return decoded samples, what is kept of them kept, in the order of the epoch."""
     if not source.is_native:
-        samples = tf.data.Dataset.from_generator(source.samples().__iter__, output_signature=signature(source.features))
+        samples = tf.data.Dataset.from_generator(_epochs(source), output_signature=signature(source.features))
         samples = _counted(tf, samples, source)
     else:
         records = _records(tf, source, options)
@@ -208,6 +210,21 @@ def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     if options.static_transform is not None:
         samples = samples.map(options.static_transform, **_in_parallel(tf, options))
     return _shuffled(_kept(tf, samples, source, options), options) if options.keeps_samples else samples
+
+
+def _epochs(source: TfSource) -> Callable[[], Iterator[dict[str, Any]]]:
+    """Return what gives the samples of another epoch at each call.
+
+    TensorFlow keeps it for the life of the process. So no epoch leaves anything in it: no file, no memory, no thread.
+    """
+    numbers = itertools.count()
+
+    def epoch() -> Iterator[dict[str, Any]]:
+        samples = source.samples()
+        samples.set_epoch(next(numbers))
+        yield from samples
+
+    return epoch
 
 
 def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:

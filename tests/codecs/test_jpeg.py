@@ -130,6 +130,18 @@ def test_every_truncation_is_noticed(options):
     probe(data, whole=True)
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_piece_of_another_file_among_the_pixels_is_noticed(progressive):
+    """As a disk or a download leaves it, end and length in order; the decoder would give some picture."""
+    data = pillow_jpeg(np.random.default_rng(0).integers(0, 256, (96, 160, 3), np.uint8), progressive=progressive)
+    pixels = data.index(b"\xff\xda")
+    header = data[:pixels]
+
+    for at in range(pixels + 20, len(data) - len(header) - 2, 97):
+        with pytest.raises(InputError):
+            probe(data[:at] + header + data[at + len(header) :], whole=True)
+
+
 def test_bytes_after_the_end_are_ignored():
     """Phones append previews and video after EOI."""
     data = pillow_jpeg(picture())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import pathlib
 import re
 import shutil
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -244,6 +247,25 @@ def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_ou
         assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(native.keys()))}
         assert len({tuple(epoch) for epoch in [*epochs, native.keys()]}) == 4
     assert keys_of(other.to_tf(shuffle=True, seed=2)) == keys_of(other.to_tf(shuffle=True, seed=2))
+
+
+def test_no_file_stays_open_behind_an_epoch(make_pairs_output, tmp_path):
+    """TensorFlow keeps the function that a generator came from, and with it the data set, until the process ends."""
+    output = make_pairs_output(tmp_path / "out", format="parquet")
+
+    for _ in range(3):
+        assert len(keys_of(load(output, "train").to_tf(batch_size=7))) == 60
+        next(load(output, "train").to_tf(batch_size=7).as_numpy_iterator())
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("datamat-read"):
+            thread.join()
+
+    links = []
+    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            links.append(os.readlink(descriptor))
+    assert not [link for link in links if link.startswith(str(output))]
 
 
 def damaged(pairs, folder):
