@@ -79,7 +79,13 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
 
 
 def decode_image(
-    data: bytes, *, channels: int = 3, name: str = "", max_pixels: int = MAX_PIXELS, out: Pixels | None = None
+    data: bytes,
+    *,
+    channels: int = 3,
+    name: str = "",
+    max_pixels: int = MAX_PIXELS,
+    out: Pixels | None = None,
+    is_whole: bool = False,
 ) -> Pixels:
     """Return the pixels of a picture file, upright as its EXIF orientation says.
 
@@ -92,6 +98,8 @@ def decode_image(
         max_pixels: most pixels (width * height) accepted.
         out: memory to decode into. It is filled and returned where it is uint8, C-contiguous and of the shape of the
             result, and the file needs no conversion; else the result is another array. It may be overwritten anyway.
+        is_whole: these very bytes went through `probe(whole=True)` before. It is not done again, which saves 20 µs for
+            a JPEG file of 50 kB.
 
     Returns:
         uint8 (height, width, channels), C-contiguous. PNG, WebP lossless and BMP are exact; JPEG is libjpeg-turbo's
@@ -111,7 +119,7 @@ def decode_image(
     """
     if channels not in {1, 3, 4}:
         raise OptionError(f"decode_image: channels is {channels!r}; want 1 (grey), 3 (RGB) or 4 (RGBA)")
-    info = probe(data, whole=True, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
     _refuse_image(info, channels, name)
     out = _fitting(out, (info.height, info.width, channels), info)
     if info.encoding == "png":
@@ -121,7 +129,14 @@ def decode_image(
     return pixels if info.orientation == 1 else turn_upright(pixels, info.orientation)
 
 
-def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, out: Pixels | None = None) -> Pixels:
+def decode_mask(
+    data: bytes,
+    *,
+    name: str = "",
+    max_pixels: int = MAX_PIXELS,
+    out: Pixels | None = None,
+    is_whole: bool = False,
+) -> Pixels:
     """Return the class ids of a mask file, upright as its EXIF orientation says.
 
     Ids are the stored samples, verbatim: grey values without scaling, also of 1, 2 and 4 bits, and the *indices* of a
@@ -132,6 +147,7 @@ def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, ou
         name: what to call it in messages: a path, key or field.
         max_pixels: most pixels (width * height) accepted.
         out: uint8 (height, width), as of `decode_image`.
+        is_whole: as of `decode_image`.
 
     Returns:
         uint8 (height, width), C-contiguous.
@@ -146,7 +162,7 @@ def decode_mask(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS, ou
         >>> decode_mask(encode_png(np.array([[0, 7]], np.uint8))).tolist()
         [[0, 7]]
     """
-    info = probe(data, whole=True, name=name, max_pixels=max_pixels)
+    info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
     _refuse_mask(info, name)
     out = _fitting(out, (info.height, info.width), info)
     samples = None if out is None else out[..., None]

@@ -2,18 +2,20 @@
 
 cv2 spends most of a picture on inflating it, so here the scanlines are inflated by ISA-L. A filter that all rows share
 is undone by `png_filters`. Other scanlines are handed on, as a PNG file whose deflate stream is only *stored*, to
-libspng, which undoes the filters with SIMD. The file that libspng sees is always the same simple kind: 8 bits, no
-palette, not interlaced. What palettes, small depths, transparent colours and Adam7 mean is decided here, in numpy, so
-that it does not depend on the library and a mask's class ids stay what they are.
+libspng, which undoes the filters with SIMD, or in threads to cv2. The file that they see is always the same simple
+kind: 8 bits, no palette, not interlaced. What palettes, small depths, transparent colours and Adam7 mean is decided
+here, in numpy, so that it does not depend on the library and a mask's class ids stay what they are.
 
     file -> chunks, CRCs -> zlib stream -> scanlines -> per pass: rows of bytes -> samples -> colours
-            png_chunks      ISA-L                       png_filters, libspng       numpy
+            png_chunks      ISA-L                       png_filters, libspng, cv2  numpy
 
 Everything is checked on the way: CRCs, Adler-32, the exact number of bytes, filter types. Arrays are deflated by zlib.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +36,11 @@ __all__ = ["MAX_SCANLINE_BYTES", "decode_png_image", "decode_png_samples", "enco
 _COLOUR_TYPE = {1: 0, 2: 4, 3: 2, 4: 6}  # bytes per pixel to the PNG colour type with as many 8-bit samples
 _SPNG_FORMAT = {1: "L", 2: "RGBA", 3: "RGB", 4: "RGBA"}  # libspng gives no grey with alpha at 8 bits
 _DEFLATE_LEVEL = 1
+_MAX_INFLATION = 1032  # deflate makes nothing smaller (https://zlib.net/zlib_tech.html)
+_SPARE, _SPARE_BYTES = (
+    64,
+    64 << 20,
+)  # what a stream may come to, of what is wanted and in all, to be inflated without limit
 _STORED_BYTES = 65535  # most bytes in a stored deflate block, RFC 1951 section 3.2.4
 MAX_SCANLINE_BYTES = (1 << 31) - (1 << 20)
 """Most bytes of scanlines: what one IDAT chunk can hold (2^31 - 1), stored, with room for the blocks' headers."""
@@ -140,10 +147,17 @@ def _inflate(stream: bytes, num_bytes: int, name: str) -> bytes:
     """Return exactly `num_bytes`; the limit also keeps a small file from filling the memory."""
     if num_bytes > MAX_SCANLINE_BYTES:
         raise refuse(name, f"PNG with {num_bytes} bytes of pixels", f"at most {MAX_SCANLINE_BYTES}", "tile it")
+    scanlines: bytes
     library = load_zlib()
+    if num_bytes <= _MAX_INFLATION * len(stream) <= min(_SPARE * num_bytes, _SPARE_BYTES):
+        # One call: an object that stops at a limit takes five, and each waits for the interpreter's lock.
+        with contextlib.suppress(library.error):  # told of below
+            scanlines = library.decompress(stream, bufsize=num_bytes + 1)
+            if len(scanlines) == num_bytes:
+                return scanlines
     inflater = library.decompressobj()
     try:
-        scanlines: bytes = inflater.decompress(stream, num_bytes + 1)
+        scanlines = inflater.decompress(stream, num_bytes + 1)
     except library.error as exc:
         raise refuse(name, f"PNG with damaged compressed data ({exc})", "intact data", RESTORE) from exc
     if len(scanlines) != num_bytes or not inflater.eof:  # not eof: Adler-32 has not been compared
@@ -176,7 +190,8 @@ def _unfilter(scanlines: memoryview, height: int, width: int, channels: int, nam
     if highest > 4:
         raise refuse(name, f"PNG with a row of filter type {highest}", "filter types 0 to 4", RESTORE)
     file = _png_file(width, height, channels, *_stored_stream(scanlines))
-    pyspng = load_pyspng()
+    # libspng is quicker by a third, but holds the interpreter's lock: threads would decode one after the other.
+    pyspng = load_pyspng() if threading.current_thread() is threading.main_thread() else None
     try:
         pixels: Pixels = pyspng.load(file, _SPNG_FORMAT[channels]) if pyspng else decode_with_cv2(file, channels)
     except (RuntimeError, ValueError) as exc:

@@ -39,9 +39,18 @@ class Feature(abc.ABC):
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         """Return the value that `encode` was given, from its columns."""
 
-    def decode_into(self, name: str, columns: Mapping[str, Column], out: np.ndarray | None) -> Any:
-        """Return what `decode` does: in `out`, which may be overwritten in any case, where that saves a copy."""
-        del out
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> Any:
+        """Return what `decode` does.
+
+        Args:
+            name: of the field.
+            columns: of one record.
+            out: where to put it if that saves a copy; it may be overwritten in any case.
+            are_intact: a checksum has shown that the columns are what `encode` gave, and checked.
+        """
+        del out, are_intact
         return self.decode(name, columns)
 
     def prepare(self, name: str, value: Any) -> Any:

@@ -96,8 +96,12 @@ class Image(Feature):
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
         return self.decode_into(name, columns, None)
 
-    def decode_into(self, name: str, columns: Mapping[str, Column], out: np.ndarray | None) -> np.ndarray:
-        return codecs.decode_image(one_bytes(name, columns), channels=self.channels, name=name, out=out)
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> np.ndarray:
+        return codecs.decode_image(
+            one_bytes(name, columns), channels=self.channels, name=name, out=out, is_whole=are_intact
+        )
 
     def prepare(self, name: str, value: Any) -> Any:
         if isinstance(value, bytes):
@@ -159,8 +163,10 @@ class Mask(Feature):
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
         return self.decode_into(name, columns, None)
 
-    def decode_into(self, name: str, columns: Mapping[str, Column], out: np.ndarray | None) -> np.ndarray:
-        return codecs.decode_mask(one_bytes(name, columns), name=name, out=out)
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> np.ndarray:
+        return codecs.decode_mask(one_bytes(name, columns), name=name, out=out, is_whole=are_intact)
 
     def prepare(self, name: str, value: Any) -> Any:
         return codecs.decode_mask(value, name=name) if isinstance(value, bytes) else value

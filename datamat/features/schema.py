@@ -121,12 +121,20 @@ class Features(Mapping[str, Feature]):
             block.update(feature.encode_block(name, columns[name]))
         return block
 
-    def decode(self, columns: Mapping[str, Column], memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
+    def decode(
+        self,
+        columns: Mapping[str, Column],
+        memory: Mapping[str, np.ndarray] = NO_MEMORY,
+        *,
+        are_intact: bool = False,
+    ) -> dict[str, Any]:
         """Return the sample whose columns these are.
 
         Args:
             columns: of one record.
             memory: arrays by field that values may be decoded into; where that was done, the value is the array.
+            are_intact: a checksum has shown that the columns are what `encode` gave: files that were whole then are not
+                looked through again.
 
         Raises:
             SchemaError: a declared column is missing, or does not hold what is declared.
@@ -135,7 +143,7 @@ class Features(Mapping[str, Feature]):
         sample, name = {}, ""
         try:
             for name, feature in self._fields.items():
-                sample[name] = feature.decode_into(name, columns, memory.get(name))
+                sample[name] = feature.decode_into(name, columns, memory.get(name), are_intact=are_intact)
         except KeyError as error:
             raise SchemaError(
                 f"the record has no column {error.args[0]!r}; it holds {some(columns)}: "

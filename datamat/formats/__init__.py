@@ -165,12 +165,14 @@ class ShardFormat(abc.ABC):
         joins_parts: whether part files, one after the other, and the trailer are a valid file of the format. Where they
             are not, `assembler` makes one.
         trailer: what stands behind the last part of a joined file.
+        has_checksums: whether a reader finds every change of a record's values by a checksum.
     """
 
     name: ClassVar[str]
     extension: ClassVar[str]
     joins_parts: ClassVar[bool]
     trailer: ClassVar[bytes] = b""
+    has_checksums: ClassVar[bool] = False
 
     @abc.abstractmethod
     def options(self) -> dict[str, str | int | float | bool | None]:

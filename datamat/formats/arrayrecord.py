@@ -62,6 +62,7 @@ class ArrayRecordFormat(ShardFormat):
     name = "arrayrecord"
     extension = "array_record"
     joins_parts = False
+    has_checksums = True
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("array_record") is None:

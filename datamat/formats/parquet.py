@@ -63,6 +63,7 @@ class ParquetFormat(ShardFormat):
     name = "parquet"
     extension = "parquet"
     joins_parts = False
+    has_checksums = True
 
     row_group_rows: int | None = None
     features: Features | None = None

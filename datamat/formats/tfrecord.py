@@ -55,6 +55,7 @@ class TFRecordFormat(ShardFormat):
     name = "tfrecord"
     extension = "tfrecord"
     joins_parts = True
+    has_checksums = True
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """Return no options: there is one way to write the format."""
@@ -103,6 +104,7 @@ class GzipTFRecordFormat(ShardFormat):
     name = "tfrecord.gz"
     extension = "tfrecord.gz"
     joins_parts = True
+    has_checksums = True
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """Return the compression level and the least size of a member before compression."""

@@ -91,6 +91,11 @@ class RecordFiles:
         """Return the keys that the records of a shard hold, by reading them."""
         return [stored_key(self._opened(shard).read(number)) for number in range(self._shards[shard].num_records)]
 
+    @property
+    def are_tested(self) -> bool:
+        """Whether a checksum shows that a record which `read` returns is what was written."""
+        return self._format.has_checksums
+
     @functools.cached_property
     def group_records(self) -> int | None:
         """How many neighbouring records the format reads at once to get at one; None where it reads one by one."""

@@ -50,7 +50,7 @@ class SampleReader:
             CorruptDataError: the record is damaged; names file, record, key and what is wrong.
         """
         try:
-            return self.features.decode(self.records.read(position), memory)
+            return self.features.decode(self.records.read(position), memory, are_intact=self.records.are_tested)
         except CorruptDataError as error:
             raise CorruptDataError(f"{error}{self._key_note(position)}") from error
         except (InputError, SchemaError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import io
 import struct
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from png_builder import SAMPLES, build_png, chunk, exif, header
 
-from datamat.codecs import decode_image, decode_mask, encode_png, probe
+from datamat.codecs import decode_image, decode_mask, encode_png, png, png_filters, probe
 from datamat.errors import InputError, OptionError
 
 KINDS = [(0, 1), (0, 2), (0, 4), (0, 8), (2, 8), (3, 1), (3, 2), (3, 4), (3, 8), (4, 8), (6, 8)]
@@ -316,8 +317,10 @@ def test_large_picture_decodes(missing):
 @pytest.mark.parametrize("filters", [[0], [1], [2], [1, 0, 0, 1], [0, 1, 2]])
 @pytest.mark.parametrize("colour", [0, 2, 4, 6])
 @pytest.mark.parametrize("width", [1, 2, 7, 130])
-def test_uniform_filters_give_the_samples(filters, colour, width):
-    """They are undone for all rows at once; a mixture is not."""
+@pytest.mark.parametrize("strip_bytes", [1, 300, 1 << 20])
+def test_uniform_filters_give_the_samples(filters, colour, width, strip_bytes, monkeypatch):
+    """They are undone for all rows at once, or for many; a mixture is not."""
+    monkeypatch.setattr(png_filters, "_STRIP_BYTES", strip_bytes)
     samples = np.random.default_rng(width).integers(0, 256, (9, width, SAMPLES[colour]), dtype=np.uint8)
     data = build_png(samples, colour=colour, depth=8, filters=filters)
     channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
@@ -326,3 +329,26 @@ def test_uniform_filters_give_the_samples(filters, colour, width):
 
     wanted = samples if colour != 4 else samples[..., [0, 0, 0, 1]]
     assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("colour", [0, 2, 4, 6])
+def test_threads_leave_the_interpreter_to_each_other(colour, monkeypatch):
+    """What they take for libspng, which holds the interpreter's lock, gives the same pixels."""
+    samples = np.random.default_rng(colour).integers(0, 256, (9, 130, SAMPLES[colour]), dtype=np.uint8)
+    data = build_png(samples, colour=colour, depth=8, filters=[4, 3, 0, 1, 2])
+    channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
+    wanted = decode_image(data, channels=channels)
+
+    monkeypatch.setattr(png, "load_pyspng", lambda: pytest.fail("asked of a thread"))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(decode_image, data, channels=channels).result()
+
+    assert np.array_equal(found, wanted)
+
+
+def test_small_file_of_many_pixels_decodes(missing):
+    """Its stream says little about its size: 65 kB hold 64 MB."""
+    pixels = np.zeros((8000, 8000), np.uint8)
+    pixels[-1, -1] = 7
+
+    assert np.array_equal(decode_mask(encode_png(pixels)), pixels)

@@ -28,7 +28,6 @@ class TestGzipTFRecord(FormatConformance):
 
 class TestWebDataset(FormatConformance):
     name = "webdataset"
-    protects_data = False
 
 
 class TestParquet(FormatConformance):

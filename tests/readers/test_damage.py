@@ -44,6 +44,18 @@ def replace_picture(data, position):
     pathlib.Path(file).with_suffix(".idx").write_text(offsets.to_text())
 
 
+def test_archives_without_checksums_rely_on_those_of_the_pictures(make_pairs_output, tmp_path):
+    """Files behind a checksum of the record are not looked through once more; those in a tar archive are."""
+    data = load(make_pairs_output(tmp_path / "out", format="webdataset"), "train")
+    path = pathlib.Path(data.files[0])
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IEND") + 5] ^= 1  # of the chunk's CRC: the pixels are the same
+    path.write_bytes(content)
+
+    with pytest.raises(CorruptDataError, match=rf"{path}: record 0 is damaged: .*'IEND'.* wrong CRC"):
+        data[0]
+
+
 def test_damaged_record_is_named_with_its_key(copied):
     """Wherever it is met."""
     data = load(copied, "train")
