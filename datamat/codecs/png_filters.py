@@ -58,8 +58,9 @@ def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = N
         for strip in _strips(height, width * channels):
             sums = _corner_sums(stored[strip])
             np.subtract(sums[1:, 1:], sums[:-1, 1:], out=pixels[strip])
-        plain = np.flatnonzero(kinds == _NONE)
-        pixels[plain] = stored[plain]
+        if lowest == _NONE:
+            plain = np.flatnonzero(kinds == _NONE)
+            pixels[plain] = stored[plain]
     return pixels
 
 
