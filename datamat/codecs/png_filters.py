@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["undo_uniform_filters"]
 
 _NONE, _SUB, _UP = 0, 1, 2
-_STRIP_BYTES = 1 << 20  # of scanlines at a time: their sums take four times the memory, and must fit 32 bits
+_STRIP_BYTES = 1 << 20  # of scanlines at a time: their sums take four times the memory
+_MOST_IN_LINE = (1 << 31) // 255 - 1  # pixels in a row or column whose sum fits 32 bits
 
 
 def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = None) -> Pixels | None:
-    """Return the pixels of scanlines that use filters 0 and 1 only, or 2 only; None where others are among them.
+    """Return the pixels of scanlines that use filters 0 and 1 only, or 2 only; else None.
 
     Args:
         filtered: uint8 (height, 1 + width * channels), the filter type first in each row.
@@ -43,11 +44,11 @@ def undo_uniform_filters(filtered: Pixels, channels: int, out: Pixels | None = N
     """
     kinds = filtered[:, 0]
     lowest, highest = int(kinds.min()), int(kinds.max())
-    if highest > _SUB and not lowest == highest == _UP:
-        return None
     stored = filtered[:, 1:].reshape(len(filtered), -1, channels)
-    pixels = np.empty(stored.shape, np.uint8) if out is None else out
     height, width = stored.shape[:2]
+    if (highest > _SUB and not lowest == highest == _UP) or max(height, width) > _MOST_IN_LINE:
+        return None
+    pixels = np.empty(stored.shape, np.uint8) if out is None else out
     if highest == _NONE:
         pixels[...] = stored
     elif highest == _UP:

@@ -346,6 +346,14 @@ def test_threads_leave_the_interpreter_to_each_other(colour, monkeypatch):
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("height", [8_421_503, 8_421_506])
+def test_long_columns_decode(height):
+    """Of which the sum does not fit 32 bits: each pixel is stored as 255 more than the one above it."""
+    column = (height - np.arange(height, dtype=np.int64)).astype(np.uint8)[:, None]
+
+    assert np.array_equal(decode_mask(encode_png(column)), column)
+
+
 def test_small_file_of_many_pixels_decodes(missing):
     """Its stream says little about its size: 65 kB hold 64 MB."""
     pixels = np.zeros((8000, 8000), np.uint8)
