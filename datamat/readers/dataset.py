@@ -211,9 +211,11 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         once_shuffled = False if options.keeps_samples else shuffle
         seed = secrets.randbits(32) if seed is None else seed
 
-        def samples() -> Batches:
+        def samples(epoch: int) -> Batches:
             apart = ShardedDataset(self.path, self.manifest, self.split, self._samples.with_own_files())
-            return apart.to_numpy(shuffle=once_shuffled, seed=seed)
+            batches = apart.to_numpy(shuffle=once_shuffled, seed=seed)
+            batches.set_epoch(epoch)
+            return batches
 
         shards = dict(zip(self.files, self._shards, strict=True))
         source = tf_reader.TfSource(

@@ -232,6 +232,11 @@ def test_next_batches_are_prefetched(pairs, options):
     assert type(load(pairs, "train").to_tf(**options)).__name__ == "_PrefetchDataset"
 
 
+def test_epoch_does_not_wait_for_the_autotuner(pairs):
+    """Every other one did, for up to as long as it had taken; what does not run need not be waited for."""
+    assert load(pairs, "train").to_tf().options().autotune.enabled is False
+
+
 def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_output, pairs, tmp_path):
     """The same values, types and shapes; order, cache and shuffle as of TFRecord."""
     other = load(make_pairs_output(tmp_path / "out", format="parquet"), "train")
