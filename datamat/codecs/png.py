@@ -37,10 +37,8 @@ _COLOUR_TYPE = {1: 0, 2: 4, 3: 2, 4: 6}  # bytes per pixel to the PNG colour typ
 _SPNG_FORMAT = {1: "L", 2: "RGBA", 3: "RGB", 4: "RGBA"}  # libspng gives no grey with alpha at 8 bits
 _DEFLATE_LEVEL = 1
 _MAX_INFLATION = 1032  # deflate makes nothing smaller (https://zlib.net/zlib_tech.html)
-_SPARE, _SPARE_BYTES = (
-    64,
-    64 << 20,
-)  # what a stream may come to, of what is wanted and in all, to be inflated without limit
+_MAX_EXCESS = 64  # a stream that could come to this many times what is wanted,
+_MAX_UNLIMITED_BYTES = 64 << 20  # or to this many bytes, is inflated up to a limit
 _STORED_BYTES = 65535  # most bytes in a stored deflate block, RFC 1951 section 3.2.4
 MAX_SCANLINE_BYTES = (1 << 31) - (1 << 20)
 """Most bytes of scanlines: what one IDAT chunk can hold (2^31 - 1), stored, with room for the blocks' headers."""
@@ -147,17 +145,16 @@ def _inflate(stream: bytes, num_bytes: int, name: str) -> bytes:
     """Return exactly `num_bytes`; the limit also keeps a small file from filling the memory."""
     if num_bytes > MAX_SCANLINE_BYTES:
         raise refuse(name, f"PNG with {num_bytes} bytes of pixels", f"at most {MAX_SCANLINE_BYTES}", "tile it")
-    scanlines: bytes
     library = load_zlib()
-    if num_bytes <= _MAX_INFLATION * len(stream) <= min(_SPARE * num_bytes, _SPARE_BYTES):
+    if num_bytes <= _MAX_INFLATION * len(stream) <= min(_MAX_EXCESS * num_bytes, _MAX_UNLIMITED_BYTES):
         # One call: an object that stops at a limit takes five, and each waits for the interpreter's lock.
         with contextlib.suppress(library.error):  # told of below
-            scanlines = library.decompress(stream, bufsize=num_bytes + 1)
-            if len(scanlines) == num_bytes:
-                return scanlines
+            inflated: bytes = library.decompress(stream, bufsize=num_bytes + 1)
+            if len(inflated) == num_bytes:
+                return inflated
     inflater = library.decompressobj()
     try:
-        scanlines = inflater.decompress(stream, num_bytes + 1)
+        scanlines: bytes = inflater.decompress(stream, num_bytes + 1)
     except library.error as exc:
         raise refuse(name, f"PNG with damaged compressed data ({exc})", "intact data", RESTORE) from exc
     if len(scanlines) != num_bytes or not inflater.eof:  # not eof: Adler-32 has not been compared

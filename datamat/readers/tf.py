@@ -36,9 +36,7 @@ __all__ = ["ReadOptions", "TfSource", "make_dataset"]
 
 _SHUFFLE_WINDOW = 1024
 _MOST_FILES_AT_ONCE = 16
-_CALLS_PER_CORE = (
-    4  # with one, a core waits now and then for its next record: 1.91 of 2 cores were busy, with four 1.95
-)
+_CALLS_PER_CORE = 4  # with one, 1.91 of 2 cores were busy, with four 1.95
 _FILES_OF_A_WORKER = 2  # of a service: the files that one has opened are not for the others
 _WAITING = 2  # batches; what waits here is lost to the other consumers of a service
 _BUFFER_BYTES = 1 << 20
@@ -246,10 +244,11 @@ def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
         records = tf.data.TFRecordDataset(name, compression_type=compression, buffer_size=_BUFFER_BYTES)
         return guarded(records, name, num_records, source.explain if is_local else None)
 
+    num_files = max(1, min(most, len(source.files))) if _is_mixed(options) else 1
     records = files.interleave(
         _verbatim(tf, opened),
-        cycle_length=max(1, min(most, len(source.files))) if _is_mixed(options) else 1,
-        num_parallel_calls=tf.data.AUTOTUNE,  # all
+        cycle_length=num_files,
+        num_parallel_calls=num_files,  # also on few cores: slow disks and networks answer many at once
         deterministic=options.deterministic,
     )
     return _counted(tf, records, source) if is_local else records
@@ -322,6 +321,6 @@ def _repeated(dataset: Any, options: ReadOptions) -> Any:
 
 
 def _in_parallel(tf: Any, options: ReadOptions) -> dict[str, Any]:
-    # Workers of a service have other cores, and TensorFlow's own number of calls.
+    # The workers of a service may have other cores, and have the autotuner.
     num_calls = _CALLS_PER_CORE * len(os.sched_getaffinity(0)) if options.service is None else tf.data.AUTOTUNE
     return {"num_parallel_calls": num_calls, "deterministic": options.deterministic}
