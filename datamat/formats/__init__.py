@@ -7,7 +7,7 @@ mapping of column names to bytes, int64 numbers or float32 numbers.
     driver    parts, joined byte for byte, and the trailer ──> the shard          where the format allows it
               parts ── assembler(path) ── add ... finish() ──> the shard, its Offsets     elsewhere
     readers   a file ── read(path) ──> every record in order, every checksum tested
-              a file, its Offsets ── reader(path, offsets) ── read(number) ──> one record
+              a file, its Offsets ── reader(path, places) ── read(number) ──> one record
 
 A worker writes a *part* (a run of records) into a file that its caller opened, hashes and syncs. No record is encoded
 twice, and the parts of a shard come from the plan alone, so that equal records give equal files.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, TypeAlias, f
 import numpy as np
 
 from datamat.errors import MissingDependencyError, OptionError
-from datamat.formats.offsets import Offsets
+from datamat.formats.offsets import Offsets, Place, Places
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +41,8 @@ __all__ = [
     "Buffer",
     "ColumnKind",
     "Offsets",
+    "Place",
+    "Places",
     "Record",
     "ShardAssembler",
     "ShardFormat",
@@ -135,7 +137,10 @@ class ShardAssembler(abc.ABC):
 
 
 class ShardReader(abc.ABC):
-    """Reads records of one finished file by their number, in any order. Thread-safe; works in forked children, too."""
+    """Reads records of one finished file by their number, in any order. Thread-safe; works in forked children, too.
+
+    It closes itself when nobody holds it any more: of thousands of shards few are open at a time.
+    """
 
     @abc.abstractmethod
     def read(self, number: int) -> dict[str, Value]:
@@ -153,7 +158,10 @@ class ShardReader(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the file free; may be called again."""
+        """Give the file free; may be called again, and of a reader whose making failed."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class ShardFormat(abc.ABC):
@@ -196,12 +204,12 @@ class ShardFormat(abc.ABC):
         raise OptionError(f"{path}: parts of the format {self.name!r} are joined byte for byte; do that")
 
     @abc.abstractmethod
-    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
         """Return a reader of single records of a finished file.
 
         Args:
             path: the file.
-            offsets: where its records lie.
+            places: where its records lie: `Offsets`, or what looks them up in the file that holds them.
 
         Raises:
             OSError: the file can't be opened.

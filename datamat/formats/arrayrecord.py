@@ -37,7 +37,7 @@ from datamat.formats.wire import varint
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from datamat.formats import ColumnKind
+    from datamat.formats import ColumnKind, Places
 
 __all__ = ["ArrayRecordFormat"]
 
@@ -83,9 +83,9 @@ class ArrayRecordFormat(ShardFormat):
         """Return what hands the records of parts to the package's writer."""
         return _Assembler(os.fspath(path))
 
-    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
         """Return a reader that asks the package for records by number."""
-        return _Reader(os.fspath(path), offsets)
+        return _Reader(os.fspath(path), places)
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
         """Yield each record with the begin and the size of its chunk; the package opens the file anew by its name."""
@@ -145,11 +145,12 @@ class _Assembler(ShardAssembler):
 class _Reader(ShardReader):
     """Asks the package, which finds a record by the positions in the file and tests its hash."""
 
-    __slots__ = ("_offsets", "_opened", "_path", "_process")
+    __slots__ = ("_opened", "_path", "_places", "_process")
 
-    def __init__(self, path: str, offsets: Offsets) -> None:
+    def __init__(self, path: str, places: Places) -> None:
+        self._opened: Any = None
         self._path = path
-        self._offsets = offsets
+        self._places = places
         self._process = os.getpid()
         try:
             self._opened = _opened(path)
@@ -165,18 +166,19 @@ class _Reader(ShardReader):
                 self._opened, self._process = _opened(self._path), os.getpid()
             return decode_example(self._opened.read([number])[0])
         except (CorruptDataError, RuntimeError) as exc:
-            raise located(exc, self._path, number, int(self._offsets.offset[number])) from exc
+            raise located(exc, self._path, number, self._places.place(number)[0]) from exc
 
     def close(self) -> None:
         """Close the file."""
-        self._opened.close()
+        if self._opened is not None and self._process == os.getpid():
+            self._opened.close()
 
 
 def _opened(path: str) -> Any:
     """Return the package's reader; raise its `RuntimeError` at once, which it would keep for later calls."""
     from array_record.python.array_record_module import ArrayRecordReader
 
-    os.stat(path)
+    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # its error says why, and the package's does not
     opened = ArrayRecordReader(path, _READ_OPTIONS)
     if not opened.ok():
         opened.close()

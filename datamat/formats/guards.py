@@ -1,7 +1,8 @@
-"""Refusals that formats share, so that all say the same in the same words."""
+"""Refusals and judgements that formats share, so that all say the same in the same words."""
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from datamat.errors import CorruptDataError, OptionError
@@ -9,7 +10,9 @@ from datamat.errors import CorruptDataError, OptionError
 if TYPE_CHECKING:
     from datamat.features import Features
 
-__all__ = ["bound", "located", "refuse_finished"]
+__all__ = ["bound", "lacks_resources", "located", "refuse_finished"]
+
+_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def bound(features: Features | None, name: str) -> Features:
@@ -19,6 +22,11 @@ def bound(features: Features | None, name: str) -> Features:
             f"the format {name!r} stores features, not columns; use get_format({name!r}).with_features(features)"
         )
     return features
+
+
+def lacks_resources(error: OSError) -> bool:
+    """Whether a file could not be opened for want of descriptors or memory, and not because of the file."""
+    return error.errno in _RESOURCES
 
 
 def refuse_finished(finished: bool) -> None:

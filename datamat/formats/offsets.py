@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
 import numpy as np
 
@@ -14,9 +14,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Offsets"]
+__all__ = ["Offsets", "Place", "Places"]
+
+Place: TypeAlias = tuple[int, int, int]
+"""Offset, size and skip of one record, as `Offsets` has them; the skip is 0 where it has none."""
 
 _LINES_AT_ONCE = 1 << 14  # Python's integers take several times the memory of the table
+
+
+class Places(Protocol):
+    """What a reader of single records asks: where one lies. `Offsets` tell it, and so may a file that holds them."""
+
+    def place(self, number: int) -> Place:
+        """Return the place of a record, by its number in the file; raise `CorruptDataError` where it cannot be told."""
 
 
 @final
@@ -55,6 +65,11 @@ class Offsets:
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     __hash__ = None  # type: ignore[assignment]  # arrays decide equality, and arrays have no hash
+
+    def place(self, number: int) -> Place:
+        """Return offset, size and skip of one record."""
+        skip = 0 if self.skip is None else int(self.skip[number])
+        return int(self.offset[number]), int(self.size[number]), skip
 
     def shifted(self, base: int) -> Offsets:
         """Return the offsets of the same records when the file starts `base` bytes into a longer one."""

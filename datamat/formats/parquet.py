@@ -30,13 +30,13 @@ from datamat.formats import Block, ColumnKind, Offsets, Record, ShardAssembler, 
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.block import check_block, checked_record
 from datamat.formats.buffered import BufferedFile
-from datamat.formats.guards import bound, located, refuse_finished
+from datamat.formats.guards import bound, lacks_resources, located, refuse_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from datamat.features import Features
-    from datamat.formats import Value
+    from datamat.formats import Places, Value
 
 __all__ = ["ParquetFormat"]
 
@@ -90,9 +90,10 @@ class ParquetFormat(ShardFormat):
         """Return what cuts the batches of parts into row groups."""
         return _Assembler(os.fspath(path), self._columns(), self.row_group_rows or _LARGE_ROWS)
 
-    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
-        """Return a reader that keeps the last row groups it read."""
-        return _Reader(os.fspath(path), offsets, self._columns())
+    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
+        """Return a reader that keeps the last row groups it read; the footer tells it where they are."""
+        del places
+        return _Reader(os.fspath(path), self._columns())
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
         """Yield each record with the place of its row group and its row in it."""
@@ -267,25 +268,25 @@ class _Assembler(ShardAssembler):
 class _Reader(ShardReader):
     """Reads the row group of a record; keeps the footer, and few row groups for all readers of the process."""
 
-    def __init__(self, path: str, offsets: Offsets, columns: Sequence[ArrowColumn]) -> None:
+    def __init__(self, path: str, columns: Sequence[ArrowColumn]) -> None:
         import pyarrow as pa
 
         self._path = path
-        self._offsets = offsets
         self._columns = columns
         self._file: Any = None
         try:
             # Not mapped: a file that is cut short while it is mapped would end the process.
             self._file = pa.OSFile(path)
             self._metadata = _opened(self._file, columns).metadata
-        except FileNotFoundError:
-            raise
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
+            if isinstance(exc, FileNotFoundError) or (isinstance(exc, OSError) and lacks_resources(exc)):
+                raise
             raise CorruptDataError(
                 f"{path}: {exc}; remove the file and run the job again, which makes it anew"
             ) from exc
-        num_rows = [num_rows for _, _, num_rows in _places(self._metadata)]
-        self._starts = list(itertools.accumulate(num_rows, initial=0))
+        groups = _places(self._metadata)
+        self._starts = list(itertools.accumulate((num_rows for _, _, num_rows in groups), initial=0))
+        self._offsets = [*(offset for offset, _, _ in groups), self._file.size()]
 
     def read(self, number: int) -> dict[str, Value]:
         """Return one record."""
@@ -297,7 +298,7 @@ class _Reader(ShardReader):
                 raise CorruptDataError(f"the file holds {self._starts[-1]} records")
             record: dict[str, Value] = _kept_group(self, group)(number - self._starts[group])
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
-            raise located(exc, self._path, number, int(self._offsets.offset[number])) from exc
+            raise located(exc, self._path, number, self._offsets[group]) from exc
         return record
 
     def close(self) -> None:

@@ -6,10 +6,12 @@ import os
 from typing import TYPE_CHECKING, Protocol, final
 
 from datamat.errors import CorruptDataError
-from datamat.formats import Buffer, Offsets, ShardReader, Value
+from datamat.formats import Buffer, ShardReader, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from datamat.formats import Places
 
 __all__ = ["RangeReader"]
 
@@ -38,24 +40,23 @@ class RangeReader(ShardReader):
 
     Args:
         path: the file.
-        offsets: where its records lie.
+        places: where its records lie.
         read_record: decodes one.
     """
 
-    __slots__ = ("_descriptor", "_num_bytes", "_offsets", "_path", "_read_record")
+    __slots__ = ("_descriptor", "_num_bytes", "_path", "_places", "_read_record")
 
-    def __init__(self, path: str | os.PathLike[str], offsets: Offsets, read_record: ReadRecord) -> None:
+    def __init__(self, path: str | os.PathLike[str], places: Places, read_record: ReadRecord) -> None:
         self._descriptor = -1
         self._path = os.fspath(path)
-        self._offsets = offsets
+        self._places = places
         self._read_record = read_record
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._num_bytes = os.fstat(self._descriptor).st_size
 
     def read(self, number: int) -> dict[str, Value]:
         """Return one record."""
-        offset, size = int(self._offsets.offset[number]), int(self._offsets.size[number])
-        skip = 0 if self._offsets.skip is None else int(self._offsets.skip[number])
+        offset, size, skip = self._places.place(number)
         if offset + size > self._num_bytes:  # never asked for: `pread` takes that memory before it reads
             raise CorruptDataError(
                 f"{self._path}: record {number} at byte {offset} is damaged: it should end at byte {offset + size}, "
@@ -70,6 +71,3 @@ class RangeReader(ShardReader):
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             close_descriptor(descriptor)
-
-    def __del__(self) -> None:
-        self.close()

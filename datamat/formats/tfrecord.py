@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from datamat.formats import Places
+
 __all__ = ["GzipTFRecordFormat", "TFRecordFormat"]
 
 _MEMBER_BYTES = 64 << 10
@@ -65,9 +67,9 @@ class TFRecordFormat(ShardFormat):
         """Return a writer of TFRecords."""
         return _TFRecordWriter(_PlainSink(file), columns)
 
-    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
         """Return a reader by ranges."""
-        return RangeReader(path, offsets, self.read_record)
+        return RangeReader(path, places, self.read_record)
 
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
@@ -114,9 +116,9 @@ class GzipTFRecordFormat(ShardFormat):
         """Return a writer of TFRecords in gzip members."""
         return _TFRecordWriter(_GzipSink(file), columns)
 
-    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
         """Return a reader by ranges."""
-        return RangeReader(path, offsets, self.read_record)
+        return RangeReader(path, places, self.read_record)
 
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from datamat.features import Feature, Features
+    from datamat.formats import Places
     from datamat.formats.ustar import Member
 
 __all__ = ["WebDatasetFormat"]
@@ -87,9 +88,9 @@ class WebDatasetFormat(ShardFormat):
         """Return a writer of samples, each as members that stand together."""
         return _WebDatasetWriter(file, columns, bound(self.features, self.name))
 
-    def reader(self, path: str | os.PathLike[str], offsets: Offsets) -> ShardReader:
+    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
         """Return a reader by ranges."""
-        return RangeReader(path, offsets, self.read_record)
+        return RangeReader(path, places, self.read_record)
 
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0

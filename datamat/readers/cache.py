@@ -146,20 +146,17 @@ class ShardStore:
             )
         return copy
 
-    def offsets(self, info: ShardInfo) -> bytes | None:
-        """Return the content of the file of offsets that is kept for a shard, or None."""
+    def offsets(self, info: ShardInfo) -> pathlib.Path | None:
+        """Return the path of the file of offsets that is kept for a shard, or None. Others may remove it."""
         kept = self._folder / (_name_of(info) + _OFFSETS)
-        try:
-            return kept.read_bytes() if _used_now(kept) else None
-        except OSError:  # another process has just made room
-            return None
+        return kept if _used_now(kept) else None
 
-    def keep_offsets(self, info: ShardInfo, content: bytes) -> None:
+    def keep_offsets(self, info: ShardInfo, content: bytes) -> bool:
         """Keep the content of a file of offsets for a shard, if there is room beside all files of this data set."""
         kept = self._folder / (_name_of(info) + _OFFSETS)
         missing = sum(size for name, size in self._own.items() if not (self._folder / name).exists())
         with self._disk_errors_told(), self._lock(info.checksum):
-            self._make(kept, len(content), lambda file: file.write(content), free=missing)
+            return self._make(kept, len(content), lambda file: file.write(content), free=missing)
 
     def _copy(
         self, info: ShardInfo | IndexInfo, place: str, blocks: Callable[[], Generator[bytes, None, None]]

@@ -1,7 +1,7 @@
 """Random access to the records of a finished directory, and the ways to read all of it.
 
-A record is found through the offsets beside its shard, read, its checksums tested, and decoded: memory holds 16 bytes
-per record and no file is read through.
+A record is found through the offsets beside its shard, which are mapped; it is read, tested against its checksums, and
+decoded. Memory holds half a byte per record, and no shard is read through.
 """
 
 from __future__ import annotations

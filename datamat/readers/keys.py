@@ -1,7 +1,8 @@
-"""From the key of a record to its position, by the index files: 16 bytes of memory per input row.
+"""From the key of a record to its position, by the index files, read when a key is first asked for.
 
 The index holds the keys of rows. Those of records follow from them (KEY, or KEY#0, KEY#1, ... where copies were drawn),
 except in shards where a transform gave several samples for one copy: their records are asked for their keys, once.
+Memory holds the keys of the rows, and 30 bytes beside each.
 """
 
 from __future__ import annotations

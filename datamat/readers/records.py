@@ -1,6 +1,6 @@
-"""The encoded records of a directory by position: shards opened when first needed, found through their offsets.
+"""The encoded records of a directory by position: shards opened when needed, records found through their offsets.
 
-position ── RecordCache ── the shard's reader: offsets beside it, one read ── encoded record
+position ── RecordCache ── the shard's reader: offsets beside it, mapped; one read ── encoded record
                            its file: in the directory, or a copy in a ShardStore
                            behind a URL: copies of both
 """
@@ -8,14 +8,14 @@ position ── RecordCache ── the shard's reader: offsets beside it, one re
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
+import resource
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
-from datamat.errors import CorruptDataError
 from datamat.readers.keys import stored_key
-from datamat.readers.opening import open_local, open_remote
-from datamat.readers.remote import RemotePath
+from datamat.readers.opening import ShardOpener
 
 if TYPE_CHECKING:
     import pathlib
@@ -24,13 +24,18 @@ if TYPE_CHECKING:
     from datamat.formats import ShardFormat, ShardReader, Value
     from datamat.manifest import ShardInfo
     from datamat.readers.cache import RecordCache, ShardStore
+    from datamat.readers.remote import RemotePath
 
 __all__ = ["RecordFiles"]
+
+_MOST_OPEN = 1024
 
 
 @final
 class RecordFiles:
     """Encoded records by position. Thread-safe and picklable: a copy in another process opens the files anew.
+
+    Of many shards, those opened last stay open, as many as take a quarter of the descriptors of the process.
 
     Args:
         path: the directory.
@@ -48,14 +53,12 @@ class RecordFiles:
         cache: RecordCache,
         store: ShardStore | None = None,
     ) -> None:
-        self._path = path
         self._shards = shards
         self._format = shard_format
         self._cache = cache
-        self._store = store
+        self._opener = ShardOpener(path, shard_format, store)
         self._ends = list(accumulate(info.num_records for info in shards))
-        self._files: dict[int, ShardReader] = {}
-        self._damaged: dict[int, str] = {}  # shards behind URLs: not fetched again for each of their records
+        self._files: dict[int, ShardReader] = {}  # in the order in which they were opened
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -85,7 +88,7 @@ class RecordFiles:
 
     def file(self, shard: int) -> pathlib.Path | RemotePath:
         """Return the path of a shard in the directory."""
-        return self._path / self._shards[shard].file
+        return self._opener.folder / self._shards[shard].file
 
     def stored_keys(self, shard: int) -> list[str]:
         """Return the keys that the records of a shard hold, by reading them."""
@@ -103,10 +106,7 @@ class RecordFiles:
         return rows if isinstance(rows, int) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_damaged"}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={}, _damaged={})
+        return {**self.__dict__, "_files": {}}
 
     def __del__(self) -> None:
         for opened in self.__dict__.get("_files", {}).values():
@@ -116,21 +116,18 @@ class RecordFiles:
         found = self._files.get(shard)
         if found is None:
             # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
-            opened = self._open(shard)
+            opened = self._opener.open(self._shards[shard])
             found = self._files.setdefault(shard, opened)
             if found is not opened:
                 opened.close()
+            elif len(self._files) > _most_open():
+                # Not closed here: other threads may be reading. It closes itself when the last of them lets go.
+                with contextlib.suppress(StopIteration, RuntimeError):  # those threads open and drop shards, too
+                    self._files.pop(next(iter(self._files)), None)
         return found
 
-    def _open(self, shard: int) -> ShardReader:
-        info = self._shards[shard]
-        if not isinstance(self._path, RemotePath):
-            return open_local(self._path, info, self._format, self._store)
-        assert self._store is not None, "copies are what is read"
-        if shard in self._damaged:
-            raise CorruptDataError(self._damaged[shard])
-        try:
-            return open_remote(self._path, info, self._format, self._store)
-        except CorruptDataError as error:
-            self._damaged[shard] = str(error)
-            raise
+
+def _most_open() -> int:
+    """Return how many shards may be open: each takes two descriptors, and there may be several data sets."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if limit == resource.RLIM_INFINITY else min(max(limit // 8, 1), _MOST_OPEN)

@@ -28,8 +28,8 @@ class LinesFormat(ShardFormat):
     def writer(self, file, columns):
         return _LinesWriter(file, columns)
 
-    def reader(self, path, offsets):
-        return RangeReader(path, offsets, self.read_record)
+    def reader(self, path, places):
+        return RangeReader(path, places, self.read_record)
 
     def read_record(self, buffer, *, skip=0, path="", number=0, offset=0):
         del skip

@@ -154,7 +154,7 @@ def test_number_behind_the_end_is_refused(tmp_path):
     offsets = Offsets(*(np.zeros(9, np.uint64) for _ in range(3)))
     reader = get_format("parquet").with_features(TABLE).reader(path, offsets)
 
-    with pytest.raises(CorruptDataError, match="record 8 at byte 0 is damaged: the file holds 1 records"):
+    with pytest.raises(CorruptDataError, match=r"record 8 at byte \d+ is damaged: the file holds 1 records"):
         reader.read(8)
 
 

@@ -147,24 +147,24 @@ def test_eight_threads_read_at_once(copied):
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             found = list(pool.map(data.__getitem__, [*range(64), *reversed(range(64))], chunksize=4))
         assert all(map(same, found, [*expected, *reversed(expected)]))
-        assert _open_files(copied) == 4
+        assert _open_files(copied) == 8
         del data
 
 
 def test_files_are_closed_with_the_data_set(copied):
-    """Opened when first read, once per shard, closed when the last reference goes; a pickled copy opens its own."""
+    """Each shard, and the map of its offsets, from the first read until the last reference goes; a copy has its own."""
     data = load(copied)
     assert _open_files(copied) == 0
     list(data)
-    assert _open_files(copied) == 4
+    assert _open_files(copied) == 8
 
     copy = pickle.loads(pickle.dumps(data))
-    assert _open_files(copied) == 4
+    assert _open_files(copied) == 8
     copy[0]
-    assert _open_files(copied) == 5
+    assert _open_files(copied) == 10
     del copy
     gc.collect()
-    assert _open_files(copied) == 4
+    assert _open_files(copied) == 8
     del data
     gc.collect()
     assert _open_files(copied) == 0

@@ -303,7 +303,7 @@ def test_table_that_is_damaged_is_an_error_that_names_the_record(tmp_path):
     import tensorflow as tf
 
     data = table(tmp_path / "out")
-    offset = int(data._samples.records._opened(1)._offsets.offset[7])
+    offset = data._samples.records._opened(1)._places.place(7)[0]
     with open(data.files[1], "r+b") as file:
         file.seek(offset + 20)
         value = file.read(1)[0]
@@ -333,7 +333,7 @@ def test_shard_that_is_cut_off_later_is_an_error(pairs, tmp_path):
 
     data = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
     dataset = data.to_tf()
-    os.truncate(data.files[0], int(data._samples.records._opened(0)._offsets.offset[3]))
+    os.truncate(data.files[0], data._samples.records._opened(0)._places.place(3)[0])
 
     records = dataset.as_numpy_iterator()
 
