@@ -14,6 +14,7 @@ import xxhash
 
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError
 from datamat.features import Features
+from datamat.formats.guards import want_of_resources
 from datamat.storage import commit, digest_file, parse_json, read_regular, render_json
 
 if TYPE_CHECKING:
@@ -306,6 +307,10 @@ class Manifest:
             begun = (path.parent / ".datamat").is_dir()
             state = "its run is not finished: run it again to go on" if begun else "datamat did not write there"
             raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
+        except OSError as error:
+            raise want_of_resources(path, error) or OutputError(
+                f"{path} cannot be read: {error.strerror or error}; let this process read it"
+            ) from error
         except ValueError as error:
             raise CorruptDataError(f"{error}; restore it, or run the job again to write it anew") from error
         return cls.parse(content, str(path), strict=strict)

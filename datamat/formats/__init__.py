@@ -158,7 +158,7 @@ class ShardReader(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the file free; may be called again, and of a reader whose making failed."""
+        """Give the file free; may be called again, of a reader whose making failed, and while the interpreter ends."""
 
     def __del__(self) -> None:
         self.close()

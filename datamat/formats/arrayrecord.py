@@ -30,12 +30,12 @@ from datamat.errors import CorruptDataError, MissingDependencyError, OutputError
 from datamat.formats import Offsets, ShardAssembler, ShardFormat, ShardReader, ShardWriter, Value
 from datamat.formats.example import decode_example
 from datamat.formats.framing import read_payload
-from datamat.formats.guards import located
+from datamat.formats.guards import RESOURCES, located, want_of_resources
 from datamat.formats.tfrecord import TFRecordFormat
 from datamat.formats.wire import varint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from datamat.formats import ColumnKind, Places
 
@@ -165,23 +165,36 @@ class _Reader(ShardReader):
             if self._process != os.getpid():  # the threads of the package's reader did not come through the fork
                 self._opened, self._process = _opened(self._path), os.getpid()
             return decode_example(self._opened.read([number])[0])
-        except (CorruptDataError, RuntimeError) as exc:
-            raise located(exc, self._path, number, self._places.place(number)[0]) from exc
+        except (CorruptDataError, OSError, RuntimeError) as exc:
+            want = want_of_resources(self._path, exc)
+            raise want or located(exc, self._path, number, self._places.place(number)[0]) from exc
 
-    def close(self) -> None:
+    def close(self, *, getpid: Callable[[], int] = os.getpid) -> None:
         """Close the file."""
-        if self._opened is not None and self._process == os.getpid():
+        # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
+        if self._opened is not None and self._process == getpid():
             self._opened.close()
 
 
 def _opened(path: str) -> Any:
-    """Return the package's reader; raise its `RuntimeError` at once, which it would keep for later calls."""
+    """Return the package's reader.
+
+    Raises:
+        OSError: the file cannot be opened.
+        RuntimeError: what the package says against it, at once and not in later calls.
+    """
     from array_record.python.array_record_module import ArrayRecordReader
 
     os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # its error says why, and the package's does not
     opened = ArrayRecordReader(path, _READ_OPTIONS)
     if not opened.ok():
-        opened.close()
+        try:
+            opened.close()
+        except RuntimeError as exc:
+            for code in RESOURCES:  # another thread took what was free a moment ago
+                if os.strerror(code) in str(exc):
+                    raise OSError(code, os.strerror(code), path) from exc
+            raise
     return opened
 
 

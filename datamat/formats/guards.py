@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING
 
-from datamat.errors import CorruptDataError, OptionError
+from datamat.errors import CorruptDataError, OptionError, OutputError
 
 if TYPE_CHECKING:
     from datamat.features import Features
 
-__all__ = ["bound", "lacks_resources", "located", "refuse_finished"]
+__all__ = ["RESOURCES", "bound", "located", "refuse_finished", "want_of_resources"]
 
-_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)
+"""Codes of errors that say nothing of the file: descriptors or memory ran out. The longer text stands first."""
 
 
 def bound(features: Features | None, name: str) -> Features:
@@ -22,11 +24,6 @@ def bound(features: Features | None, name: str) -> Features:
             f"the format {name!r} stores features, not columns; use get_format({name!r}).with_features(features)"
         )
     return features
-
-
-def lacks_resources(error: OSError) -> bool:
-    """Whether a file could not be opened for want of descriptors or memory, and not because of the file."""
-    return error.errno in _RESOURCES
 
 
 def refuse_finished(finished: bool) -> None:
@@ -41,3 +38,10 @@ def located(error: Exception, path: str, number: int, offset: int) -> CorruptDat
         f"{path or 'shard'}: record {number} at byte {offset} is damaged: {error}; "
         f"remove the file and run the job again, which makes it anew"
     )
+
+
+def want_of_resources(path: object, error: Exception) -> OutputError | None:
+    """Return what to raise where descriptors or memory ran out: no damage, and nothing may be left out for it."""
+    if not isinstance(error, OSError) or error.errno not in RESOURCES:
+        return None
+    return OutputError(f"{path}: {os.strerror(error.errno)}; close what is open, or raise the limit (ulimit -n)")

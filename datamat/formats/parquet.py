@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
@@ -30,7 +31,7 @@ from datamat.formats import Block, ColumnKind, Offsets, Record, ShardAssembler, 
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.block import check_block, checked_record
 from datamat.formats.buffered import BufferedFile
-from datamat.formats.guards import bound, lacks_resources, located, refuse_finished
+from datamat.formats.guards import RESOURCES, bound, located, refuse_finished, want_of_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -279,7 +280,7 @@ class _Reader(ShardReader):
             self._file = pa.OSFile(path)
             self._metadata = _opened(self._file, columns).metadata
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
-            if isinstance(exc, FileNotFoundError) or (isinstance(exc, OSError) and lacks_resources(exc)):
+            if isinstance(exc, FileNotFoundError) or getattr(exc, "errno", None) in RESOURCES:
                 raise
             raise CorruptDataError(
                 f"{path}: {exc}; remove the file and run the job again, which makes it anew"
@@ -296,9 +297,9 @@ class _Reader(ShardReader):
         try:
             if number >= self._starts[-1]:
                 raise CorruptDataError(f"the file holds {self._starts[-1]} records")
-            record: dict[str, Value] = _kept_group(self, group)(number - self._starts[group])
+            record: dict[str, Value] = _kept_group(weakref.ref(self), group)(number - self._starts[group])
         except (CorruptDataError, pa.ArrowException, OSError) as exc:
-            raise located(exc, self._path, number, self._offsets[group]) from exc
+            raise want_of_resources(self._path, exc) or located(exc, self._path, number, self._offsets[group]) from exc
         return record
 
     def close(self) -> None:
@@ -313,8 +314,10 @@ class _Reader(ShardReader):
 
 
 @functools.lru_cache(maxsize=_GROUPS_KEPT)
-def _kept_group(reader: _Reader, group: int) -> Callable[[int], dict[str, Value]]:
-    return reader.read_group(group)
+def _kept_group(reader: weakref.ref[_Reader], group: int) -> Callable[[int], dict[str, Value]]:
+    opened = reader()  # not kept with the group: a reader that nobody holds closes its file
+    assert opened is not None, "its own method asks"
+    return opened.read_group(group)
 
 
 def _batches_of(part: str) -> Iterator[Any]:

@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError
+from datamat.formats.guards import want_of_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -232,7 +233,9 @@ class ShardStore:
         except OSError as error:
             if isinstance(error, DatamatError):
                 raise
-            raise OutputError(f"cache_dir {self._folder}: {error}; give a folder that can be written to") from error
+            raise want_of_resources(f"cache_dir {self._folder}", error) or OutputError(
+                f"cache_dir {self._folder}: {error}; give a folder that can be written to"
+            ) from error
 
     @contextlib.contextmanager
     def _lock(self, what: str, *, wait: bool = True) -> Iterator[None]:

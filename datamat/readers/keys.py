@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import CorruptDataError
+from datamat.formats.guards import want_of_resources
 from datamat.readers.remote import RemotePath
 
 if TYPE_CHECKING:
@@ -191,6 +192,9 @@ class _SplitKeys:
             with open(path, "rb") as file:
                 columns = parquet.read_table(file, columns=["key", "shard", "record"], use_threads=False)
         except (OSError, pa.ArrowException) as error:
+            want = want_of_resources(path, error)
+            if want is not None:
+                raise want from error
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             raise CorruptDataError(f"index file {path}: {reason}; run the job again to write it anew") from error
         if len(columns) != self._num_rows:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
-import os
 from array import array
 from typing import TYPE_CHECKING, BinaryIO, final
 
@@ -30,23 +29,19 @@ class LineMarks:
     """Where the lines of a file are, as far as one needs to know to find each of them soon.
 
     Attributes:
-        identity: of the file that was looked through: device, inode, bytes, and time of the last change in ns.
+        identity: of the file that was looked through, by whatever tells it from others.
         starts: the first byte of every 16th line, and the end of the file.
     """
 
-    identity: tuple[int, ...]
+    identity: object
     starts: array[int]
 
     @classmethod
-    def of(cls, file: BinaryIO, content: bytes) -> LineMarks:
-        """Return the marks of an open file, given its content."""
+    def of(cls, content: bytes, identity: object) -> LineMarks:
+        """Return the marks of a file with this content, which is not empty."""
         ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
         marked = ends[_LINES_PER_MARK - 1 : len(ends) - 1 : _LINES_PER_MARK] + 1
-        return cls(_identity(file), array("Q", [0, *marked.tolist(), len(content)]))
-
-    def fit(self, file: BinaryIO) -> bool:
-        """Whether an open file is the one that was looked through."""
-        return self.identity == _identity(file)
+        return cls(identity, array("Q", [0, *marked.tolist(), len(content)]))
 
 
 @final
@@ -84,8 +79,3 @@ class MappedOffsets:
         raise CorruptDataError(
             f"{self._path} was changed while it was open: line {number + 1} is not what it was; verify its directory"
         )
-
-
-def _identity(file: BinaryIO) -> tuple[int, ...]:
-    found = os.fstat(file.fileno())
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

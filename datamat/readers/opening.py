@@ -8,13 +8,14 @@ a URL         a copy of the shard, then the offsets: they have no checksum, so t
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, final
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
 
 from datamat.errors import CorruptDataError, OutputError
 from datamat.formats import Offsets
-from datamat.formats.guards import lacks_resources
+from datamat.formats.guards import want_of_resources
 from datamat.readers.mapped_offsets import LineMarks, MappedOffsets
 from datamat.readers.remote import RemotePath
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardOpener"]
 
+_ATTEMPTS = 5
 _MOST_LINE_BYTES = 3 * 21  # three numbers of 64 bits, and what stands between them
 
 
@@ -72,28 +74,32 @@ class ShardOpener:
     def _open_local(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
         place, path = folder / info.index_file, folder / info.file
         try:
-            places = self._mapped(place, place, info)
+            with open(place, "rb") as file:
+                found = os.fstat(file.fileno())
+                identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+                places = self._mapped(file, place, info, identity)
         except OSError as error:
             raise _unread(place, error) from error
         try:
-            return self._format.reader(self._store.local(info, path) if self._store else path, places)
+            if self._store is not None:
+                with contextlib.suppress(FileNotFoundError):  # another process made room: read where it is
+                    return self._format.reader(self._store.local(info, path), places)
+            return self._format.reader(path, places)
         except OSError as error:
             raise _unread(path, error) from error
 
     def _open_remote(self, folder: RemotePath, info: ShardInfo) -> ShardReader:
         assert self._store is not None, "copies are what is read"
-        copy = self._store.fetch(info, folder / info.file)
+        shard, place = folder / info.file, folder / info.index_file
         if info.file in self._unkept:
-            return self._reader(copy, self._unkept[info.file])
-        place = folder / info.index_file
-        kept = self._store.offsets(info)
+            return self._reader(self._store, info, shard, self._unkept[info.file])
+        kept = self._kept(self._store, info, place)
         if kept is not None:
-            # By what happened to the disk, or to make room: fetched anew.
-            with contextlib.suppress(CorruptDataError, OSError):
-                return self._reader(copy, self._mapped(kept, place, info))
+            return self._reader(self._store, info, shard, kept)
+        self._store.fetch(info, shard)  # whose bytes tell whether the offsets are its own
         content = place.read(_MOST_LINE_BYTES * info.num_records)
         offsets = _tested(content, place, info)
-        opened = self._reader(copy, offsets)
+        opened = self._reader(self._store, info, shard, offsets)
         try:
             if info.num_records:
                 opened.read(info.num_records - 1)
@@ -106,29 +112,48 @@ class ShardOpener:
             ) from error
         return opened
 
-    def _mapped(self, path: pathlib.Path, place: pathlib.Path | RemotePath, info: ShardInfo) -> Places:
-        """Return the offsets in a file, which was fetched from `place`, or is the one there."""
-        with open(path, "rb") as file:
-            marks = self._marks.get(info.file)
-            if marks is None or not marks.fit(file):
-                content = file.read()
-                offsets = _tested(content, place, info)
-                if not len(offsets):  # an empty file cannot be mapped
-                    return offsets
-                marks = self._marks[info.file] = LineMarks.of(file, content)
-            return MappedOffsets(str(path), file, marks)
+    def _kept(self, store: ShardStore, info: ShardInfo, place: RemotePath) -> Places | None:
+        """Return the offsets that were fetched before, or None where they have to be fetched anew."""
+        kept = store.offsets(info)
+        if kept is not None:
+            try:
+                with open(kept, "rb") as file:
+                    return self._mapped(file, place, info, info.checksum)  # its name tells what it holds
+            except (CorruptDataError, FileNotFoundError):  # by what happened to the disk; to make room
+                return None
+            except OSError as error:
+                raise want_of_resources(kept, error) or OutputError(f"{kept}: {error.strerror}") from error
+        return None
 
-    def _reader(self, copy: pathlib.Path, places: Places) -> ShardReader:
-        try:
-            return self._format.reader(copy, places)
-        except OSError as error:  # it was there a moment ago
-            raise OutputError(f"{copy}: {error.strerror}; was cache_dir emptied? load again") from error
+    def _mapped(self, file: BinaryIO, place: pathlib.Path | RemotePath, info: ShardInfo, identity: object) -> Places:
+        """Return the offsets in an open file, tested where no file of this identity was."""
+        marks = self._marks.get(info.file)
+        if marks is None or marks.identity != identity:
+            content = file.read()
+            offsets = _tested(content, place, info)
+            if not len(offsets):  # an empty file cannot be mapped
+                return offsets
+            marks = self._marks[info.file] = LineMarks.of(content, identity)
+        return MappedOffsets(str(place), file, marks)
+
+    def _reader(self, store: ShardStore, info: ShardInfo, shard: RemotePath, places: Places) -> ShardReader:
+        for _ in range(_ATTEMPTS):
+            copy = store.fetch(info, shard)
+            try:
+                return self._format.reader(copy, places)
+            except FileNotFoundError:  # another process made room a moment ago
+                continue
+            except OSError as error:
+                raise want_of_resources(copy, error) or OutputError(f"{copy}: {error.strerror}") from error
+        raise OutputError(
+            f"{copy}: others remove it as often as it is made; load with larger cache_bytes, or a cache_dir of its own"
+        )
 
 
 def _unread(path: pathlib.Path, error: OSError) -> CorruptDataError | OutputError:
-    if lacks_resources(error):  # which says nothing of the file, and must not pass for damage
-        return OutputError(f"{path}: {error.strerror}; close what is open, or raise the limit (ulimit -n)")
-    return CorruptDataError(f"{path}: {error.strerror}; run the job again to write it anew")
+    return want_of_resources(path, error) or CorruptDataError(
+        f"{path}: {error.strerror}; run the job again to write it anew"
+    )
 
 
 def _tested(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -> Offsets:

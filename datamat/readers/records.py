@@ -10,7 +10,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import operator
 import resource
+import weakref
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
@@ -35,7 +37,8 @@ _MOST_OPEN = 1024
 class RecordFiles:
     """Encoded records by position. Thread-safe and picklable: a copy in another process opens the files anew.
 
-    Of many shards, those opened last stay open, as many as take a quarter of the descriptors of the process.
+    Of many shards, those opened last stay open: for all data sets of the process together, as many as take a quarter of
+    the descriptors that it may have.
 
     Args:
         path: the directory.
@@ -115,19 +118,35 @@ class RecordFiles:
     def _opened(self, shard: int) -> ShardReader:
         found = self._files.get(shard)
         if found is None:
+            _keep_at_most(_most_open() - 1)
             # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
             opened = self._opener.open(self._shards[shard])
             found = self._files.setdefault(shard, opened)
             if found is not opened:
                 opened.close()
-            elif len(self._files) > _most_open():
-                # Not closed here: other threads may be reading. It closes itself when the last of them lets go.
-                with contextlib.suppress(StopIteration, RuntimeError):  # those threads open and drop shards, too
-                    self._files.pop(next(iter(self._files)), None)
+            else:
+                _opened_here[id(self)] = self
         return found
+
+    def _let_go(self) -> None:
+        """Drop the shard that was opened first. It closes itself when the last thread that reads it is done."""
+        with contextlib.suppress(StopIteration, RuntimeError):  # other threads open and drop shards meanwhile
+            self._files.pop(next(iter(self._files)), None)
+
+
+_opened_here: weakref.WeakValueDictionary[int, RecordFiles] = weakref.WeakValueDictionary()
 
 
 def _most_open() -> int:
-    """Return how many shards may be open: each takes two descriptors, and there may be several data sets."""
+    """Return how many shards may be open in this process. Each takes two descriptors; others need some, too."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_OPEN if limit == resource.RLIM_INFINITY else min(max(limit // 8, 1), _MOST_OPEN)
+
+
+def _keep_at_most(most: int) -> None:
+    """Have the data sets of this process let go of shards until `most` are open; those that have most of them do."""
+    while True:
+        held = [(len(files._files), files) for found in _opened_here.valuerefs() if (files := found()) is not None]
+        if sum(count for count, _ in held) <= most:
+            return
+        max(held, key=operator.itemgetter(0))[1]._let_go()

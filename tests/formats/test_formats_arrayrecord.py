@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import resource
+
 import numpy as np
 import pytest
 from conformance import MIXED, mixed
@@ -13,7 +18,9 @@ from datamat.features import Features, Tensor
 from datamat.formats import Offsets, get_format
 from datamat.formats.wire import varint
 
-pytest.importorskip("array_record", reason="the package array-record is not installed")
+array_record_module = pytest.importorskip(
+    "array_record.python.array_record_module", reason="the package array-record is not installed"
+)
 
 BLOCK_BYTES, BLOCK_HEADER_BYTES, CHUNK_HEADER_BYTES = 65_536, 24, 40
 RAW = Features({"data": Tensor((None,), "uint8", "raw")})
@@ -104,3 +111,45 @@ def test_number_behind_the_end_is_refused(tmp_path):
     with pytest.raises(CorruptDataError, match="record 7 at byte 7 is damaged: index 7 out of bound 3"):
         reader.read(7)
     reader.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_want_of_descriptors_that_the_package_meets_is_no_damage(tmp_path, monkeypatch, code):
+    """It says so in words. Between our look at the file and its own, another thread took the last one."""
+    path = shard_of(tmp_path, 3)
+
+    class Unopened:
+        def __init__(self, *_):
+            pass
+
+        def ok(self):
+            return False
+
+        def close(self):
+            raise RuntimeError(f"open() failed: {os.strerror(code)}; reading {path}")
+
+    monkeypatch.setattr("array_record.python.array_record_module.ArrayRecordReader", Unopened)
+    with pytest.raises(OSError, match=os.strerror(code)) as failed:
+        get_format("arrayrecord").reader(path, Offsets.from_text(""))
+
+    assert failed.value.errno == code
+    assert not isinstance(failed.value, CorruptDataError)
+
+
+def test_package_tells_want_of_descriptors_in_these_words(tmp_path):
+    """On which the test above rests."""
+    path, held = shard_of(tmp_path, 3), []
+    reader = array_record_module.ArrayRecordReader
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        opened = reader(str(path), "")
+        with pytest.raises(RuntimeError, match=os.strerror(errno.EMFILE)):
+            opened.close()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

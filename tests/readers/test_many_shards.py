@@ -5,8 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import gc
 import os
+import pathlib
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -40,6 +44,15 @@ def few_descriptors(count):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def open_files():
+    """Return what the descriptors of this process lead to."""
+    links = []
+    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            links.append(os.readlink(descriptor))
+    return links
+
+
 @pytest.fixture(scope="module", params=format_names())
 def output(request, tmp_path_factory):
     """A directory of 60 shards."""
@@ -66,8 +79,47 @@ def test_few_files_are_open_at_a_time(output):
             assert sorted(int(number) for batch in batches for number in batch["number"]) == wanted
 
 
+def test_several_data_sets_share_what_may_be_open(output):
+    """They are read by turns, and none is closed."""
+    list(load(output))
+    several = [load(output) for _ in range(5)]
+
+    with few_descriptors(40):
+        for place in range(2 * NUM_SHARDS):
+            assert {int(data[place]["number"]) for data in several} == {int(several[0][place]["number"])}
+
+
+def test_limit_may_be_lowered_later(output):
+    """What is open beyond it is closed first."""
+    data = load(output)
+    list(data)
+
+    with few_descriptors(-20):
+        assert len(list(data)) == 2 * NUM_SHARDS
+
+
+def test_nothing_stays_open_behind_a_data_set(output, monkeypatch):
+    """Neither what it holds at its end, nor what it let go before."""
+    monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 2)
+    data = load(output)
+    list(data)
+    del data
+    gc.collect()
+
+    assert not [link for link in open_files() if link.startswith(str(output))]
+
+
+def test_program_that_ends_with_an_open_data_set_says_nothing(output):
+    """What closes files must do without modules that are gone by then."""
+    program = "import sys; from datamat import load; data = load(sys.argv[1]); other = data[0], data[-1]"
+
+    ended = subprocess.run([sys.executable, "-c", program, output], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_threads_read_shards_that_others_close(output, monkeypatch):
-    """Those that are read stay open, although two are the most that a data set may keep."""
+    """Those that are read stay open, although two are the most that may; each thread may have opened one too many."""
     monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 2)
     data = load(output)
     numbers = [int(sample["number"]) for sample in load(output)]
@@ -76,7 +128,7 @@ def test_threads_read_shards_that_others_close(output, monkeypatch):
         found = list(pool.map(lambda place: int(data[place]["number"]), [*range(len(data))] * 5))
 
     assert found == numbers * 5
-    assert len(data._samples.records._files) <= 2 + 8
+    assert len(data._samples.records._files) <= 1 + 8
 
 
 @contextlib.contextmanager
@@ -99,10 +151,12 @@ def test_want_of_descriptors_is_no_damage(output):
     data = load(output, errors="skip")
     next(iter(load(output)))
 
-    with no_descriptors(), pytest.raises(OutputError, match=r"numbers-.*: Too many open files; close what is open, or"):
-        list(data)
+    with no_descriptors():
+        for read in (lambda: list(data), data.keys, lambda: data["row000"], lambda: load(output)):
+            with pytest.raises(OutputError, match=rf"{output}/.*: Too many open files; close what is open, or raise"):
+                read()
 
-    assert len(list(data)) == 2 * NUM_SHARDS
+    assert len(list(data)) == len(data.keys()) == 2 * NUM_SHARDS
     assert data.num_skipped == 0
 
 

@@ -17,6 +17,8 @@ import pytest
 from web import serving
 
 from datamat import CorruptDataError, MissingDependencyError, OptionError, OutputError, load
+from datamat.readers import opening
+from datamat.readers.cache import ShardStore
 from datamat.readers.remote import RemotePath, is_url
 
 pytest.importorskip("aiohttp")
@@ -264,6 +266,53 @@ def test_offsets_without_room_are_not_kept(web, cache):
     assert [web.count(info.file) for info in shards] == [1, 1]
 
 
+def test_offsets_are_looked_through_once(web, cache, monkeypatch):
+    """Although one shard is all that may be open: a kept file of offsets has the name of what it holds."""
+    tested = []
+    monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 1)
+    monkeypatch.setattr(opening, "_tested", lambda *args, really=opening._tested: tested.append(args) or really(*args))
+    data = load(web.url, "train", cache_dir=cache)
+
+    for _ in range(3):
+        list(data), [data[place] for place in (0, -1, 1, -2)]
+
+    assert len(data.files) == 2
+    assert len(tested) == 2 * 2  # what came from the server, and the file that was made of it
+    assert all(web.count(info.index_file) == 1 for info in data.manifest.splits["train"])
+
+
+def test_offsets_without_room_are_fetched_once_by_each_data_set(web, cache, monkeypatch):
+    """Although one shard is all that may be open."""
+    monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 1)
+    shards = load(web.folder, "train").manifest.splits["train"]
+    data = load(web.url, "train", cache_dir=cache, cache_bytes=sum(info.num_bytes for info in shards))
+
+    for _ in range(3):
+        list(data)
+
+    assert [web.count(info.index_file) for info in shards] == [1, 1]
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_copy_that_others_remove_before_it_is_opened_is_no_damage(web, cache, monkeypatch, is_remote):
+    """They had to make room: it is fetched again, or the shard is read where it is."""
+    name = "fetch" if is_remote else "local"
+    really, removed = getattr(ShardStore, name), []
+
+    def made_room_at_once(self, info, source):
+        copy = really(self, info, source)
+        if len(removed) < 3:
+            removed.append(copy.unlink())
+        return copy
+
+    monkeypatch.setattr(ShardStore, name, made_room_at_once)
+    data = load(web.url if is_remote else web.folder, "train", cache_dir=cache, errors="skip")
+
+    assert [sample["key"] for sample in data] == load(web.folder, "train").keys()
+    assert data.num_skipped == 0
+    assert len(removed) >= 2
+
+
 @pytest.mark.parametrize("fault", [404, 403, 500, "cut", "silence"])
 @pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.parquet"])
 def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending, fault):
@@ -372,7 +421,7 @@ def test_copy_that_is_gone_is_told(web, cache, monkeypatch):
     data = load(web.url, "train", cache_dir=cache, errors="skip")
     monkeypatch.setattr("datamat.readers.cache.ShardStore.fetch", lambda *_: cache / "gone.tfrecord")
 
-    with pytest.raises(OutputError, match=r"gone.tfrecord: No such file or directory; was cache_dir emptied\?"):
+    with pytest.raises(OutputError, match=r"gone\.tfrecord: others remove it as often as it is made; load"):
         read_all(data)
 
 
