@@ -10,11 +10,10 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import operator
 import resource
 import weakref
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from datamat.readers.keys import stored_key
 from datamat.readers.opening import ShardOpener
@@ -61,7 +60,6 @@ class RecordFiles:
         self._cache = cache
         self._opener = ShardOpener(path, shard_format, store)
         self._ends = list(accumulate(info.num_records for info in shards))
-        self._files: dict[int, ShardReader] = {}  # in the order in which they were opened
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -108,33 +106,31 @@ class RecordFiles:
         rows = self._format.options().get("row_group_rows")
         return rows if isinstance(rows, int) else None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}}
-
-    def __del__(self) -> None:
-        for opened in self.__dict__.get("_files", {}).values():
-            opened.close()
-
     def _opened(self, shard: int) -> ShardReader:
-        found = self._files.get(shard)
+        files = self._files
+        found = files.get(shard)
         if found is None:
             _keep_at_most(_most_open() - 1)
             # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
             opened = self._opener.open(self._shards[shard])
-            found = self._files.setdefault(shard, opened)
+            found = files.setdefault(shard, opened)
             if found is not opened:
                 opened.close()
-            else:
-                _opened_here[id(self)] = self
         return found
 
-    def _let_go(self) -> None:
-        """Drop the shard that was opened first. It closes itself when the last thread that reads it is done."""
-        with contextlib.suppress(StopIteration, RuntimeError):  # other threads open and drop shards meanwhile
-            self._files.pop(next(iter(self._files)), None)
+    @property
+    def _files(self) -> dict[int, ShardReader]:
+        """The shards that are open, in the order in which they were opened."""
+        files = _open_files.get(id(self))
+        if files is None:
+            files = _open_files.setdefault(id(self), {})
+            weakref.finalize(self, _open_files.pop, id(self), None)
+        return files
 
 
-_opened_here: weakref.WeakValueDictionary[int, RecordFiles] = weakref.WeakValueDictionary()
+# Not in the objects, which travel to worker processes: pools look through what a forked worker inherits for files and
+# maps, which they take away from it. These work on there.
+_open_files: dict[int, dict[int, ShardReader]] = {}
 
 
 def _most_open() -> int:
@@ -146,7 +142,10 @@ def _most_open() -> int:
 def _keep_at_most(most: int) -> None:
     """Have the data sets of this process let go of shards until `most` are open; those that have most of them do."""
     while True:
-        held = [(len(files._files), files) for found in _opened_here.valuerefs() if (files := found()) is not None]
-        if sum(count for count, _ in held) <= most:
+        held = list(_open_files.values())
+        if sum(map(len, held)) <= most:
             return
-        max(held, key=operator.itemgetter(0))[1]._let_go()
+        fullest = max(held, key=len)
+        with contextlib.suppress(StopIteration, RuntimeError):  # other threads open shards and let go of them meanwhile
+            # Not closed here: a shard closes itself when the last thread that reads it lets go.
+            fullest.pop(next(iter(fullest)), None)

@@ -14,7 +14,17 @@ import sys
 
 import pytest
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, OutputError, Scalar, ShardOptions, load
+from datamat import (
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Materializer,
+    OutputError,
+    PathosExecutor,
+    Scalar,
+    ShardOptions,
+    load,
+)
 from datamat.formats import Offsets, format_names, get_format
 
 NUM_SHARDS = 60
@@ -77,6 +87,23 @@ def test_few_files_are_open_at_a_time(output):
         assert all(data[key]["number"] == number for key, number in number_of.items())
         for batches in (data.to_numpy(8, shuffle=True), data.to_numpy(8)):
             assert sorted(int(number) for batch in batches for number in batch["number"]) == wanted
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
+)
+def test_workers_take_a_data_set_whose_files_are_open(output, method):
+    """What is open is theirs after a fork, and opened anew elsewhere."""
+    data = load(output)
+    numbers = [int(sample["number"]) for sample in data]
+
+    with PathosExecutor(2, start_method=method) as pool:
+        found = [int(sample["number"]) for sample in pool.map(data.__getitem__, range(len(data)))]
+
+    assert found == numbers
+    if method == "fork":  # which is what the loader does here
+        assert [int(number) for batch in data.to_numpy(8, num_workers=2) for number in batch["number"]] == numbers
+    assert [int(data[place]["number"]) for place in (0, -1)] == [numbers[0], numbers[-1]]
 
 
 def test_several_data_sets_share_what_may_be_open(output):
