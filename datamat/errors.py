@@ -23,9 +23,12 @@ A message gives the place, what was found, what was wanted and what to do about 
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import BrokenExecutor
 
 __all__ = [
+    "RESOURCES",
     "BrokenPoolError",
     "CorruptDataError",
     "DatamatError",
@@ -43,7 +46,11 @@ __all__ = [
     "TaskTimeout",
     "UnpicklableError",
     "WorkerDied",
+    "want_of_resources",
 ]
+
+RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)
+"""Codes of errors that say nothing of the file: descriptors or memory ran out. The longer text stands first."""
 
 
 class DatamatError(Exception):
@@ -125,3 +132,10 @@ class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like Time
 
 class BrokenPoolError(ParallelError, BrokenExecutor):
     """Workers cannot be started, or die before they take any task; code for any executor catches `BrokenExecutor`."""
+
+
+def want_of_resources(path: object, error: Exception) -> OutputError | None:
+    """Return what to raise where descriptors or memory ran out: no damage, and nothing may be left out for it."""
+    if not isinstance(error, OSError) or error.errno not in RESOURCES:
+        return None
+    return OutputError(f"{path}: {os.strerror(error.errno)}; close what is open, or raise the limit (ulimit -n)")

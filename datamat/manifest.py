@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import xxhash
 
-from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError
+from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, want_of_resources
 from datamat.features import Features
-from datamat.formats.guards import want_of_resources
 from datamat.storage import commit, digest_file, parse_json, read_regular, render_json
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, MissingDependencyError, OutputError
+from datamat.errors import RESOURCES, CorruptDataError, MissingDependencyError, OutputError, want_of_resources
 from datamat.formats import Offsets, ShardAssembler, ShardFormat, ShardReader, ShardWriter, Value
 from datamat.formats.example import decode_example
 from datamat.formats.framing import read_payload
-from datamat.formats.guards import RESOURCES, located, want_of_resources
+from datamat.formats.guards import located
 from datamat.formats.tfrecord import TFRecordFormat
 from datamat.formats.wire import varint
 

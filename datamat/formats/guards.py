@@ -1,20 +1,15 @@
-"""Refusals and judgements that formats share, so that all say the same in the same words."""
+"""Refusals that formats share, so that all say the same in the same words."""
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import TYPE_CHECKING
 
-from datamat.errors import CorruptDataError, OptionError, OutputError
+from datamat.errors import CorruptDataError, OptionError
 
 if TYPE_CHECKING:
     from datamat.features import Features
 
-__all__ = ["RESOURCES", "bound", "located", "refuse_finished", "want_of_resources"]
-
-RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)
-"""Codes of errors that say nothing of the file: descriptors or memory ran out. The longer text stands first."""
+__all__ = ["bound", "located", "refuse_finished"]
 
 
 def bound(features: Features | None, name: str) -> Features:
@@ -38,10 +33,3 @@ def located(error: Exception, path: str, number: int, offset: int) -> CorruptDat
         f"{path or 'shard'}: record {number} at byte {offset} is damaged: {error}; "
         f"remove the file and run the job again, which makes it anew"
     )
-
-
-def want_of_resources(path: object, error: Exception) -> OutputError | None:
-    """Return what to raise where descriptors or memory ran out: no damage, and nothing may be left out for it."""
-    if not isinstance(error, OSError) or error.errno not in RESOURCES:
-        return None
-    return OutputError(f"{path}: {os.strerror(error.errno)}; close what is open, or raise the limit (ulimit -n)")

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, OptionError
+from datamat.errors import RESOURCES, CorruptDataError, OptionError, want_of_resources
 from datamat.formats import Block, ColumnKind, Offsets, Record, ShardAssembler, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.block import check_block, checked_record
 from datamat.formats.buffered import BufferedFile
-from datamat.formats.guards import RESOURCES, bound, located, refuse_finished, want_of_resources
+from datamat.formats.guards import bound, located, refuse_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

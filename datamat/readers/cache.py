@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import xxhash
 
-from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError
-from datamat.formats.guards import want_of_resources
+from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, want_of_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

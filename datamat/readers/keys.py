@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from datamat.errors import CorruptDataError
-from datamat.formats.guards import want_of_resources
+from datamat.errors import CorruptDataError, want_of_resources
 from datamat.readers.remote import RemotePath
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
 
-from datamat.errors import CorruptDataError, OutputError
+from datamat.errors import CorruptDataError, OutputError, want_of_resources
 from datamat.formats import Offsets
-from datamat.formats.guards import want_of_resources
 from datamat.readers.mapped_offsets import LineMarks, MappedOffsets
 from datamat.readers.remote import RemotePath
 

@@ -260,16 +260,16 @@ class Nursery:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            text=True,
-            bufsize=1,
+            bufsize=0,
         )
+        self._answers = b""
 
     def run(self, job: Any, fault: Fault | None = None, *, limit_s: float = LIMIT_S) -> Ended:
         """Run a job under a fault to its end, and put an end to what it leaves."""
         assert self._process.stdin
         self.control.set(fault or Fault(kinds=()), job.output)
         order = {"job": dataclasses.asdict(job), "log": str(self._log)}
-        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
         pid = self._answer(LIMIT_S)
         code = self._answer(limit_s)
         if code is None:
@@ -285,9 +285,15 @@ class Nursery:
 
     def _answer(self, limit_s: float) -> Any:
         assert self._process.stdout
-        if select.select([self._process.stdout], [], [], limit_s)[0]:
-            return json.loads(self._process.stdout.readline())
-        return None
+        # Without Python's buffers: `select` sees nothing of a second line that came along with the first.
+        while b"\n" not in self._answers:
+            if not select.select([self._process.stdout], [], [], limit_s)[0]:
+                return None
+            answer = self._process.stdout.read(1 << 16)
+            assert answer, "the nursery has ended"
+            self._answers += answer
+        line, _, self._answers = self._answers.partition(b"\n")
+        return json.loads(line)
 
 
 def bury(parent: psutil.Process, *, grace_s: float = ORPHAN_S) -> int:
