@@ -10,7 +10,7 @@ import resource
 import numpy as np
 import pytest
 from conformance import MIXED, mixed
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, OutputError
@@ -41,6 +41,8 @@ def chunk_of(data, offset, size):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 300) | st.integers(65_000, 66_000) | st.integers(0, 300_000), max_size=30))
+@example([0, 0, 0, 65_000])  # the header of a block stands in the middle of the positions in the file
+@example([0, 65_000, 65_534])  # and these stand more than two blocks before its end
 def test_offsets_are_those_of_the_file(tmp_path_factory, sizes):
     """Each line is the place of a chunk that holds the record alone, and the positions in the file say the same."""
     folder = tmp_path_factory.mktemp("offsets")
@@ -61,11 +63,13 @@ def test_offsets_are_those_of_the_file(tmp_path_factory, sizes):
     offsets = assembler.finish()
 
     data = (folder / "shard").read_bytes()
+    end = int((offsets.offset + offsets.size).max(initial=0))
+    footer = chunk_of(data, end, len(data) - end)
     for payload, offset, size in zip(payloads, offsets.offset.tolist(), offsets.size.tolist(), strict=True):
         length = varint(len(payload))
         wanted = bytes([0, len(length)]) + length + payload
         assert chunk_of(data, offset, size)[CHUNK_HEADER_BYTES:] == wanted
-        assert b"\x08" + varint(offset) + b"\x10" in data[-2 * BLOCK_BYTES :]
+        assert b"\x08" + varint(offset) + b"\x10" in footer
 
 
 def test_records_are_groups_of_one(tmp_path):
