@@ -1,6 +1,7 @@
 """Every exception that datamat raises on purpose, as one tree.
 
-A message gives the place, what was found, what was wanted and what to do about it.
+A message gives the place, what was found, what was wanted and what to do about it. `want_of_resources` keeps errors of
+the system that say nothing of a file from becoming errors that do.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense

@@ -296,7 +296,7 @@ class Manifest:
             strict: refuse a manifest that was changed since it was written, whatever it says now.
 
         Raises:
-            OutputError: there is none: the directory is not finished, or not datamat's.
+            OutputError: there is none: the directory is not finished, or not datamat's; or it cannot be read.
             CorruptDataError: there is one, and it is not as datamat writes it.
         """
         path = pathlib.Path(folder) / MANIFEST_FILE

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
-import resource
 import shutil
 
 import numpy as np
 import pytest
 import sets
+from descriptors import few_descriptors
 
 import datamat.conversion
 from datamat import (
@@ -242,14 +241,9 @@ def test_several_formats_are_written_and_read(mixed, tmp_path):
 def test_few_files_are_open_at_a_time(tmp_path):
     """However many shards there are."""
     source = make(tmp_path / "source", Many(), shards=ShardOptions(records_per_shard=1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, hard))
 
-    try:
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            convert(source, tmp_path / "out", shards=1, executor=executor, progress=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with few_descriptors(50), concurrent.futures.ThreadPoolExecutor(1) as executor:
+        convert(source, tmp_path / "out", shards=1, executor=executor, progress=False)
 
     assert records(tmp_path / "out") == records(source)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import resource
 
 import numpy as np
 import pytest
 from conformance import MIXED, mixed
+from descriptors import no_descriptors
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -142,18 +141,9 @@ def test_want_of_descriptors_that_the_package_meets_is_no_damage(tmp_path, monke
 
 def test_package_tells_want_of_descriptors_in_these_words(tmp_path):
     """On which the test above rests."""
-    path, held = shard_of(tmp_path, 3), []
-    reader = array_record_module.ArrayRecordReader
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        opened = reader(str(path), "")
+    path = shard_of(tmp_path, 3)
+
+    with no_descriptors():
+        opened = array_record_module.ArrayRecordReader(str(path), "")
         with pytest.raises(RuntimeError, match=os.strerror(errno.EMFILE)):
             opened.close()
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -14,6 +14,7 @@ import shutil
 import numpy as np
 import pytest
 import sets
+from descriptors import open_files
 from every_feature import Everything
 
 from datamat import (
@@ -172,13 +173,7 @@ def test_files_are_closed_with_the_data_set(copied):
 
 def _open_files(folder):
     gc.collect()
-    links = []
-    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
-        try:
-            links.append(os.readlink(descriptor))
-        except FileNotFoundError:
-            continue  # that of the listing itself
-    return sum(link.startswith(str(folder)) for link in links)
+    return len(open_files(folder))
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import errno
 import gc
-import os
-import pathlib
-import resource
 import subprocess
 import sys
 
 import pytest
+from descriptors import few_descriptors, no_descriptors, open_files
 
 from datamat import (
     DatasetWriter,
@@ -41,26 +38,6 @@ class Numbers(DatasetWriter):
 
     def read(self, row):
         return {"number": row.fields["number"]}
-
-
-@contextlib.contextmanager
-def few_descriptors(count):
-    """Let this process open no more than `count` further files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + count, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def open_files():
-    """Return what the descriptors of this process lead to."""
-    links = []
-    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            links.append(os.readlink(descriptor))
-    return links
 
 
 @pytest.fixture(scope="module", params=format_names())
@@ -133,7 +110,7 @@ def test_nothing_stays_open_behind_a_data_set(output, monkeypatch):
     del data
     gc.collect()
 
-    assert not [link for link in open_files() if link.startswith(str(output))]
+    assert not open_files(output)
 
 
 def test_program_that_ends_with_an_open_data_set_says_nothing(output):
@@ -156,21 +133,6 @@ def test_threads_read_shards_that_others_close(output, monkeypatch):
 
     assert found == numbers * 5
     assert len(data._samples.records._files) <= 1 + 8
-
-
-@contextlib.contextmanager
-def no_descriptors():
-    """Let this process open no file at all."""
-    held = []
-    with few_descriptors(20):
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        try:
-            yield
-        finally:
-            for descriptor in held:
-                os.close(descriptor)
 
 
 def test_want_of_descriptors_is_no_damage(output):

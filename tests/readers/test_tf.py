@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import pathlib
@@ -14,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 import sets
+from descriptors import open_files
 from every_feature import DTYPES, ONE_WORKER, Everything
 
 from datamat import (
@@ -266,11 +266,7 @@ def test_no_file_stays_open_behind_an_epoch(make_pairs_output, tmp_path):
         if thread.name.startswith("datamat-read"):
             thread.join()
 
-    links = []
-    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            links.append(os.readlink(descriptor))
-    assert not [link for link in links if link.startswith(str(output))]
+    assert not open_files(output)
 
 
 def damaged(pairs, folder):
