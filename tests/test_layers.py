@@ -35,7 +35,7 @@ transforms: stages < pipeline < augmenter < __init__
 
 formats: parquet webdataset < tfrecord < arrayrecord
 parallel: crew < pool < maps
-readers: collate damage mapped_offsets memory order preview remote schedule sharing tf_features torch transforms < cache service tf_damage tf_snapshot < keys opening < records tf < samples
+readers: collate damage mapped_offsets memory order preview remote schedule sharing tf_exit tf_features threads torch transforms < cache service tf_damage tf_handed tf_pictures tf_snapshot < keys opening < records tf < samples
 messages shard_entries tfds_files
 interop: contents < croissant dali huggingface litdata tfds wids < exporting < __init__
 

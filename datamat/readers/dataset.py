@@ -155,9 +155,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     ) -> Any:
         """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
 
-        TensorFlow reads TFRecord itself, plain or gzip: shards interleaved, pictures decoded in parallel, rows of
-        tables a batch at a time. Other formats, and what is behind a URL, are decoded in threads of this process and
-        handed over sample by sample.
+        TensorFlow reads TFRecord itself, plain or gzip, shards interleaved; pictures are decoded many at a time by
+        datamat's decoders, in threads of TensorFlow and of this process. Other formats, and what is behind a URL, are
+        read by `to_numpy` and handed over in batches or blocks.
 
         Args:
             batch_size: records per batch; None gives single samples.
@@ -211,9 +211,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         once_shuffled = False if options.keeps_samples else shuffle
         seed = secrets.randbits(32) if seed is None else seed
 
-        def samples(epoch: int) -> Batches:
+        def read(epoch: int, size: int | None, drop_last: bool) -> Batches:
             apart = ShardedDataset(self.path, self.manifest, self.split, self._samples.with_own_files())
-            batches = apart.to_numpy(shuffle=once_shuffled, seed=seed)
+            batches = apart.to_numpy(size, shuffle=once_shuffled, seed=seed, drop_last=drop_last)
             batches.set_epoch(epoch)
             return batches
 
@@ -226,7 +226,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             isinstance(self.path, RemotePath),
             self._samples.damages.are_skipped,
             self._samples.damage_in,
-            samples,
+            read,
         )
         if source.is_native and snapshot is None:  # what a snapshot keeps outlives the shards
             for file, info in shards.items():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
@@ -24,6 +23,7 @@ from datamat.parallel import PathosExecutor
 from datamat.readers.collate import BatchBuffer, SampleSlot
 from datamat.readers.memory import keep_freed_pages
 from datamat.readers.sharing import Borrowed, SharedFolder, loans_in
+from datamat.readers.threads import DecodingThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -100,7 +100,7 @@ def in_threads(
         memory: of the batches.
     """
     keep_freed_pages()
-    pool = concurrent.futures.ThreadPoolExecutor(num_threads, "datamat-read")
+    pool = DecodingThreads(num_threads, "datamat-read")
 
     def start(job: Job) -> Callable[[], dict[str, Any]]:
         buffer = maker.buffer(job, memory.allocate)

@@ -1,19 +1,22 @@
 """`to_tf`: finished shards as a `tf.data.Dataset`.
 
-    pictures    files ── interleave ── shuffle ── decode (parallel map) ── transform (parallel map) ── batch ── prefetch
-    tables      files ── interleave ── shuffle ── batch ── decode (one call for all rows of a batch) ── prefetch
-    kept        files ── interleave ── decode ── static transform ── snapshot, cache ── shuffle ── transform ── batch
-    a service   the same in its workers ── over the network ── prefetch
+    plain        files ── interleave ── shuffle ── batch ── decode ── prefetch
+    transformed  files ── interleave ── shuffle ── block ── decode ── unbatch ── transform ── batch ── prefetch
+    kept         ... ── unbatch ── static transform ── snapshot, cache ── shuffle ── transform ── batch ── prefetch
+    a service    the same in its workers ── over the network ── prefetch
+
+Records are decoded many at once, a batch or a block of them: `tf.io.parse_example`, and datamat's decoders for pictures
+(`tf_pictures`), which give the pixels of TensorFlow's in two thirds of the time. One by one, and by TensorFlow alone,
+are decoded records whose values are of any length, and pictures in the workers of a service.
 
 What is shuffled is encoded records, a tenth of the memory of pixels, unless samples are kept decoded: then what is kept
 is shuffled anew in each epoch. TFRecord is read by TensorFlow itself; all other formats, and what lies behind a URL,
-by `ShardedDataset.to_numpy`, in threads of this process, and handed over sample by sample.
+by `ShardedDataset.to_numpy`, in threads of this process, and handed over in batches or blocks (`tf_handed`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +28,12 @@ from datamat.readers.collate import ragged_names
 from datamat.readers.service import check_address, distribute
 from datamat.readers.tf_damage import guarded
 from datamat.readers.tf_features import decode_many, decode_one, is_fixed, signature, tensorflow
+from datamat.readers.tf_handed import handed_over
+from datamat.readers.tf_pictures import PictureDecoder, pictures_of
 from datamat.readers.tf_snapshot import snapshotted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from datamat.features import Features
 
@@ -37,6 +42,9 @@ __all__ = ["ReadOptions", "TfSource", "make_dataset"]
 _SHUFFLE_WINDOW = 1024
 _MOST_FILES_AT_ONCE = 16
 _CALLS_PER_CORE = 4  # with one, 1.91 of 2 cores were busy, with four 1.95
+_BLOCKS_AT_WORK = 2  # of pictures, each decoded by all cores
+_BLOCK_RECORDS = 32
+_BLOCK_BYTES = 16 << 20
 _FILES_OF_A_WORKER = 2  # of a service: the files that one has opened are not for the others
 _WAITING = 2  # batches; what waits here is lost to the other consumers of a service
 _BUFFER_BYTES = 1 << 20
@@ -55,8 +63,8 @@ class TfSource:
         is_remote: whether the files lie behind a URL, which TensorFlow does not read.
         skips_damage: whether damaged records are left out and counted, which TensorFlow does not do.
         explain: returns what is wrong with a shard, by its path.
-        samples: returns the samples of an epoch by its number, decoded in Python, in their order unless they are kept,
-            through files opened for them alone: for formats that TensorFlow does not read.
+        read: returns what Python reads in an epoch, by its number, batch_size and drop_last as of `to_numpy`: in the
+            order of the records if samples are kept, through files opened for it alone.
     """
 
     files: Mapping[str, int]
@@ -66,7 +74,7 @@ class TfSource:
     is_remote: bool
     skips_damage: bool
     explain: Callable[[str], Exception]
-    samples: Callable[[int], Iterable[dict[str, Any]]]
+    read: Callable[[int, int | None, bool], Iterable[dict[str, Any]]]
 
     @property
     def num_records(self) -> int:
@@ -134,8 +142,8 @@ class ReadOptions:
         return bool(self.cache or self.snapshot)
 
     @property
-    def in_blocks(self) -> bool:
-        """Whether nothing is done with single samples: whole batches can be decoded."""
+    def in_whole_batches(self) -> bool:
+        """Whether nothing is done with single samples."""
         per_sample = self.transform or self.static_transform or self.keeps_samples
         return self.batch_size is not None and not per_sample
 
@@ -164,10 +172,10 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
             f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
             "needs Python; convert them: datamat convert DIR --format tfrecord"
         )
-    if source.is_native and options.in_blocks and is_fixed(source.features):
-        dataset = _blocks(tf, source, options)
+    if options.in_whole_batches and _in_blocks(source, options):
+        dataset = _batches(tf, source, options)
     else:
-        dataset = _batches(tf, _samples(tf, source, options), source.features, options)
+        dataset = _batched(tf, _samples(tf, source, options), source.features, options)
     if options.service is not None:
         dataset = distribute(dataset, options.service, options.job or _job_name(source, options))
         if options.repeat:
@@ -191,41 +199,68 @@ def _job_name(source: TfSource, options: ReadOptions) -> str:
         ) from error
 
 
-def _blocks(tf: Any, source: TfSource, options: ReadOptions) -> Any:
+def _batches(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     """Return whole batches, each decoded at once."""
-    records = _repeated(_shuffled(_records(tf, source, options), options), options)
-    return records.batch(options.batch_size, drop_remainder=options.drop_remainder).map(
-        _verbatim(tf, lambda block: decode_many(block, source.features)), **_in_parallel(tf, options)
-    )
+    size, drop = options.batch_size or 1, options.drop_remainder
+    if source.is_native:
+        records = _repeated(_shuffled(_records(tf, source, options), options), options)
+        return _decoded(tf, records.batch(size, drop_remainder=drop), size, source, options)
+    if source.skips_damage or options.repeat:  # short batches in the middle are filled up
+        samples = handed_over(source.read, source.features, size, drop_last=False).unbatch()
+        return _repeated(samples, options).batch(size, drop_remainder=drop)
+    whole, rest = divmod(source.num_records, size)
+    batches = handed_over(source.read, source.features, size, drop_last=drop)
+    return _counted(tf, batches, whole + bool(rest and not drop))
 
 
 def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     """Return decoded samples, what is kept of them kept, in the order of the epoch."""
+    in_blocks = _in_blocks(source, options)
     if not source.is_native:
-        samples = tf.data.Dataset.from_generator(_epochs(source), output_signature=signature(source.features))
-        samples = _counted(tf, samples, source)
+        size = _block_size(source.features) if in_blocks else None
+        samples = handed_over(source.read, source.features, size, drop_last=False)
     else:
         records = _records(tf, source, options)
         if not options.keeps_samples:
             records = _shuffled(records, options)
-        decode = _verbatim(tf, lambda record: decode_one(record, source.features))
-        samples = records.map(decode, **_in_parallel(tf, options))
+        if in_blocks:
+            size = _block_size(source.features)
+            samples = _decoded(tf, records.batch(size), size, source, options)
+        else:
+            decode = _verbatim(tf, lambda record: decode_one(record, source.features))
+            samples = records.map(decode, **_in_parallel(tf, options))
+    if in_blocks:
+        samples = samples.unbatch()
+    if options.service is None and not source.skips_damage:
+        samples = _counted(tf, samples, source.num_records)
     if options.static_transform is not None:
         samples = samples.map(options.static_transform, **_in_parallel(tf, options))
     return _shuffled(_kept(tf, samples, source, options), options) if options.keeps_samples else samples
 
 
-def _epochs(source: TfSource) -> Callable[[], Iterator[dict[str, Any]]]:
-    """Return what gives the samples of another epoch at each call.
+def _decoded(tf: Any, blocks: Any, size: int, source: TfSource, options: ReadOptions) -> Any:
+    """Return the values of blocks of `size` records."""
+    if not pictures_of(source.features):
+        decode = _verbatim(tf, lambda block: decode_many(block, source.features))
+        return blocks.map(decode, **_in_parallel(tf, options))
+    pictures = PictureDecoder(source.features)
+    decode = _verbatim(tf, lambda block: decode_many(block, source.features, pictures.decode))
+    num_calls = max(_BLOCKS_AT_WORK, 2 * len(os.sched_getaffinity(0)) // size)  # of few records, more at a time
+    decoded = blocks.map(decode, num_parallel_calls=num_calls, deterministic=options.deterministic)
+    pictures.keep_memory_with(decoded)
+    return decoded
 
-    TensorFlow keeps it for the life of the process. So no epoch leaves anything in it: no file, no memory, no thread.
-    """
-    numbers = itertools.count()
 
-    def epoch() -> Iterator[dict[str, Any]]:
-        yield from source.samples(next(numbers))
+def _in_blocks(source: TfSource, options: ReadOptions) -> bool:
+    """Tell whether many records are decoded at once."""
+    # The workers of a service have TensorFlow's decoders only, which take one picture.
+    return is_fixed(source.features) and not (options.service is not None and pictures_of(source.features))
 
-    return epoch
+
+def _block_size(features: Features) -> int:
+    """Return how many records are decoded at once where no batch size is given."""
+    num_bytes: int = sum(spec.shape.num_elements() * max(1, spec.dtype.size) for spec in signature(features).values())
+    return max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // num_bytes))
 
 
 def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
@@ -251,7 +286,7 @@ def _records(tf: Any, source: TfSource, options: ReadOptions) -> Any:
         num_parallel_calls=num_files,  # also on few cores: slow disks and networks answer many at once
         deterministic=options.deterministic,
     )
-    return _counted(tf, records, source) if is_local else records
+    return _counted(tf, records, source.num_records) if is_local else records
 
 
 def _verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,18 +295,16 @@ def _verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
-def _counted(tf: Any, dataset: Any, source: TfSource) -> Any:
-    """Return a data set of all records that knows their number, and raises if others come: of shards cut off, too."""
-    if source.skips_damage:
-        return dataset
-    return dataset.apply(tf.data.experimental.assert_cardinality(source.num_records))
+def _counted(tf: Any, dataset: Any, number: int) -> Any:
+    """Return a data set that knows how many elements it has, and raises if others come: of shards cut off, too."""
+    return dataset.apply(tf.data.experimental.assert_cardinality(number))
 
 
 def _kept(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
     if options.snapshot is not None:
         made_of = (source.identity, source.features.to_json(), _is_mixed(options), options.static_transform)
         samples = snapshotted(samples, options.snapshot, fingerprint(made_of, where="static_transform"))
-        samples = _counted(tf, samples, source)
+        samples = samples if source.skips_damage else _counted(tf, samples, source.num_records)
     if options.cache:
         samples = samples.cache("" if options.cache is True else os.fspath(options.cache))
     return samples
@@ -282,7 +315,7 @@ def _is_mixed(options: ReadOptions) -> bool:
     return bool(options.window) or not options.deterministic
 
 
-def _batches(tf: Any, samples: Any, features: Features, options: ReadOptions) -> Any:
+def _batched(tf: Any, samples: Any, features: Features, options: ReadOptions) -> Any:
     samples = _repeated(samples, options)
     if options.transform is not None:
         samples = samples.map(options.transform, **_in_parallel(tf, options))

@@ -1,8 +1,8 @@
-"""Values of features from encoded records, in TensorFlow's own operations: one record at a time, or many at once.
+"""Values of features from encoded records: one record at a time, or many at once.
 
-decode_one     any schema         one record                 what a parallel map does where pictures are decoded
-decode_many    `is_fixed` only    a batch of records         one call of `tf.io.parse_example` for all: rows of tables
-signature      any schema         (nothing)                  what the values are, for tf.data
+decode_one     any schema         one record            TensorFlow's own operations only, also for pictures
+decode_many    `is_fixed` only    a block of records    one call of `tf.io.parse_example` for all
+signature      any schema         (nothing)             what the values are, for tf.data
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datamat.errors import MissingDependencyError
 from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Tensor, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from datamat.features import Feature, Features
 
@@ -39,7 +39,7 @@ def tensorflow() -> Any:
 
 
 def is_fixed(features: Features) -> bool:
-    """Tell whether the schema gives the shape of every value, and none is a picture: then many decode at once."""
+    """Tell whether the schema gives the shape of every value: then many decode at once."""
     return all(_is_fixed(feature) for feature in features.values())
 
 
@@ -65,12 +65,15 @@ def decode_one(record: Any, features: Features) -> dict[str, Any]:
     return {name: _DECODERS[type(feature)](tf, feature, name, parsed) for name, feature in features.items()}
 
 
-def decode_many(records: Any, features: Features) -> dict[str, Any]:
-    """Return a batch of samples: what `decode_one` returns, each with a first dimension.
+def decode_many(
+    records: Any, features: Features, decode_pictures: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return a block of samples: what `decode_one` returns, each with a first dimension.
 
     Args:
         records: a string tensor (n,) of `tf.train.Example`s.
         features: their schema; `is_fixed` is true of it.
+        decode_pictures: returns the pixels of those fields that are pictures, from all columns.
     """
     tf = tensorflow()
     kinds = _kinds(tf)
@@ -79,11 +82,15 @@ def decode_many(records: Any, features: Features) -> dict[str, Any]:
         kind = features.columns[name]
         columns[name] = tf.io.FixedLenFeature([] if kind == "bytes" else _shape(feature), kinds[kind])
     parsed = tf.io.parse_example(records, columns)
-    return {name: _block(tf, feature, parsed[name]) for name, feature in features.items()}
+    pixels = decode_pictures(parsed) if decode_pictures else {}
+    return {
+        name: pixels[name] if name in pixels else _block(tf, feature, parsed[name])
+        for name, feature in features.items()
+    }
 
 
 def _is_fixed(feature: Feature) -> bool:
-    if isinstance(feature, (Image, Mask, BBoxes)):
+    if isinstance(feature, BBoxes):
         return False
     shape = _shape(feature)
     return None not in shape and 0 not in shape
@@ -110,7 +117,7 @@ def _block(tf: Any, feature: Feature, column: Any) -> Any:
     dtype, shape = getattr(feature, "dtype"), _shape(feature)  # noqa: B009
     if column.dtype == tf.string:
         flat = _raw(tf, dtype, column)
-        return tf.reshape(flat, [-1, *shape])
+        return tf.reshape(flat, [-1 if column.shape[0] is None else column.shape[0], *shape])
     return tf.cast(column, dtype)
 
 

@@ -266,3 +266,53 @@ def test_worker_processes_use_shared_memory_again(tmp_path):
 
     assert len(places) == 24
     assert len(set(places)) <= 10
+
+
+def test_memory_lies_where_tensorflow_takes_it_without_a_copy():
+    """At multiples of 64 bytes."""
+    pool = MemoryPool()
+
+    arrays = [pool.allocate((1 << 20, 1 + extra), UINT8) for extra in range(5)]
+
+    assert all(address(array) % 64 == 0 for array in arrays)
+    assert [array.size for array in arrays] == [(1 << 20) * (1 + extra) for extra in range(5)]
+
+
+def test_closed_pool_keeps_nothing():
+    """What is in use stays with its users; what is asked for later is not kept either."""
+    pool = MemoryPool()
+    array = pool.allocate(SHAPE, UINT8)
+    array[:] = 7
+
+    pool.close()
+
+    assert address(pool.allocate(SHAPE, UINT8)) != address(array)
+    assert not pool._blocks
+    assert (array == 7).all()
+
+
+PAGE_FAULTS = """
+import ctypes, resource
+import numpy as np
+from datamat.readers.memory import keep_freed_pages_again
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        np.empty(1 << 20, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+ctypes.CDLL(None).mallopt(-1, 128 << 10)  # as TensorFlow's generators do
+print(faults())
+keep_freed_pages_again()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such limit")
+def test_freed_memory_is_kept_where_that_was_forbidden():
+    """Each array of 1 MiB is 256 pages."""
+    found = subprocess.run([sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, check=True)
+    forbidden, kept = map(int, found.stdout.split())
+
+    assert kept < 1000 < 50 * 100 < forbidden

@@ -1,0 +1,51 @@
+"""The end of a program in the middle of a `tf.data` pipeline that calls Python.
+
+An iterator that is still there when the interpreter goes down is freed in the course of it. TensorFlow then waits for
+calls of Python that cannot be made any more, and the program hangs, or is aborted. So these iterators are freed while
+Python still works: also those that an uncaught exception keeps alive, with the frames of its traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+from typing import Any
+
+__all__ = ["free_iterators_at_exit"]
+
+_RESOURCES = ("_iterator_resource", "_multi_device_iterator_resource", "_device_iterators")
+
+
+@functools.cache
+def free_iterators_at_exit() -> None:
+    """Have all iterators of `tf.data` freed when the program ends, before the interpreter does."""
+    atexit.register(_free_iterators)
+
+
+def _free_iterators() -> None:
+    from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
+
+    kinds = (iterator_ops.OwnedIterator, multi_device_iterator_ops.OwnedMultiDeviceIterator)
+    gc.unfreeze()  # what is frozen is not told of
+    # TensorFlow keeps no list of them. One that another thread asks for more after this raises.
+    objects = gc.get_objects()
+    found = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
+    for iterator in [thing for thing in objects if type(thing) in found]:
+        _begin_anew_with_nothing(iterator)
+        for name in _RESOURCES:
+            if getattr(iterator, name, None) is not None:
+                setattr(iterator, name, None)
+
+
+def _begin_anew_with_nothing(iterator: Any) -> None:
+    """End the pipeline of an iterator that others hold as well: a `tf.function` keeps those that it uses."""
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_dataset_ops
+
+    dataset, resource = getattr(iterator, "_dataset", None), getattr(iterator, "_iterator_resource", None)
+    if dataset is None or resource is None or tf.is_symbolic_tensor(resource):
+        return
+    with tf.init_scope(), contextlib.suppress(tf.errors.OpError):  # it is freed below, in any case
+        gen_dataset_ops.make_iterator(dataset.take(0)._variant_tensor, resource)

@@ -1,0 +1,104 @@
+"""Programs that end in the middle of an epoch: they end, with their own exit code, and say nothing of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+TF_HELD = """
+batches = iter(data.to_tf(2, repeat=True))
+next(batches)
+"""
+TF_AS_NUMPY = """
+batches = data.to_tf(transform=lambda sample: sample, repeat=True).as_numpy_iterator()
+next(batches)
+"""
+TF_IN_A_FUNCTION = """
+import tensorflow as tf
+batches = iter(data.to_tf(60, repeat=True))
+step = tf.function(lambda: tf.reduce_sum(next(batches)["image"]))
+for _ in range(3):
+    step()
+"""
+TF_FROZEN = """
+import gc
+batches = iter(data.to_tf(2, repeat=True))
+next(batches)
+gc.freeze()
+"""
+TF_RAISES = """
+def train():
+    for batch in data.to_tf(2, repeat=True):
+        raise SystemError("in the middle")
+train()
+"""
+TF_ON_TWO_DEVICES = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+batches = iter(strategy.experimental_distribute_dataset(data.to_tf(2, repeat=True)))
+next(batches)
+"""
+READS_ON = """
+import threading
+started = threading.Event()
+def read():
+    keys = []
+    for epoch in range(20):
+        for batch in {batches}:
+            keys += [key for key in batch["key"]]
+            started.set()
+    print(len(keys))
+threading.Thread(target=read).start()
+started.wait()
+"""
+
+
+def run(code, output):
+    """Run a program that has loaded a directory; return its exit code, what it printed, and its errors."""
+    program = f"from datamat import load\nif __name__ == '__main__':\n    data = load({str(output)!r}, 'train')\n"
+    program += "".join(f"    {line}\n" for line in code.splitlines())
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+        check=False,
+    )
+    told = [line for line in found.stderr.splitlines() if line and "0000 00:00:" not in line and "absl::" not in line]
+    return found.returncode, found.stdout.strip(), told
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "parquet"])
+def output(request, make_pairs_output, tmp_path_factory):
+    """Read by TensorFlow, whose threads call our decoders, and by a generator of ours."""
+    return make_pairs_output(tmp_path_factory.mktemp("ends") / "out", format=request.param)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [TF_HELD, TF_AS_NUMPY, TF_ON_TWO_DEVICES, TF_IN_A_FUNCTION, TF_FROZEN])
+def test_program_that_holds_an_iterator_ends(output, code):
+    """TensorFlow alone waits for ever for the interpreter that is gone, or is aborted."""
+    assert run(code, output) == (0, "", [])
+
+
+@pytest.mark.slow
+def test_program_that_fails_in_an_epoch_ends(output):
+    """Its traceback holds the iterator."""
+    status, _, told = run(TF_RAISES, output)
+
+    assert status == 1
+    assert told[-1] == "SystemError: in the middle"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", ["data.to_numpy(7)", "data.to_tf(7).as_numpy_iterator()"])
+def test_thread_reads_on_when_the_main_thread_has_ended(output, batches):
+    """Python waits for it, but lets executors take nothing more."""
+    assert run(READS_ON.format(batches=batches), output) == (0, str(20 * 60), [])
