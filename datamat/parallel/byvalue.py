@@ -22,6 +22,7 @@ import types
 import typing
 import uuid
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from datamat.parallel.namespaces import namespace
@@ -53,6 +54,7 @@ __all__ = [
     "set_cell",
     "single_dispatch_of",
     "type_variable",
+    "users_modules",
 ]
 
 _guard = threading.RLock()
@@ -113,8 +115,24 @@ def _find_again(name: str) -> bool:
 
 def is_installed(module_name: str) -> bool:
     """Is it a module of an installed package, which nobody edits while the session runs?"""
-    path = getattr(sys.modules.get(module_name), "__file__", None) or ""
+    return _is_package_file(getattr(sys.modules.get(module_name), "__file__", None) or "")
+
+
+def _is_package_file(path: str) -> bool:
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
+def users_modules() -> dict[str, dict[str, Any]]:
+    """Return the globals of imported modules that are neither `__main__` nor of an installed package or of Python."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        with suppress(AttributeError):  # of what is no module, None among it
+            held = object.__getattribute__(module, "__dict__")  # the usual way would load one that loads itself late
+            if (path := held.get("__file__")) and not _is_package_file(path):
+                found[name] = held
+    return found
 
 
 def lookup(module_name: str | None, qualified_name: str) -> Any:

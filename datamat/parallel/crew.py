@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import UnpicklableError
-from datamat.parallel import logs, pickling, worker
+from datamat.parallel import byvalue, logs, namespaces, pickling, worker
 from datamat.parallel.channel import close_in_forks
 from datamat.parallel.contexts import ForkPopen, SpawnPopen, current_umask, interrupts_held
 from datamat.parallel.handle import LAST_WORDS_S, Handle, WorkerStats
@@ -92,9 +92,12 @@ class Crew:
             self._prepare_launcher(first.modules() if self._options.start_method == "forkserver" else ())
 
     def _fork_workers(self, first: Code) -> None:
+        initializer = self._options.initializer
         endings = [first.inherit()]
-        if self._options.initializer is not None:
-            endings.append(worker.bequeath(0, self._options.initializer, []))
+        if initializer is not None:
+            endings.append(worker.bequeath(0, initializer, []))
+        inherited = [function for function in (first.function, initializer and initializer[0]) if function]
+        namespaces.bequeath_globals(byvalue.users_modules(), inherited)
         try:
             # A collection writes into the header of every object it looks at: here and in the workers, it would copy
             # all pages that they share. What is there now is left out of collections while the pool lives.

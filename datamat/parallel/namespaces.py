@@ -16,9 +16,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["install_globals", "namespace", "namespace_key", "remember_globals", "version_of"]
+__all__ = ["bequeath_globals", "install_globals", "namespace", "namespace_key", "remember_globals", "version_of"]
 
 _guard = threading.Lock()
 _namespaces: dict[str, dict[str, Any]] = {}
@@ -27,7 +27,7 @@ _versions: dict[
     tuple[str, str], tuple[Callable[[], Any], int]
 ] = {}  # in the parent: what was sent last, and its number
 _installed: dict[tuple[str, str], tuple[int, Any]] = {}  # in a worker: number and object that came last
-_first_values: dict[str, dict[str, Any]] = {}  # in a worker: what it inherited
+_first_values: dict[str, dict[str, Any]] = {}  # in a worker: what it began with
 _counter = itertools.count(1)
 
 
@@ -49,9 +49,29 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def remember_globals(key: str) -> None:
+def bequeath_globals(modules: dict[str, dict[str, Any]], functions: Iterable[Callable[..., Any]]) -> None:
+    """In the parent: let workers that are forked from now on know these globals under the keys that will be sent.
+
+    A forked worker has the functions that it inherited, and those that come later by value; all of one module are to
+    see what an initializer has put into a global.
+
+    Args:
+        modules: globals of those whose code may travel by value, by their names.
+        functions: what workers inherit; their globals may be those of no module.
+    """
+    _namespaces.update(modules)
+    for each in functions:
+        function: Any = each
+        while isinstance(function, functools.partial):
+            function = function.func
+        if hasattr(function, "__globals__"):
+            namespace_key(function)
+
+
+def remember_globals() -> None:
     """In a worker: note what the globals are before its own code can change them."""
-    _first_values[key] = dict(namespace(key))
+    for key in ("__main__", *_namespaces):
+        _first_values[key] = dict(namespace(key))
 
 
 def install_globals(shipped: dict[tuple[str, str], tuple[int, Any]], *, override: bool) -> None:
@@ -80,7 +100,7 @@ def namespace_key(function: types.FunctionType) -> str:
     name = function.__module__ or held.get("__name__") or "?"
     if held is sys.modules["__main__"].__dict__:
         return "__main__"
-    for key, known in _namespaces.items():
+    for key, known in list(_namespaces.items()):
         if known is held:
             return key
     module = sys.modules.get(name)

@@ -191,6 +191,33 @@ def test_global_set_by_the_initializer_stays_until_it_is_bound_anew(method: str,
     assert run(["-c", script], tmp_path) == "[('loaded', 1)] ['loaded']\n['bound anew']\n"
 
 
+def test_global_set_by_the_initializer_is_seen_by_code_that_comes_later(method: str, tmp_path: Path) -> None:
+    """In a module that no worker could import, which nothing inherited belongs to, and in what is no module."""
+    (tmp_path / "code.txt").write_text(
+        "model = None\n"
+        "def load():\n    global model\n    model = 'loaded'\n"
+        "def use():\n    return model\n"
+        "def use_too():\n    return use(), model\n"
+    )
+    script = (
+        "import sys, types\nfrom datamat.parallel import PathosExecutor\n"
+        "module = types.ModuleType('nowhere')\nmodule.__file__ = 'code.txt'\nsys.modules['nowhere'] = module\n"
+        "elsewhere = {'__name__': 'elsewhere'}\n"
+        "for code in (vars(module), elsewhere):\n"
+        "    exec(open('code.txt').read(), code)\n"
+        "load_it = module.load\ndef load_module():\n    load_it()\n"
+        "for code, load in ((vars(module), load_module), (elsewhere, elsewhere['load'])):\n"
+        f"    with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
+        "        pool.submit(abs, 1).result()\n"
+        "        print(pool.submit(code['use']).result(), pool.submit(code['use_too']).result())\n"
+        "        code['model'] = 'bound anew'\n"
+        "        print(pool.submit(code['use_too']).result())\n"
+    )
+
+    each = "loaded ('loaded', 'loaded')\n('bound anew', 'bound anew')\n"
+    assert run(["-c", script], tmp_path) == each * 2
+
+
 def test_thread_runs_once(method: str, tmp_path: Path) -> None:
     """A pool that is made and used in a thread."""
     script = PROGRAM.replace(
