@@ -21,6 +21,7 @@ from datamat.cli import main
 from datamat.errors import ParallelError
 from datamat.readers.service import check_address, serving
 
+pytestmark = pytest.mark.timeout(180)  # up to five processes import TensorFlow: half a minute beside other work
 CONSUMER = pathlib.Path(__file__).with_name("service_consumer.py")
 
 
@@ -60,7 +61,6 @@ def keys_of(dataset):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # five processes import TensorFlow
 def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address):
     """In processes of their own, two epochs: together every record once, and both got some."""
     wanted = sorted(load(many_shards, "train").keys())
@@ -242,7 +242,6 @@ def test_command_serves_until_it_is_told_to_end(many_shards, ending):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # two services, one after the other
 def test_dead_worker_is_told_and_its_consumers_get_an_error(many_shards):
     """Not a short epoch, nor a wait of an hour: a service that starts anew at the same port does not know them."""
     import tensorflow as tf
