@@ -42,10 +42,26 @@ def _free_iterators() -> None:
 def _begin_anew_with_nothing(iterator: Any) -> None:
     """End the pipeline of an iterator that others hold as well: a `tf.function` keeps those that it uses."""
     import tensorflow as tf
+    from tensorflow.python.data.util import structure
     from tensorflow.python.ops import gen_dataset_ops
 
-    dataset, resource = getattr(iterator, "_dataset", None), getattr(iterator, "_iterator_resource", None)
-    if dataset is None or resource is None or tf.is_symbolic_tensor(resource):
+    resource = getattr(iterator, "_iterator_resource", None)  # one of several devices has an iterator for each
+    if resource is None or tf.is_symbolic_tensor(resource):
         return
-    with tf.init_scope(), contextlib.suppress(tf.errors.OpError):  # it is freed below, in any case
-        gen_dataset_ops.make_iterator(dataset.take(0)._variant_tensor, resource)
+    types = structure.get_flat_tensor_types(iterator.element_spec)
+    shapes = structure.get_flat_tensor_shapes(iterator.element_spec)
+    with tf.init_scope(), tf.device(resource.device), contextlib.suppress(tf.errors.OpError):  # it is freed in any case
+        columns = [_no_rows(kind, shape) for kind, shape in zip(types, shapes, strict=True)]
+        gen_dataset_ops.make_iterator(gen_dataset_ops.tensor_slice_dataset(columns, shapes), resource)
+
+
+def _no_rows(kind: Any, shape: Any) -> Any:
+    """Return an empty column of tensors of a type and shape, any size of which may be open."""
+    import tensorflow as tf
+
+    sizes = [0, *((size or 0) for size in (shape if shape.rank is not None else ()))]
+    if kind != tf.variant:
+        return tf.zeros(sizes, kind)
+    # What ragged and sparse tensors travel as, of which no zeros can be made.
+    one = tf.reshape(tf.data.experimental.to_variant(tf.data.Dataset.range(0)), [1])
+    return tf.reshape(tf.tile(one, [0]), sizes)

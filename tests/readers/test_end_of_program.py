@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)  # each program imports TensorFlow
 TF_HELD = """
 batches = iter(data.to_tf(2, repeat=True))
 next(batches)
@@ -18,7 +19,7 @@ next(batches)
 """
 TF_IN_A_FUNCTION = """
 import tensorflow as tf
-batches = iter(data.to_tf(60, repeat=True))
+batches = iter(data.to_tf(60, repeat=True).prefetch(100_000))
 step = tf.function(lambda: tf.reduce_sum(next(batches)["image"]))
 for _ in range(3):
     step()
@@ -42,6 +43,31 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 batches = iter(strategy.experimental_distribute_dataset(data.to_tf(2, repeat=True)))
 next(batches)
+"""
+TF_ON_TWO_DEVICES_IN_A_FUNCTION = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+rows = data.to_tf(60, repeat=True).prefetch(100_000).map(lambda batch: (batch["image"], tf.RaggedTensor.from_row_lengths([1, 2], [0, 2])))
+batches = iter(strategy.experimental_distribute_dataset(rows))
+step = tf.function(lambda: strategy.run(lambda images, _: tf.reduce_sum(tf.cast(images, tf.int32)), next(batches)))
+for _ in range(3):
+    step()
+"""
+TF_OF_ANY_KIND = """
+import tensorflow as tf
+kinds = {
+    "open": tf.numpy_function(lambda: 1, [], tf.int64),
+    "ragged": tf.RaggedTensor.from_row_lengths([1, 2], [0, 2]),
+    "sparse": tf.sparse.from_dense([[1, 0], [0, 2]]),
+    "nested": tf.data.Dataset.range(3),
+    "none": None,
+}
+batches = iter(data.to_tf(60, repeat=True).prefetch(100_000).map(lambda batch: (batch, kinds)))
+step = tf.function(lambda: next(batches))
+for _ in range(3):
+    step()
 """
 READS_ON = """
 import threading
@@ -82,7 +108,19 @@ def output(request, make_pairs_output, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [TF_HELD, TF_AS_NUMPY, TF_ON_TWO_DEVICES, TF_IN_A_FUNCTION, TF_FROZEN])
+@pytest.mark.parametrize(
+    "code",
+    [
+        TF_HELD,
+        TF_AS_NUMPY,
+        TF_ON_TWO_DEVICES,
+        TF_IN_A_FUNCTION,
+        TF_ON_TWO_DEVICES_IN_A_FUNCTION,
+        TF_OF_ANY_KIND,
+        TF_FROZEN,
+    ],
+    ids=["held", "as-numpy", "two-devices", "function", "two-devices-function", "any-kind", "frozen"],
+)
 def test_program_that_holds_an_iterator_ends(output, code):
     """TensorFlow alone waits for ever for the interpreter that is gone, or is aborted."""
     assert run(code, output) == (0, "", [])
