@@ -75,7 +75,7 @@ class Crew:
         self._selector.register(self._wake_r, selectors.EVENT_READ, None)
         self._server: Server | None = None
         self._launcher: Callable[[Any], Any] | None = None
-        self._initializer: bytes | None = None
+        self._initializer: bytes | int | None = None
         self._next_sample = 0.0
         self._is_starting = False
         self._is_closed = False
@@ -95,7 +95,8 @@ class Crew:
         initializer = self._options.initializer
         endings = [first.inherit()]
         if initializer is not None:
-            endings.append(worker.bequeath(0, initializer, []))
+            self._initializer = -first.number  # no number of a code, and no other pool's
+            endings.append(worker.bequeath(self._initializer, initializer, []))
         inherited = [function for function in (first.function, initializer and initializer[0]) if function]
         namespaces.bequeath_globals(byvalue.users_modules(), inherited)
         try:

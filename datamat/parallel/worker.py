@@ -115,7 +115,8 @@ class WorkerConfig:
         mask: CPUs to run on; None leaves them alone.
         num_threads: threads that BLAS, OpenMP, OpenCV and the like may start.
         logging: levels of the parent's loggers.
-        initializer: stream of the capsule of (initializer, initargs); None if there is none or it is inherited.
+        initializer: stream of the capsule of (initializer, initargs), or the number under which that is inherited; None
+            if there is none.
         environment: the parent's environment, where the worker does not inherit it.
         umask: the parent's, where the worker does not inherit it.
         max_tasks: tasks after which the worker leaves; None for no limit.
@@ -126,7 +127,7 @@ class WorkerConfig:
     mask: frozenset[int] | None
     num_threads: int
     logging: logs.LoggingState
-    initializer: bytes | None
+    initializer: bytes | int | None
     environment: dict[str, str] | None
     umask: int | None
     max_tasks: int | None
@@ -217,13 +218,13 @@ def _wait_for_hang_up(lifeline: socket.socket) -> None:
 
 def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
     """Run the initializer; say whether the worker can go on."""
+    if config.initializer is None:
+        return True
     try:
-        if config.initializer is not None:
-            initializer, arguments = pickling.load_code(config.initializer)
-        elif 0 in _inherited:
-            (initializer, arguments), _ = _inherited.pop(0)
+        if isinstance(config.initializer, int):
+            (initializer, arguments), _ = _inherited.pop(config.initializer)
         else:
-            return True
+            initializer, arguments = pickling.load_code(config.initializer)
         initializer(*arguments)
     except BaseException:  # handed to the parent, which ends the pool with it
         logging.getLogger("datamat.parallel").critical("the initializer of a worker failed", exc_info=True)

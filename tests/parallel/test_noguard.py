@@ -218,6 +218,25 @@ def test_global_set_by_the_initializer_is_seen_by_code_that_comes_later(method: 
     assert run(["-c", script], tmp_path) == each * 2
 
 
+def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path) -> None:
+    """Here one starts as a whole while another is about to fork its worker."""
+    script = (
+        "import os\nfrom datamat.parallel import PathosExecutor\nnames, inner = [], []\n"
+        "def pool(name):\n    return PathosExecutor(1, start_method='fork', initializer=names.append, initargs=(name,))\n"
+        "def told():\n    return list(names)\n"
+        "def meanwhile():\n"
+        "    if not inner:\n"
+        "        inner.append(pool('inner'))\n"
+        "        print(inner[0].submit(told).result(), flush=True)\n"
+        "os.register_at_fork(before=meanwhile)\n"
+        "with pool('outer') as outer:\n"
+        "    print(outer.submit(told).result())\n"
+        "inner[0].shutdown()\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "['inner']\n['outer']\n"
+
+
 def test_thread_runs_once(method: str, tmp_path: Path) -> None:
     """A pool that is made and used in a thread."""
     script = PROGRAM.replace(
