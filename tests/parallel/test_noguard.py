@@ -222,7 +222,8 @@ def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path
     """Here one starts as a whole while another is about to fork its worker."""
     script = (
         "import os\nfrom datamat.parallel import PathosExecutor\nnames, inner = [], []\n"
-        "def pool(name):\n    return PathosExecutor(1, start_method='fork', initializer=names.append, initargs=(name,))\n"
+        "def pool(*names_of_it):\n"
+        "    return PathosExecutor(1, start_method='fork', initializer=names.append, initargs=names_of_it)\n"
         "def told():\n    return list(names)\n"
         "def meanwhile():\n"
         "    if not inner:\n"
