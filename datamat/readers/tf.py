@@ -6,8 +6,8 @@
     a service    the same in its workers ── over the network ── prefetch
 
 Records are decoded many at once, a batch or a block of them: `tf.io.parse_example`, and datamat's decoders for pictures
-(`tf_pictures`), which give the pixels of TensorFlow's in two thirds of the time. One by one, and by TensorFlow alone,
-are decoded records whose values are of any length, and pictures in the workers of a service.
+(`tf_pictures`), which give the pixels of TensorFlow's in less time. One by one, and by TensorFlow alone, are decoded
+records whose values are of any length, and pictures in the workers of a service.
 
 What is shuffled is encoded records, a tenth of the memory of pixels, unless samples are kept decoded: then what is kept
 is shuffled anew in each epoch. TFRecord is read by TensorFlow itself; all other formats, and what lies behind a URL,
