@@ -22,10 +22,9 @@ import types
 import typing
 import uuid
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from datamat.parallel.namespaces import namespace
+from datamat.parallel.namespaces import namespace, namespace_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,10 +50,10 @@ __all__ = [
     "make_enum",
     "make_function",
     "make_function_in",
+    "namespaces_around",
     "set_cell",
     "single_dispatch_of",
     "type_variable",
-    "users_modules",
 ]
 
 _guard = threading.RLock()
@@ -115,23 +114,30 @@ def _find_again(name: str) -> bool:
 
 def is_installed(module_name: str) -> bool:
     """Is it a module of an installed package, which nobody edits while the session runs?"""
-    return _is_package_file(getattr(sys.modules.get(module_name), "__file__", None) or "")
-
-
-def _is_package_file(path: str) -> bool:
+    path = getattr(sys.modules.get(module_name), "__file__", None) or ""
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
 
 
-def users_modules() -> dict[str, dict[str, Any]]:
-    """Return the globals of imported modules that are neither `__main__` nor of an installed package or of Python."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
-            continue
-        with suppress(AttributeError):  # of what is no module, None among it
-            held = object.__getattribute__(module, "__dict__")  # the usual way would load one that loads itself late
-            if (path := held.get("__file__")) and not _is_package_file(path):
-                found[name] = held
+def namespaces_around(functions: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Return the globals of code that travels by value, by their keys: of `__main__`, of functions, and next to them.
+
+    Args:
+        functions: where to begin; what is no function, method or partial of one is passed over. A second step takes
+            the modules that are named in their globals, or that functions in them are from.
+    """
+    found = {"__main__": vars(sys.modules["__main__"])}
+    for each in functions:
+        function = each
+        while isinstance(function, (functools.partial, types.MethodType)):
+            function = function.func if isinstance(function, functools.partial) else function.__func__
+        if isinstance(function, types.FunctionType) and is_by_value(function.__module__):
+            found[namespace_key(function)] = function.__globals__
+    for value in [value for held in found.values() for value in list(held.values())]:
+        name = vars(value).get("__name__") if type(value) is types.ModuleType else None
+        name = value.__module__ if type(value) is types.FunctionType else name
+        module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+        if type(module) is types.ModuleType and is_by_value(name):  # another kind may load itself at a look
+            found[str(name)] = vars(module)
     return found
 
 

@@ -76,6 +76,7 @@ class Crew:
         self._server: Server | None = None
         self._launcher: Callable[[Any], Any] | None = None
         self._initializer: bytes | int | None = None
+        self._kept: list[Any] = []
         self._next_sample = 0.0
         self._is_starting = False
         self._is_closed = False
@@ -93,12 +94,15 @@ class Crew:
 
     def _fork_workers(self, first: Code) -> None:
         initializer = self._options.initializer
+        around = byvalue.namespaces_around([first.function, initializer and initializer[0]])
+        for held in around.values():
+            byvalue.adopt_classes(list(held.values()))
         endings = [first.inherit()]
         if initializer is not None:
             self._initializer = -first.number  # no number of a code, and no other pool's
             endings.append(worker.bequeath(self._initializer, initializer, []))
-        inherited = [function for function in (first.function, initializer and initializer[0]) if function]
-        namespaces.bequeath_globals(byvalue.users_modules(), inherited)
+        end_bequest, self._kept = namespaces.bequeath_globals(around)
+        endings.append(end_bequest)
         try:
             # A collection writes into the header of every object it looks at: here and in the workers, it would copy
             # all pages that they share. What is there now is left out of collections while the pool lives.
@@ -275,6 +279,7 @@ class Crew:
                 attend(handle)
         if self._has_frozen:
             gc.unfreeze()
+        self._kept.clear()
         self.abandon()
 
     def abandon(self) -> None:

@@ -7,7 +7,6 @@ object, as a notebook cell does that defines a function anew.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import threading
@@ -16,62 +15,92 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["bequeath_globals", "install_globals", "namespace", "namespace_key", "remember_globals", "version_of"]
 
 _guard = threading.Lock()
 _namespaces: dict[str, dict[str, Any]] = {}
 _modules: list[types.ModuleType] = []  # keeps the stand-in modules whose dictionaries are in use
-_versions: dict[
-    tuple[str, str], tuple[Callable[[], Any], int]
-] = {}  # in the parent: what was sent last, and its number
+_versions: dict[tuple[str, str], tuple[weakref.ref[Any], int]] = {}  # in the parent: what was sent last, its number
+_boxes: dict[tuple[str, str], _Box] = {}  # in the parent: those of `_versions` that nothing else keeps
 _installed: dict[tuple[str, str], tuple[int, Any]] = {}  # in a worker: number and object that came last
 _first_values: dict[str, dict[str, Any]] = {}  # in a worker: what it began with
 _counter = itertools.count(1)
 
 
-def version_of(key: str, name: str, value: Any) -> int:
-    """Return a number that changes when the name is bound to another object."""
-    held = _versions.get((key, name))
-    if held is not None and held[0]() is value:
-        return held[1]
-    try:
-        reference: Callable[[], Any] = weakref.ref(value)
-    except TypeError:  # numbers, strings, lists, ...: kept alive, since an id alone may come back as another object
-        reference = functools.partial(_identity, value)
-    version = next(_counter)
-    _versions[key, name] = reference, version
+def version_of(key: str, name: str, value: Any, keeper: list[Any] | None = None) -> int:
+    """Return a number that changes when the name is bound to another object.
+
+    Args:
+        key: of the namespace.
+        name: the global.
+        value: what it is bound to now.
+        keeper: is given what must live as long as the number is to be the same for the same object; None keeps that
+            until the name is bound to another one.
+    """
+    reference, version = _versions.get((key, name), (None, 0))
+    held = None if reference is None else reference()
+    if reference is None or (held.value if isinstance(held, _Box) else held) is not value:
+        _boxes.pop((key, name), None)
+        version = next(_counter)
+        try:
+            held, reference = value, weakref.ref(value)
+        except TypeError:  # numbers, strings, lists, ...: kept alive, since an id alone may come back as another object
+            held = _Box(value)
+            reference = weakref.ref(held)
+        _versions[key, name] = reference, version
+    if isinstance(held, _Box):
+        if keeper is None:
+            _boxes[key, name] = held
+        else:
+            keeper.append(held)
     return version
 
 
-def _identity(value: Any) -> Any:
-    return value
+class _Box:
+    """Keeps an object of which there are no weak references."""
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-def bequeath_globals(modules: dict[str, dict[str, Any]], functions: Iterable[Callable[..., Any]]) -> None:
-    """In the parent: let workers that are forked from now on know these globals under the keys that will be sent.
+def bequeath_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[[], None], list[Any]]:
+    """In the parent: let workers that are forked from now on have these globals as if they had been sent.
 
-    A forked worker has the functions that it inherited, and those that come later by value; all of one module are to
-    see what an initializer has put into a global.
+    A forked worker has the functions that it inherited, and those that come later by value: all are to see one
+    namespace, and what an initializer has put there.
 
     Args:
-        modules: globals of those whose code may travel by value, by their names.
-        functions: what workers inherit; their globals may be those of no module.
+        namespaces: the globals of code that travels by value, by their keys.
+
+    Returns:
+        A function that ends it, to be called after the fork, and what to keep as long as these workers live.
     """
-    _namespaces.update(modules)
-    for each in functions:
-        function: Any = each
-        while isinstance(function, functools.partial):
-            function = function.func
-        if hasattr(function, "__globals__"):
-            namespace_key(function)
+    keeper: list[Any] = []
+    added = {key: held for key, held in namespaces.items() if key != "__main__" and key not in _namespaces}
+    _namespaces.update(added)
+    inherited = {
+        (key, name): (version_of(key, name, value, keeper), value)
+        for key, held in namespaces.items()
+        for name, value in list(held.items())
+    }
+    _installed.update(inherited)
+
+    def end() -> None:
+        for place in inherited:
+            _installed.pop(place, None)
+        for key in added:
+            _namespaces.pop(key, None)
+
+    return end, keeper
 
 
-def remember_globals() -> None:
+def remember_globals(key: str) -> None:
     """In a worker: note what the globals are before its own code can change them."""
-    for key in ("__main__", *_namespaces):
-        _first_values[key] = dict(namespace(key))
+    _first_values[key] = dict(namespace(key))
 
 
 def install_globals(shipped: dict[tuple[str, str], tuple[int, Any]], *, override: bool) -> None:
@@ -100,7 +129,7 @@ def namespace_key(function: types.FunctionType) -> str:
     name = function.__module__ or held.get("__name__") or "?"
     if held is sys.modules["__main__"].__dict__:
         return "__main__"
-    for key, known in list(_namespaces.items()):
+    for key, known in _namespaces.items():
         if known is held:
             return key
     module = sys.modules.get(name)

@@ -175,7 +175,7 @@ def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.sock
     affinity.limit_loaded_libraries(config.num_threads)
     affinity.bind(config.mask)
     channel = WorkerChannel(task_socket)
-    namespaces.remember_globals()
+    namespaces.remember_globals("__main__")
     logs.forward_in_worker(functools.partial(channel.send, Reply.LOG), config.logging, config.name)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         if _initialize(config, channel):

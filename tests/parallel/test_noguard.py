@@ -218,6 +218,73 @@ def test_global_set_by_the_initializer_is_seen_by_code_that_comes_later(method: 
     assert run(["-c", script], tmp_path) == each * 2
 
 
+def test_container_changed_in_place_stays(method: str, tmp_path: Path) -> None:
+    """By the initializer, and by one call after the other, which ship the same function again."""
+    script = (
+        "from datamat.parallel import PathosExecutor\nstate = {}\n"
+        "def load():\n    state['model'] = 10\n"
+        "def use(x):\n    state[x] = True\n    return sorted(map(str, state))\n"
+        f"with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
+        "    print([pool.submit(use, i).result() for i in range(3)])\n"
+        "    state = {}\n"
+        "    print(pool.submit(use, 3).result())\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "[['0', 'model'], ['0', '1', 'model'], ['0', '1', '2', 'model']]\n['3']\n"
+
+
+def test_global_bound_anew_before_it_is_sent_is_what_workers_see(method: str, tmp_path: Path) -> None:
+    """Also where they inherited another one, to which an initializer has bound yet another."""
+    script = (
+        "from datamat.parallel import PathosExecutor\nmodel = None\n"
+        "def load():\n    global model\n    model = 'loaded'\n"
+        "def use():\n    return model\n"
+        f"with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
+        "    pool.submit(abs, 1).result()\n"
+        "    model = 'bound anew'\n"
+        "    print(pool.submit(use).result())\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "bound anew\n"
+
+
+def test_class_stays_the_same_when_more_code_of_its_module_comes(method: str, tmp_path: Path) -> None:
+    """For what workers inherited, and hold already."""
+    (tmp_path / "code.txt").write_text(
+        "class Thing:\n    pass\n"
+        "seen = []\n"
+        "def check(thing):\n    seen.append(thing)\n    return isinstance(thing, Thing), len(seen)\n"
+        "def count():\n    return len(seen)\n"
+    )
+    script = (
+        "import sys, types\nfrom datamat.parallel import PathosExecutor\n"
+        "module = types.ModuleType('nowhere')\nmodule.__file__ = 'code.txt'\nsys.modules['nowhere'] = module\n"
+        "exec(open('code.txt').read(), vars(module))\ncheck, count = module.check, module.count\n"
+        "class Job:\n    def __init__(self, thing):\n        self.thing = thing\n"
+        "    def run(self):\n        return check(self.thing)\n"
+        "job = Job(module.Thing())\n"
+        f"with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "    calls = [pool.submit(each) for each in (job.run, job.run, count, job.run, job.run)]\n"
+        "    print([call.result() for call in calls])\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "[(True, 1), (True, 2), 2, (True, 3), (True, 4)]\n"
+
+
+def test_globals_are_not_kept_for_a_pool_that_has_ended(method: str, tmp_path: Path) -> None:
+    """What no code that was sent uses: a list of the caller's data."""
+    script = (
+        "import gc, weakref\nfrom datamat.parallel import PathosExecutor\n"
+        "class Thing:\n    pass\n"
+        "data = [Thing()]\nthing = weakref.ref(data[0])\n"
+        f"with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "    pool.submit(abs, 1).result()\n"
+        "del data\ngc.collect()\nprint(thing())\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "None\n"
+
+
 def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path) -> None:
     """Here one starts as a whole while another is about to fork its worker."""
     script = (
