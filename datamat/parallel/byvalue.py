@@ -123,21 +123,25 @@ def namespaces_around(functions: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
     Args:
         functions: where to begin; what is no function, method or partial of one is passed over. A second step takes
-            the modules that are named in their globals, or that functions in them are from.
+            the functions and modules that are named in their globals.
     """
     found = {"__main__": vars(sys.modules["__main__"])}
+
+    def take(value: Any) -> None:
+        if type(value) is types.FunctionType and is_by_value(value.__module__):
+            found[namespace_key(value)] = value.__globals__
+        elif type(value) is types.ModuleType:  # another kind may load itself at a look
+            name = vars(value).get("__name__")
+            if isinstance(name, str) and name != "__main__" and sys.modules.get(name) is value and is_by_value(name):
+                found[name] = vars(value)
+
     for each in functions:
         function = each
         while isinstance(function, (functools.partial, types.MethodType)):
             function = function.func if isinstance(function, functools.partial) else function.__func__
-        if isinstance(function, types.FunctionType) and is_by_value(function.__module__):
-            found[namespace_key(function)] = function.__globals__
+        take(function)
     for value in [value for held in found.values() for value in list(held.values())]:
-        name = vars(value).get("__name__") if type(value) is types.ModuleType else None
-        name = value.__module__ if type(value) is types.FunctionType else name
-        module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
-        if type(module) is types.ModuleType and is_by_value(name):  # another kind may load itself at a look
-            found[str(name)] = vars(module)
+        take(value)
     return found
 
 

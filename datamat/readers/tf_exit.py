@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = ["free_iterators_at_exit"]
 
+_MOST_SWEEPS = 10
 _RESOURCES = ("_iterator_resource", "_multi_device_iterator_resource", "_device_iterators")
 
 
@@ -25,18 +26,29 @@ def free_iterators_at_exit() -> None:
 
 
 def _free_iterators() -> None:
+    gc.unfreeze()  # what is frozen is not told of
+    for _ in range(_MOST_SWEEPS):  # threads may be about to make others
+        iterators = _iterators_in_use()
+        if not iterators:
+            break
+        for iterator in iterators:
+            try:
+                _begin_anew_with_nothing(iterator)
+            finally:
+                for name in _RESOURCES:
+                    if getattr(iterator, name, None) is not None:
+                        setattr(iterator, name, None)
+
+
+def _iterators_in_use() -> list[Any]:
+    """Return them all: TensorFlow keeps no list. One that another thread asks for more after this raises."""
     from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
 
     kinds = (iterator_ops.OwnedIterator, multi_device_iterator_ops.OwnedMultiDeviceIterator)
-    gc.unfreeze()  # what is frozen is not told of
-    # TensorFlow keeps no list of them. One that another thread asks for more after this raises.
     objects = gc.get_objects()
     found = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
-    for iterator in [thing for thing in objects if type(thing) in found]:
-        _begin_anew_with_nothing(iterator)
-        for name in _RESOURCES:
-            if getattr(iterator, name, None) is not None:
-                setattr(iterator, name, None)
+    live = [thing for thing in objects if type(thing) in found]
+    return [each for each in live if any(getattr(each, name, None) is not None for name in _RESOURCES)]
 
 
 def _begin_anew_with_nothing(iterator: Any) -> None:
@@ -50,7 +62,8 @@ def _begin_anew_with_nothing(iterator: Any) -> None:
         return
     types = structure.get_flat_tensor_types(iterator.element_spec)
     shapes = structure.get_flat_tensor_shapes(iterator.element_spec)
-    with tf.init_scope(), tf.device(resource.device), contextlib.suppress(tf.errors.OpError):  # it is freed in any case
+    # It is freed in any case; of a rare type there are no zeros.
+    with tf.init_scope(), tf.device(resource.device), contextlib.suppress(tf.errors.OpError, TypeError):
         columns = [_no_rows(kind, shape) for kind, shape in zip(types, shapes, strict=True)]
         gen_dataset_ops.make_iterator(gen_dataset_ops.tensor_slice_dataset(columns, shapes), resource)
 

@@ -254,21 +254,22 @@ def test_class_stays_the_same_when_more_code_of_its_module_comes(method: str, tm
         "class Thing:\n    pass\n"
         "seen = []\n"
         "def check(thing):\n    seen.append(thing)\n    return isinstance(thing, Thing), len(seen)\n"
-        "def count():\n    return len(seen)\n"
+        "def make():\n    return Thing()\n"
     )
     script = (
         "import sys, types\nfrom datamat.parallel import PathosExecutor\n"
-        "module = types.ModuleType('nowhere')\nmodule.__file__ = 'code.txt'\nsys.modules['nowhere'] = module\n"
-        "exec(open('code.txt').read(), vars(module))\ncheck, count = module.check, module.count\n"
+        "sys.modules['nowhere'] = types.ModuleType('nowhere')\n"
         "class Job:\n    def __init__(self, thing):\n        self.thing = thing\n"
         "    def run(self):\n        return check(self.thing)\n"
-        "job = Job(module.Thing())\n"
-        f"with PathosExecutor(1, start_method='{method}') as pool:\n"
-        "    calls = [pool.submit(each) for each in (job.run, job.run, count, job.run, job.run)]\n"
-        "    print([call.result() for call in calls])\n"
+        "for code in (vars(sys.modules['nowhere']), {'__name__': 'elsewhere'}):\n"
+        "    exec(open('code.txt').read(), code)\n"
+        "    check, job = code['check'], Job(code['Thing']())\n"
+        f"    with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "        one, made, two = [pool.submit(each) for each in (job.run, code['make'], job.run)]\n"
+        "        print(one.result(), isinstance(made.result(), code['Thing']), two.result())\n"
     )
 
-    assert run(["-c", script], tmp_path) == "[(True, 1), (True, 2), 2, (True, 3), (True, 4)]\n"
+    assert run(["-c", script], tmp_path) == "(True, 1) True (True, 2)\n" * 2
 
 
 def test_globals_are_not_kept_for_a_pool_that_has_ended(method: str, tmp_path: Path) -> None:
