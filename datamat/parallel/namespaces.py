@@ -40,8 +40,8 @@ def version_of(key: str, name: str, value: Any, keeper: list[Any] | None = None)
             until the name is bound to another one.
     """
     reference, version = _versions.get((key, name), (None, 0))
-    held = None if reference is None else reference()
-    if reference is None or (held.value if isinstance(held, _Box) else held) is not value:
+    held = None if reference is None else reference()  # None: it is gone; where None is the value, it is in a box
+    if held is None or (held.value if isinstance(held, _Box) else held) is not value:
         _boxes.pop((key, name), None)
         version = next(_counter)
         try:

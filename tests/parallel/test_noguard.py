@@ -248,6 +248,22 @@ def test_global_bound_anew_before_it_is_sent_is_what_workers_see(method: str, tm
     assert run(["-c", script], tmp_path) == "bound anew\n"
 
 
+def test_global_set_to_none_is_none_in_workers(method: str, tmp_path: Path) -> None:
+    """Where what it was bound to is gone for good, in the parent."""
+    script = (
+        "import gc\nfrom datamat.parallel import PathosExecutor\n"
+        "class Model:\n    pass\n"
+        "model = Model()\n"
+        "def use():\n    return type(model).__name__\n"
+        f"with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "    print(pool.submit(use).result(), pool.submit(use).result())\n"
+        "    model = None\n    gc.collect()\n"
+        "    print(pool.submit(use).result())\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "Model Model\nNoneType\n"
+
+
 def test_class_stays_the_same_when_more_code_of_its_module_comes(method: str, tmp_path: Path) -> None:
     """For what workers inherited, and hold already."""
     (tmp_path / "code.txt").write_text(
