@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import functools
 import resource
 import weakref
 from itertools import accumulate
 from typing import TYPE_CHECKING, final
 
+from datamat.errors import OutputError
 from datamat.readers.keys import stored_key
 from datamat.readers.opening import ShardOpener
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordFiles"]
 
 _MOST_OPEN = 1024
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 
 @final
@@ -37,7 +40,7 @@ class RecordFiles:
     """Encoded records by position. Thread-safe and picklable: a copy in another process opens the files anew.
 
     Of many shards, those opened last stay open: for all data sets of the process together, as many as take a quarter of
-    the descriptors that it may have.
+    the descriptors that it may have; none, where others have taken the rest.
 
     Args:
         path: the directory.
@@ -112,7 +115,13 @@ class RecordFiles:
         if found is None:
             _keep_at_most(_most_open() - 1)
             # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
-            opened = self._opener.open(self._shards[shard])
+            try:
+                opened = self._opener.open(self._shards[shard])
+            except OutputError as error:
+                if getattr(error.__cause__, "errno", None) not in _TOO_MANY or not any(_open_files.values()):
+                    raise
+                _keep_at_most(0)  # others have taken what there was: it may be these that are missing
+                opened = self._opener.open(self._shards[shard])
             found = files.setdefault(shard, opened)
             if found is not opened:
                 opened.close()

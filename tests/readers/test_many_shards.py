@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import gc
+import os
 import subprocess
 import sys
 
@@ -133,6 +135,18 @@ def test_threads_read_shards_that_others_close(output, monkeypatch):
 
     assert found == numbers * 5
     assert len(data._samples.records._files) <= 1 + 8
+
+
+def test_shards_are_let_go_of_where_others_have_taken_the_descriptors(output):
+    """The process may open many, and has: a quarter is not there any more."""
+    data = load(output)
+    next(iter(load(output)))  # imports what is needed
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(open(os.devnull, "rb"))
+        with few_descriptors(20):
+            assert sorted(int(sample["number"]) for sample in data) == list(range(2 * NUM_SHARDS))
 
 
 def test_want_of_descriptors_is_no_damage(output):
