@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import threading
 import types
 import warnings
@@ -63,7 +62,6 @@ class Code:
             roots[getattr(owner, "__qualname__", type(owner).__qualname__)] = owner
         hazards = inherited.find_hazards(roots)
         byvalue.adopt_classes(list(getattr(owner, "__globals__", {}).values()))
-        byvalue.adopt_classes(list(vars(sys.modules["__main__"]).values()))
         _warn({hazard.place: hazard.original_type for hazard in hazards if hazard.is_standin})
         self.is_inherited = True
         return worker.bequeath(self.number, self.function, hazards)

@@ -52,7 +52,7 @@ def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], 
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(path, ""), told)]):
             return tf.identity(path)
 
-    # Asked for only when the shard had too few: what it had comes first, in any case.
+    # Asked for only when the shard had too few records: those come first, though not out of a block that is not full.
     error = tf.data.Dataset.from_tensors(name).map(fail).map(lambda text: tf.ensure_shape(text, ()))
     return records.ignore_errors().concatenate(error).take(num_records)
 
