@@ -52,16 +52,20 @@ def main():
 def jobs_for(images, masks):
     pixels = [codecs.decode_image(data) for data in images]
     ids = [codecs.decode_mask(data) for data in masks]
+    mixed = [cv2.imencode(".png", mask, [cv2.IMWRITE_PNG_FILTER, cv2.IMWRITE_PNG_ALL_FILTERS])[1].tobytes()
+             for mask in ids]  # a filter for each row, as Pillow writes grey  # fmt: skip
     jpegs = [codecs.encode_jpeg(image) for image in pixels]
     for data, image in zip(images + jpegs, pixels + list(map(codecs.decode_image, jpegs)), strict=True):
         assert np.array_equal(cv2_decode(data, cv2.IMREAD_COLOR_RGB), image)
-    for data, mask in zip(masks, ids, strict=True):
+    for data, mask in zip(masks + mixed, ids + ids, strict=True):
         assert np.array_equal(cv2_decode(data, cv2.IMREAD_UNCHANGED), mask)
     return {
         "decode RGB PNG": (codecs.decode_image, images),
         "decode RGB PNG, cv2": (lambda data: cv2_decode(data, cv2.IMREAD_COLOR_RGB), images),
         "decode mask": (codecs.decode_mask, masks),
         "decode mask, cv2": (lambda data: cv2_decode(data, cv2.IMREAD_UNCHANGED), masks),
+        "decode mask, mixed": (codecs.decode_mask, mixed),
+        "decode mask, mixed, cv2": (lambda data: cv2_decode(data, cv2.IMREAD_UNCHANGED), mixed),
         "encode RGB PNG": (codecs.encode_png, pixels),
         "encode RGB PNG, cv2": (lambda image: cv2.imencode(".png", image)[1].tobytes(), pixels),
         "encode mask": (codecs.encode_png, ids),
@@ -98,7 +102,7 @@ def files_of(folder, count):
 
 
 def synthetic_images(count):
-    """Smooth shapes with camera noise, written by cv2 with libpng's own choice of filters, as data sets are."""
+    """Smooth shapes with camera noise, written by cv2 with libpng's own choice of filters, as datasets are."""
     files = []
     for seed in range(count):
         rng = np.random.default_rng(seed)

@@ -21,14 +21,16 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from datamat.formats import ColumnKind, get_format
+from datamat.formats import get_format
 from datamat.formats.example import decode_example, encode_example
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-IMAGE_COLUMNS: dict[str, ColumnKind] = {"image": "bytes", "mask": "bytes", "key": "bytes"}
-ROW_COLUMNS: dict[str, ColumnKind] = {"key": "bytes", "x": "float32", "y": "float32", "label": "int64", "id": "int64"}
+    from datamat.features import Kind
+
+IMAGE_COLUMNS: dict[str, Kind] = {"image": "bytes", "mask": "bytes", "key": "bytes"}
+ROW_COLUMNS: dict[str, Kind] = {"key": "bytes", "x": "float32", "y": "float32", "label": "int64", "id": "int64"}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 "read" is one `pread`, as datamat does it. "map" asks the system for the pages of the record first (MADV_POPULATE_READ,
 which gives an error where touching them would end the process), and "map, given back" returns them afterwards, without
-which the resident memory grows to the size of the data set. The contenders take turns; the median of each is printed.
+which the resident memory grows to the size of the dataset. The contenders take turns; the median of each is printed.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
     BENCH_DIR=/fast/disk python benchmarks/read.py         # where the sets are written
 
 Every contestant gets the same records (JPEG picture 480 x 360, quality 95; PNG mask; label), in the form that is its
-own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). One epoch in
-the order of the files and one shuffled are timed, from making the loader to the last batch; imports and the opening of
-the set are not counted, and every record has to come once. The rounds are interleaved, and ratios are taken within a
-round, so that a machine whose speed drifts is fair to all. Where peers leave the decoding to the user, cv2 does it, in
-two worker processes or threads, whichever they bring.
+own. It runs in a process of its own and gives batches of 32: uint8 (32, 360, 480, 3) and (32, 360, 480). In the order
+of the files and shuffled, one epoch warms up and five are timed, from making the loader to the last batch; imports and
+the opening of the set are not counted, and every record has to come once in each. The rounds are interleaved, and
+ratios are taken within a round, so that a machine whose speed drifts is fair to all. Where peers leave the decoding to
+the user, cv2 does it, in two worker processes or threads, whichever they bring.
 
     floor             two processes decode records that lie in memory with cv2, as peers do: no reading, no batches
     floor-own         the same with datamat's decoders, which take half the time
@@ -18,6 +18,7 @@ two worker processes or threads, whichever they bring.
     datamat-workers   to_numpy with two worker processes                       datamat-tf      to_tf
     torch-files       torch DataLoader over plain files, two workers
     tf.data           interleave, decode_jpeg (accurate, and as TensorFlow chooses: `-fast`), parallel map, prefetch
+    dali              a pipeline on the CPU over TFRecord and its .idx, two threads; its pixels are compared with cv2's
     tfds, grain, grain-workers, webdataset, litdata, mosaic, hf
 
 CPU ms is what a record keeps processors busy for, in the process and in those of its children that ended. Memory is the
@@ -62,6 +63,7 @@ NEEDS = {
     "litdata": ("litdata", "torch"),
     "mosaic": ("streaming", "torch"),
     "hf": ("datasets", "torch"),
+    "dali": ("nvidia.dali",),
 }
 VERSIONS = (
     "torch",
@@ -72,6 +74,7 @@ VERSIONS = (
     "litdata",
     "mosaicml-streaming",
     "datasets",
+    "nvidia-dali-cuda120",
 )
 
 
@@ -79,12 +82,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--only", default=",".join(NEEDS))
     parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SETS", "MODE"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "SETS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
-        run_contestant(*options.contestant)
+        run_contestant(*options.contestant, options.epochs)
     elif options.make:
         MAKERS[options.make[0]](pathlib.Path(options.make[1]))
     else:
@@ -94,7 +98,7 @@ def main() -> None:
 
 def race(folder: pathlib.Path, options: argparse.Namespace) -> None:
     asked = options.only.split(",")
-    names = [name for name in asked if all(importlib.util.find_spec(package) for package in NEEDS[name])]
+    names = [name for name in asked if all(map(is_installed, NEEDS[name]))]
     print_machine()
     if len(names) < len(asked):
         print("not installed:", ", ".join(name for name in asked if name not in names))
@@ -103,7 +107,7 @@ def race(folder: pathlib.Path, options: argparse.Namespace) -> None:
     for round_number in range(options.rounds + 1):
         for name in names:
             for mode in MODES:
-                result = timed(name, folder, mode, watch=not round_number)
+                result = timed(name, folder, mode, options.epochs, watch=not round_number)
                 assert result["labels"] == options.records, (name, mode, result)
                 results[name, mode].append(result)
     report(names, results, options)
@@ -131,6 +135,13 @@ def report(names: list[str], results: dict, options: argparse.Namespace) -> None
             print(f"{row}{first:9.3f}{cpu:8.2f}{watched['mb']:7.0f}{watched['mb'] - watched['before']:8.0f}")
 
 
+def is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is the package around it
+        return False
+
+
 def ratio(mine: list[float], others: list[float] | None, width: int) -> str:
     if others is None:
         return " " * width
@@ -148,11 +159,12 @@ def print_machine() -> None:
     print(f"{platform.processor() or platform.machine()}, {cores} cores, Python {platform.python_version()}, {found}")
 
 
-def timed(name: str, folder: pathlib.Path, mode: str, *, watch: bool) -> dict:
+def timed(name: str, folder: pathlib.Path, mode: str, epochs: int, *, watch: bool) -> dict:
     """Run a contestant; watching the memory of its process tree slows its page faults, so that round does not count."""
     import psutil
 
-    command = [sys.executable, "-W", "ignore", __file__, "--contestant", name, str(folder), mode]
+    command = [sys.executable, "-W", "ignore", __file__, "--epochs", str(epochs)]
+    command += ["--contestant", name, str(folder), mode]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "DO_NOT_TRACK": "1"}
     peak = 0
     with tempfile.TemporaryFile("w+") as noise:
@@ -173,22 +185,31 @@ def timed(name: str, folder: pathlib.Path, mode: str, *, watch: bool) -> dict:
     return {**result, "mb": peak / 1e6}
 
 
-def run_contestant(name: str, sets: str, mode: str) -> None:
+def run_contestant(name: str, sets: str, mode: str, epochs: int) -> None:
     import psutil
 
     open_set = CONTESTANTS[name](pathlib.Path(sets))  # imports, and opens
     before = psutil.Process().memory_full_info().pss / 1e6
-    started, cpu, first, labels = time.perf_counter(), cpu_seconds(), 0.0, []
+    first, _ = run_epoch(open_set, name, mode)  # warms page cache, memory and threads
+    started, cpu, count = time.perf_counter(), cpu_seconds(), 0
+    for _ in range(epochs):
+        count += run_epoch(open_set, name, mode)[1]
+    elapsed, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+    counts = {"labels": count // epochs, "rate": count / elapsed, "cpu": 1000 * cpu / count}
+    print(json.dumps({**counts, "first": first, "before": before}))
+
+
+def run_epoch(open_set, name: str, mode: str) -> tuple[float, int]:
+    """Return after how many seconds the first batch was there, and the number of records."""
+    started, first, labels = time.perf_counter(), 0.0, []
     for batch in open_set(mode == "shuffled"):
         first = first or time.perf_counter() - started
         labels += [int(label) for label in batch["label"]]
         if not name.startswith("floor"):
             assert tuple(batch["image"].shape) == (len(batch["label"]), 360, 480, 3), batch["image"].shape
             assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), 360, 480), batch["mask"].shape
-    elapsed, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     assert sorted(labels) == list(range(len(labels))), f"{name}: not every record once"
-    counts = {"labels": len(labels), "rate": len(labels) / elapsed, "cpu": 1000 * cpu / len(labels)}
-    print(json.dumps({**counts, "first": first, "before": before}))
+    return first, len(labels)
 
 
 def cpu_seconds() -> float:
@@ -545,6 +566,49 @@ def hf(folder):
     return lambda shuffled: torch_loader(data, shuffle=shuffled, collate_fn=_channels_last)
 
 
+def dali(folder):
+    import cv2
+    import numpy as np
+    from nvidia.dali import fn, pipeline_def, tfrecord, types
+
+    files = sorted(map(str, (folder / "tfrecord").glob("*.tfrecord")))
+    columns = {name: tfrecord.FixedLenFeature((), tfrecord.string, "") for name in ("image", "mask")}
+    columns["label"] = tfrecord.FixedLenFeature([1], tfrecord.int64, -1)
+
+    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)
+    def pipeline(*, shuffled):
+        record = fn.readers.tfrecord(
+            path=files,
+            index_path=[f"{path.removesuffix('tfrecord')}idx" for path in files],
+            features=columns,
+            random_shuffle=shuffled,
+            initial_fill=WINDOW,
+            name="records",
+        )
+        image = fn.decoders.image(record["image"], output_type=types.RGB)
+        return image, fn.decoders.image(record["mask"], output_type=types.GRAY), record["label"]
+
+    def batches(pipe, count):
+        for _ in range(count):
+            image, mask, label = (found.as_array() for found in pipe.run())
+            yield {"image": image, "mask": mask, "label": label[:, 0]}
+
+    first = next(batches(pipeline(shuffled=False), 1))
+    for image, mask, label in zip(first["image"], first["mask"], first["label"], strict=True):
+        path = folder / "files" / f"{label:06d}"
+        assert np.array_equal(image, cv2.imread(f"{path}.jpg", cv2.IMREAD_COLOR_RGB)), path
+        assert np.array_equal(mask[..., 0], cv2.imread(f"{path}.png", cv2.IMREAD_UNCHANGED)), path
+    made = {}
+
+    def run(shuffled):
+        pipe = made[shuffled] = made.get(shuffled) or pipeline(shuffled=shuffled)  # continues with the next epoch
+        num_records = int((folder / "records").read_text())
+        assert not num_records % BATCH, "its last batch would hold records of the next epoch"
+        return batches(pipe, num_records // BATCH)
+
+    return run
+
+
 def _channels_last(rows):
     """Hugging Face's tensors have the channels first."""
     import torch
@@ -572,6 +636,7 @@ CONTESTANTS = {
     "litdata": litdata,
     "mosaic": mosaic,
     "hf": hf,
+    "dali": dali,
 }
 
 

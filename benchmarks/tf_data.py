@@ -3,7 +3,7 @@
     python benchmarks/tf_data.py
     python benchmarks/tf_data.py --svg docs/tf-data.svg --rounds 9
 
-An artificial data set sleeps where a real one works: 30 ms to open a file, 15 ms for each of its 3 samples; mapping
+An artificial dataset sleeps where a real one works: 30 ms to open a file, 15 ms for each of its 3 samples; mapping
 takes 30 ms and a training step 10 ms a sample. So the numbers are those of the order of things, not of a processor, and
 what is over them is TensorFlow's own time. Each arrangement is run for two epochs (the cache for five); rounds go over
 all of them by turns, the median counts, and its round is drawn.
@@ -85,7 +85,7 @@ def measure(tf, rounds):
 
 
 def slow_arrangements(tf):
-    """Return what makes each data set, given a clock, and its number of epochs."""
+    """Return what makes each dataset, given a clock, and its number of epochs."""
     auto = tf.data.AUTOTUNE
 
     def files(clock):
@@ -120,7 +120,7 @@ def slow_arrangements(tf):
 
 
 def fast_arrangements(tf):
-    """Return two data sets of 10,000 numbers, each made one larger: where calls cost more than the work."""
+    """Return two datasets of 10,000 numbers, each made one larger: where calls cost more than the work."""
     numbers = tf.data.Dataset.range(10_000)
     return {
         "map of single elements": numbers.map(lambda number: number + 1).batch(256),

@@ -1,15 +1,21 @@
-"""How fast a segmentation set is written: the floor, common ways by hand, and datamat, run in turn.
+"""How fast datasets are written: the floor, common ways by hand, and datamat, run in turn.
 
-    python benchmarks/write.py                        # makes a street set and runs everything, five rounds
-    python benchmarks/write.py --source CamVid        # on real pairs in CamVid's layout, repeated up to --pairs
-    python benchmarks/write.py --only floor,datamat --rounds 9
+    python benchmarks/write.py                             # pairs, on a street set that it draws; five rounds
+    python benchmarks/write.py --source CamVid --copies 20 # on real pairs in CamVid's layout, repeated up to --pairs
+    python benchmarks/write.py --only floor,datamat --rounds 9 --memory
 
-Each contestant is a cold interpreter that ends with finished files; the wall time is of the whole process. The rounds
-are interleaved, so that a machine whose speed drifts is fair to all. What they do per pair is the same: decode the
-PNG image and mask, and COPIES times flip, rotate, change brightness and contrast, encode as JPEG (quality 95) and PNG.
-Floor and datamat-own draw the very same copies, from the same seeds: a percent more or fewer rotations would show.
+Each contestant is a cold interpreter that ends with finished files. The rounds are interleaved, so that a machine whose
+speed drifts is fair to all, and ratios are taken within a round. Both the clock and the processor seconds of the whole
+process tree (user and system) are compared: beside other load, only the latter mean something. `driver` is the share of
+them that the process which called datamat spends. Memory, of a run of its own, is that of the tree at its peak: the sum
+of resident sizes (RSS), and of proportional ones, which count shared pages once (PSS).
 
-    floor          two forked processes, half of the pairs each: only that work, written raw to one file per process.
+**Pairs.** What all do per pair is the same: decode the PNG image and mask, and `--copies` times flip, rotate, change
+brightness and contrast, encode as JPEG (quality 95) and PNG. Floor and datamat-own draw the very same copies, from the
+same seeds: a percent more or fewer rotations would show. With `--skewed`, as many draws are spread unevenly: most pairs
+are drawn twice, and the few of a second split, which come last, 200 times.
+
+    floor          two forked processes, every other pair each: only that work, written raw to one file per process.
                    No framing, no checksum, no flush, no receipts. With cv2 as codec.
     datamat-own    everything on (checksums, flush, manifest, index, progress), with codecs of the user's own: cv2 in
                    `read` and in the transform, just as the floor
@@ -18,16 +24,55 @@ Floor and datamat-own draw the very same copies, from the same seeds: a percent 
     pathos-tf      pathos' pool over pairs, one tf.io.TFRecordWriter per chunk
     tf             one process, TensorFlow's decoders and writer
 
-Memory is that of the whole process tree at its peak, sampled in a run of its own: the sum of resident sizes (RSS), and
-of proportional ones, which count shared pages once (PSS). `--rows N` times N tiny numeric rows in whole blocks instead.
+    python benchmarks/write.py --vectors 200000       # rows of ten float32 and a label, by block and by row
+
+    floor          two forked processes, half of the rows each: the least that gives the same TFRecords. All rows at
+                   once as a matrix around the bytes that never change, CRC32C, flushed to disk; no plan, no shuffle,
+                   no manifest. Every record has the same length here, which no library may assume.
+    floor-row      the same with a Python loop over the rows, as one writes it by hand
+    raw            one process: a plain loop over the rows, key and bytes written raw to one file
+    block          datamat, everything on, `materialize(..., block=...)`
+    row            datamat, everything on, a call of the function for each row
+    arrayrecord    one process, hand-made payloads, `ArrayRecordWriter` with one record per group
+    pyarrow        one process, one table, `pyarrow.parquet.write_table`
+    tf-pool        a pool of two processes, `tf.train.Example` and `tf.io.TFRecordWriter`
+    tar-pool       a pool of two processes, `webdataset.TarWriter`
+    litdata        `litdata.optimize` with two workers
+
+    python benchmarks/write.py --copy 3700 --source CamVid    # megabytes of pairs, stored as they are
+
+    floor          two processes: each concatenates half of the files to one raw file, and flushes it
+    tfrecord       datamat, everything on, which checks every picture
+    webdataset     the same, as tar
+    parquet        the same, as Parquet
+    one-shard      the same as `tfrecord`, to a single file, which two workers share
+    arrayrecord    a pool of two processes, `tf.train.Example`s in `ArrayRecordWriter`s
+    pyarrow        a pool of two processes, each writing a Parquet file by hand, row groups of 64, and flushing it
+    tf-pool        a pool of two processes, `tf.train.Example` and `tf.io.TFRecordWriter`
+    tar-pool       a pool of two processes, `webdataset.TarWriter`
+    litdata        `litdata.optimize` with two workers
+
+    python benchmarks/write.py --safety 1000          # megabytes of pairs, stored as they are, by one worker
+
+    all            datamat, everything on
+    no-...         one safety switched off, which is done here and nowhere else: the CRC32C of the records, the digests
+                   of the files, those of the inputs, the flush to disk, the receipts on disk
+
+    python benchmarks/write.py --growth --svg docs/growth.svg    # 10^3 to 10^6 rows: seconds, and memory of the tree
+
+`--framing N` times the encoding and framing of N tiny numeric rows in whole blocks, in one process.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -35,71 +80,150 @@ import sys
 import tempfile
 import time
 
-COPIES = 4
-CONTESTANTS = ("floor", "datamat-own", "floor-codecs", "datamat", "pathos-tf", "tf")
+SKEWED = {"train": 2, "val": 200}
+COPIES = SKEWED if "BENCH_SKEWED" in os.environ else int(os.environ.get("BENCH_COPIES", "4"))  # of each pair
+NEEDS = {
+    "arrayrecord": "array_record",
+    "litdata": "litdata",
+    "pyarrow": "pyarrow",
+    "tar-pool": "webdataset",
+    "tf-pool": "tensorflow",
+}
+PACKAGES = (
+    "datamat",
+    "numpy",
+    "opencv-python-headless",
+    "albumentations",
+    "tensorflow",
+    "pathos",
+    "pyarrow",
+    "array-record",
+    "webdataset",
+    "litdata",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", help="folder in CamVid's layout; none draws a street set")
     parser.add_argument("--pairs", type=int, default=701)
+    parser.add_argument("--copies", type=int, default=4, help="draws of each pair")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default=",".join(CONTESTANTS))
-    parser.add_argument("--rows", type=int, help="time tiny numeric rows instead")
+    parser.add_argument("--only", help="names of contestants, separated by commas")
     parser.add_argument("--memory", action="store_true", help="also sample the peak memory of each process tree")
-    parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SOURCE", "OUTPUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--svg", help="file to draw the curves of --growth to")
+    jobs = parser.add_mutually_exclusive_group()
+    jobs.add_argument("--skewed", action="store_true", help="race pairs of which few are drawn often")
+    jobs.add_argument("--vectors", type=int, metavar="N", help="race rows of ten float32 and a label")
+    jobs.add_argument("--copy", type=int, metavar="MB", help="race pairs that are stored as they are")
+    jobs.add_argument("--safety", type=int, metavar="MB", help="store pairs with one safety after the other off")
+    jobs.add_argument("--growth", action="store_true", help="time datamat alone on 10^3 to 10^6 rows")
+    jobs.add_argument("--framing", type=int, metavar="N", help="time blocks of tiny numeric rows in one process")
+    jobs.add_argument("--contestant", nargs=3, metavar=("NAME", "SOURCE", "OUTPUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
         run_contestant(*options.contestant)
         return
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
-        if options.rows:
-            race_rows(pathlib.Path(folder), options.rows, options.rounds)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as name:
+        folder = pathlib.Path(name)
+        source, output = folder / "source", folder / "out"
+        if options.framing:
+            time_framing(folder, options.framing, options.rounds)
+        elif options.growth:
+            options.memory = True
+            draw_growth(race("growth", GROWTH, "", output, options), options.svg)
+        elif options.vectors:
+            print(f"{options.vectors:,} rows of 10 float32, a label and a key")
+            race("vectors", VECTORS, str(options.vectors), output, options)
+        elif size := options.copy or options.safety:
+            make_megabytes(source, options.source, size)
+            print(f"{size} MB of pairs, stored as they are")
+            race(*(("copy", COPY) if options.copy else ("safety", SAFETY)), str(source), output, options)
+        elif options.skewed:
+            make_source(source, options.source, options.pairs)
+            os.environ["BENCH_SKEWED"] = "yes"
+            few = make_second_split(source)
+            print(f"{options.pairs - few} pairs x {SKEWED['train']} copies, then {few} x {SKEWED['val']}")
+            race("skewed", {name: PAIRS[name] for name in PAIRS if "tf" not in name}, str(source), output, options)
         else:
-            race_pairs(pathlib.Path(folder), options)
+            os.environ["BENCH_COPIES"] = str(options.copies)
+            make_source(source, options.source, options.pairs)
+            print(f"{options.pairs} pairs x {options.copies} copies")
+            race("pairs", PAIRS, str(source), output, options)
 
 
-def race_pairs(folder: pathlib.Path, options: argparse.Namespace) -> None:
-    source = folder / "source"
-    make_source(source, options.source, options.pairs)
-    names = options.only.split(",")
-    times: dict[str, list[float]] = {name: [] for name in names}
+def race(
+    kind: str, contestants, source: str, output: pathlib.Path, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Run contestants in turn: seconds of processor and of the clock, cold interpreter to finished files."""
+    names = options.only.split(",") if options.only else [
+        name for name in contestants if name not in NEEDS or importlib.util.find_spec(NEEDS[name])
+    ]  # fmt: skip
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
+    sizes = {}
     print_machine()
     for round_number in range(options.rounds + 1):
         for name in names:
-            elapsed = timed(name, source, folder / "out")
+            before = os.times()
+            sizes[name], own = run_one(f"{kind}-{name}", source, output)
+            after = os.times()
             if round_number:  # the first round warms the page cache and the .pyc files
-                times[name].append(elapsed)
-    memory = {name: peak_memory(name, source, folder / "out") for name in names} if options.memory else {}
-    print(f"{options.pairs} pairs x {COPIES} copies, {options.rounds} rounds; ratio = median of the rounds' ratios")
-    print(f"{'contestant':14}{'median s':>10}{'min s':>8}{'x floor':>9}{'RSS MB':>9}{'PSS MB':>9}")
+                busy = sum(after[2:4]) - sum(before[2:4])  # user and system time of children
+                found[name].append((busy, after.elapsed - before.elapsed, own))
+    shutil.rmtree(output, ignore_errors=True)
+    memory = {name: peak_memory(f"{kind}-{name}", source, output) for name in names} if options.memory else {}
+    print(f"{options.rounds} rounds; medians, and the medians of ratios to the first contestant within a round")
+    heads = f"{'processor s':>12}{'ratio':>9}{'wall s':>9}{'ratio':>9}{'driver':>9}{'MB':>9}"
+    print(f"{'contestant':16}{heads}" + (f"{'RSS MB':>9}{'PSS MB':>9}" if memory else ""))
+    figures = {}
     for name in names:
-        ratios = [mine / floor for mine, floor in zip(times[name], times.get("floor", times[name]), strict=True)]
-        row = f"{name:14}{statistics.median(times[name]):10.2f}{min(times[name]):8.2f}{statistics.median(ratios):9.3f}"
+        pairs = list(zip(found[name], found[names[0]], strict=True))
+        busy, wall, own = (statistics.median(mine[place] for mine, _ in pairs) for place in range(3))
+        ratios = [statistics.median(mine[place] / first[place] for mine, first in pairs) for place in (0, 1)]
+        row = f"{name:16}{busy:12.2f}{ratios[0]:9.2f}{wall:9.2f}{ratios[1]:9.2f}{own / busy:9.0%}"
+        row += f"{sizes[name] / 1e6:9.1f}"
         print(row + ("".join(f"{megabytes:9.0f}" for megabytes in memory[name]) if memory else ""))
+        figures[name] = {"processor s": busy, "wall s": wall, "memory, PSS MB": memory[name][1] if memory else 0.0}
+    return figures
 
 
-def command(name: str, source: pathlib.Path, output: pathlib.Path) -> list[str]:
-    return [sys.executable, __file__, "--contestant", name, str(source), str(output)]
+def draw_growth(figures: dict[str, dict[str, float]], path: str | None) -> None:
+    if path:
+        from charts import growth
+
+        names = next(iter(figures.values()))
+        curves = {name: [one[name] for one in figures.values()] for name in names}
+        sizes = [float(name.replace(",", "")) for name in figures]
+        pathlib.Path(path).write_text(growth("Rows of ten float32, one call each, two workers", sizes, curves, "rows"))
 
 
-def timed(name: str, source: pathlib.Path, output: pathlib.Path) -> float:
+def command(name: str, source: str, output: pathlib.Path) -> list[str]:
+    return [sys.executable, __file__, "--contestant", name, source, str(output)]
+
+
+def environment() -> dict[str, str]:
+    """Modules are compiled once, in the round that does not count, as on any machine that keeps its .pyc files."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def run_one(name: str, source: str, output: pathlib.Path) -> tuple[int, float]:
+    """Run a contestant in a cold interpreter; return the bytes of its files, and its own processor seconds."""
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
-    # Modules are compiled once, in the round that does not count, as on any machine that keeps its .pyc files.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    started = time.perf_counter()
-    subprocess.run(command(name, source, output), check=True, stderr=subprocess.DEVNULL, env=environment)
-    elapsed = time.perf_counter() - started
-    shutil.rmtree(output)
-    return elapsed
+    done = subprocess.run(command(name, source, output), check=False, capture_output=True, text=True, env=environment())
+    if done.returncode:
+        raise RuntimeError(f"{name} failed: {done.stderr}")
+    size = sum(path.stat().st_size for path in output.iterdir() if path.is_file())
+    return size, float(done.stdout.split()[-1])
 
 
-def peak_memory(name: str, source: pathlib.Path, output: pathlib.Path) -> tuple[float, float]:
+def peak_memory(name: str, source: str, output: pathlib.Path) -> tuple[float, float]:
+    """Run a contestant once more, and look at its process tree all the time."""
     import psutil
 
     output.mkdir()
-    process = subprocess.Popen(command(name, source, output), stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command(name, source, output), env=environment(), **quiet)
     tree = psutil.Process(process.pid)
     peak_pss = peak_rss = 0
     while process.poll() is None:
@@ -136,17 +260,40 @@ def make_source(folder: pathlib.Path, real: str | None, pairs: int) -> None:
     (folder / "train.txt").write_text("".join(lines))
 
 
+def make_megabytes(folder: pathlib.Path, real: str | None, megabytes: int) -> None:
+    """Lay out so many megabytes of pairs."""
+    make_source(folder, real, 100)
+    size = sum(path.stat().st_size for path in folder.rglob("*.png"))
+    shutil.rmtree(folder)
+    make_source(folder, real, 100 * megabytes * 10**6 // size)
+
+
+def make_second_split(folder: pathlib.Path) -> int:
+    """Put the last pairs into a split of their own, as many as take half of the draws; return how many."""
+    lists = sorted(folder.glob("*.txt"))
+    lines = [line for path in lists for line in path.read_text().splitlines(keepends=True)]
+    few = round(len(lines) * SKEWED["train"] / SKEWED["val"])
+    for path in lists:
+        path.unlink()
+    (folder / "train.txt").write_text("".join(lines[:-few]))
+    (folder / "val.txt").write_text("".join(lines[-few:]))
+    return few
+
+
 def run_contestant(name: str, source: str, output: str) -> None:
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
-    contestants = {
-        "floor": floor,
-        "floor-codecs": floor_codecs,
-        "datamat": datamat,
-        "datamat-own": datamat_own,
-        "pathos-tf": pathos_tf,
-        "tf": tensorflow,
+    kind, _, name = name.partition("-")
+    kinds = {
+        "pairs": PAIRS,
+        "skewed": PAIRS,
+        "vectors": VECTORS,
+        "copy": COPY,
+        "safety": SAFETY,
+        "growth": GROWTH,
     }
-    contestants[name](source, output)
+    kinds[kind][name](source, output)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(used.ru_utime + used.ru_stime)
 
 
 def augmentation():
@@ -162,14 +309,14 @@ def reseed(transform, rng) -> None:
     transform.set_random_state(rng, random.Random(int(rng.integers(1 << 32))))
 
 
-def distinct_copies(key: str, draw):
+def distinct_copies(key: str, copies: int, draw):
     """Yield `draw(rng)` of every copy, each unlike the others, from the seeds of datamat."""
     import numpy as np
 
-    from datamat.seeding import sample_seed
+    from datamat.transforms.seeding import sample_seed
 
     earlier = []
-    for copy in range(COPIES):
+    for copy in range(copies):
         for attempt in range(8):
             drawn = draw(np.random.Generator(np.random.PCG64(sample_seed(0, key, copy, attempt))))
             if drawn not in earlier:
@@ -178,15 +325,17 @@ def distinct_copies(key: str, draw):
         yield drawn
 
 
-def pairs_of(source: str) -> list[tuple[str, str]]:
+def pairs_of(source: str) -> list[tuple[str, str, int]]:
+    """Return image, mask and number of copies of each pair."""
     found = []
     for path in sorted(pathlib.Path(source).glob("*.txt")):
+        copies = COPIES if isinstance(COPIES, int) else COPIES[path.stem]
         for line in path.read_text().splitlines():
-            found.append(tuple(os.path.join(source, *name.split("/")[-2:]) for name in line.split()))
+            found.append((*(os.path.join(source, *name.split("/")[-2:]) for name in line.split()), copies))
     return found
 
 
-def augmented(transform, image_path: str, mask_path: str):
+def augmented(transform, image_path: str, mask_path: str, copies: int):
     """The work that everybody does, with cv2: yields (JPEG bytes, PNG bytes) of each copy."""
     import cv2
 
@@ -197,10 +346,10 @@ def augmented(transform, image_path: str, mask_path: str):
         reseed(transform, rng)
         return encoded(transform(image=image, mask=mask))
 
-    yield from distinct_copies(pathlib.Path(image_path).stem, draw)
+    yield from distinct_copies(pathlib.Path(image_path).stem, copies, draw)
 
 
-def augmented_with_codecs(transform, image_path: str, mask_path: str):
+def augmented_with_codecs(transform, image_path: str, mask_path: str, copies: int):
     """The same work with datamat's codecs."""
     from datamat import codecs
 
@@ -212,7 +361,7 @@ def augmented_with_codecs(transform, image_path: str, mask_path: str):
         drawn = transform(image=image, mask=mask)
         return codecs.encode_jpeg(drawn["image"], quality=95), codecs.encode_png(drawn["mask"])
 
-    yield from distinct_copies(pathlib.Path(image_path).stem, draw)
+    yield from distinct_copies(pathlib.Path(image_path).stem, copies, draw)
 
 
 def encoded(drawn) -> tuple[bytes, bytes]:
@@ -284,8 +433,8 @@ def _write_chunk(job):
     path, numbered = job
     transform = augmentation()
     with tf.io.TFRecordWriter(path) as writer:
-        for number, (image, mask) in numbered:
-            for copy, (jpeg, png) in enumerate(augmented(transform, image, mask)):
+        for number, pair in numbered:
+            for copy, (jpeg, png) in enumerate(augmented(transform, *pair)):
                 writer.write(_example(tf, f"{number}#{copy}", jpeg, png))
 
 
@@ -315,7 +464,7 @@ def tensorflow(source: str, output: str) -> None:
 
     transform = augmentation()
     with tf.io.TFRecordWriter(os.path.join(output, "all.tfrecord")) as writer:
-        for number, (image_path, mask_path) in enumerate(pairs_of(source)):
+        for number, (image_path, mask_path, copies) in enumerate(pairs_of(source)):
             image = tf.io.decode_png(tf.io.read_file(image_path), channels=3).numpy()
             mask = tf.io.decode_png(tf.io.read_file(mask_path), channels=1).numpy()
 
@@ -325,11 +474,21 @@ def tensorflow(source: str, output: str) -> None:
                 jpeg = tf.io.encode_jpeg(drawn["image"], quality=95).numpy()
                 return jpeg, tf.io.encode_png(drawn["mask"]).numpy()
 
-            for copy, (jpeg, png) in enumerate(distinct_copies(pathlib.Path(image_path).stem, draw)):
+            for copy, (jpeg, png) in enumerate(distinct_copies(pathlib.Path(image_path).stem, copies, draw)):
                 writer.write(_example(tf, f"{number}#{copy}", jpeg, png))
 
 
-def race_rows(folder: pathlib.Path, num_rows: int, rounds: int) -> None:
+PAIRS = {
+    "floor": floor,
+    "datamat-own": datamat_own,
+    "floor-codecs": floor_codecs,
+    "datamat": datamat,
+    "pathos-tf": pathos_tf,
+    "tf": tensorflow,
+}
+
+
+def time_framing(folder: pathlib.Path, num_rows: int, rounds: int) -> None:
     """Tiny rows in whole blocks, as `write_part` writes them: microseconds per record of one process."""
     import numpy as np
 
@@ -360,12 +519,465 @@ def race_rows(folder: pathlib.Path, num_rows: int, rounds: int) -> None:
     print(f"{num_rows:,} rows of 2 float32, 2 int64 and a key: median {statistics.median(found[1:]):.3f} us per record")
 
 
-def print_machine() -> None:
-    from importlib.metadata import version
+def vectors(num_rows: str):
+    import numpy as np
 
-    packages = ("datamat", "numpy", "opencv-python-headless", "albumentations", "tensorflow", "pathos")
+    rng = np.random.default_rng(0)
+    return rng.random((int(num_rows), 10), np.float32), rng.integers(0, 10, int(num_rows))
+
+
+def _example_around(key: bytes, row: bytes, label: bytes) -> bytes:
+    """Return a `tf.train.Example`; none of its lengths takes more than a byte."""
+
+    def entry(name: bytes, tag: bytes, value: bytes) -> bytes:
+        body = b"\x0a" + bytes([len(value)]) + value
+        feature = tag + bytes([len(body)]) + body
+        pair = b"\x0a" + bytes([len(name)]) + name + b"\x12" + bytes([len(feature)]) + feature
+        return b"\x0a" + bytes([len(pair)]) + pair
+
+    features = entry(b"key", b"\x0a", key) + entry(b"label", b"\x1a", label) + entry(b"x", b"\x12", row)
+    return b"\x0a" + bytes([len(features)]) + features
+
+
+def _masked(crc):
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFF_FFFF
+
+
+def _framed(payload: bytes) -> bytes:
+    import struct
+
+    import google_crc32c
+
+    header = struct.pack("<Q", len(payload))
+    crcs = [struct.pack("<I", _masked(google_crc32c.value(part))) for part in (header, payload)]
+    return header + crcs[0] + payload + crcs[1]
+
+
+def _vectors_at_once(file, start: int, values, labels) -> None:
+    import google_crc32c
+    import numpy as np
+
+    # The places of what differs, from a record with letters that occur nowhere else.
+    marked = _framed(_example_around(b"K" * 8, b"X" * 40, b"L"))
+    places = [slice(begin, begin + size) for begin, size in ((marked.index(b"KKKK"), 8), (marked.index(b"XXXX"), 40))]
+    label = marked.index(b"\x0a\x01L") + 2
+    for begin in range(0, len(values), 2000):
+        some = values[begin : begin + 2000]
+        block = np.tile(np.frombuffer(marked, np.uint8), (len(some), 1))
+        numbers = np.arange(start + begin, start + begin + len(some))[:, None]
+        block[:, places[0]] = numbers // 10 ** np.arange(7, -1, -1) % 10 + ord("0")
+        block[:, places[1]] = some.view(np.uint8)
+        block[:, label] = labels[begin : begin + 2000]
+        raw, width = block.tobytes(), len(marked)
+        crcs = [google_crc32c.value(raw[at + 12 : at + width - 4]) for at in range(0, len(raw), width)]
+        block[:, -4:] = _masked(np.array(crcs, np.uint64)).astype("<u4").view(np.uint8).reshape(-1, 4)
+        file.write(block.tobytes())
+
+
+def _vectors_one_by_one(file, start: int, values, labels) -> None:
+    import struct
+
+    import google_crc32c
+
+    marked = _framed(_example_around(b"K" * 8, b"X" * 40, b"L"))
+    label, row = marked.index(b"\x0a\x01L") + 2, marked.index(b"XXXX")
+    header, front = marked[:12], marked[12 : marked.index(b"KKKK")]
+    middle, back = marked[marked.index(b"KKKK") + 8 : label], marked[label + 1 : row]
+    for number, (value, klass) in enumerate(zip(values, labels.tolist(), strict=True), start):
+        payload = b"%b%08d%b%c%b%b" % (front, number, middle, klass, back, value.tobytes())
+        file.write(header + payload + struct.pack("<I", _masked(google_crc32c.value(payload))))
+
+
+def vectors_floor(num_rows: str, output: str, work=_vectors_at_once) -> None:
+    values, labels = vectors(num_rows)
+    step, children = -(-len(values) // 2), []
+    for start in range(0, len(values), step):
+        child = os.fork()
+        if not child:
+            with open(os.path.join(output, f"{start}.tfrecord"), "wb", buffering=1 << 20) as file:
+                work(file, start, values[start : start + step], labels[start : start + step])
+                file.flush()
+                os.fsync(file.fileno())
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def vectors_floor_row(num_rows: str, output: str) -> None:
+    vectors_floor(num_rows, output, _vectors_one_by_one)
+
+
+def vectors_raw(num_rows: str, output: str) -> None:
+    values, labels = vectors(num_rows)
+    with open(os.path.join(output, "rows.raw"), "wb", buffering=1 << 20) as file:
+        for number in range(len(values)):
+            file.write(b"%08d" % number + values[number].tobytes() + bytes([int(labels[number])]))
+
+
+def vectors_datamat(num_rows: str, output: str, *, by_block: bool) -> None:
+    import numpy as np
+
+    from datamat import Features, Scalar, Tensor, materialize
+
+    values, labels = vectors(num_rows)
+
+    def one(number):
+        return {"x": values[number], "label": int(labels[number])}
+
+    def many(numbers):
+        return {"x": values[numbers], "label": labels[numbers]}
+
+    features = Features({"x": Tensor((10,), "float32"), "label": Scalar("int64")})
+    materialize(one, np.arange(len(values)), output, features=features, block=many if by_block else None)
+
+
+def vectors_block(num_rows: str, output: str) -> None:
+    vectors_datamat(num_rows, output, by_block=True)
+
+
+def vectors_row(num_rows: str, output: str) -> None:
+    vectors_datamat(num_rows, output, by_block=False)
+
+
+def vectors_arrayrecord(num_rows: str, output: str) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    values, labels = vectors(num_rows)
+    writer = ArrayRecordWriter(os.path.join(output, "rows.array_record"), "group_size:1")
+    for number in range(len(values)):
+        writer.write(b"%08d" % number + values[number].tobytes() + bytes([int(labels[number])]))
+    writer.close()
+
+
+def vectors_pyarrow(num_rows: str, output: str) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    values, labels = vectors(num_rows)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 10)
+    keys = pa.array([f"{number:08d}" for number in range(len(values))])
+    parquet.write_table(pa.table({"key": keys, "x": rows, "label": labels}), os.path.join(output, "rows.parquet"))
+
+
+def _write_vectors(job) -> None:
+    import tensorflow as tf
+
+    path, start, values, labels = job
+    with tf.io.TFRecordWriter(path) as writer:
+        for number, (row, label) in enumerate(zip(values, labels, strict=True), start):
+            fields = {
+                "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"%08d" % number])),
+                "x": tf.train.Feature(float_list=tf.train.FloatList(value=row)),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=fields)).SerializeToString())
+
+
+def _write_vector_tars(job) -> None:
+    import webdataset
+
+    path, start, values, labels = job
+    with webdataset.TarWriter(path) as writer:
+        for number, (row, label) in enumerate(zip(values, labels, strict=True), start):
+            writer.write({"__key__": f"{number:08d}", "x.npy": row, "label.cls": int(label)})
+
+
+def vectors_by_pool(work, extension: str, num_rows: str, output: str) -> None:
+    import multiprocessing
+
+    values, labels = vectors(num_rows)
+    step = -(-len(values) // 2)
+    jobs = [
+        (
+            os.path.join(output, f"{start}.{extension}"),
+            start,
+            values[start : start + step],
+            labels[start : start + step],
+        )
+        for start in range(0, len(values), step)
+    ]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(work, jobs)
+
+
+def vectors_tf_pool(num_rows: str, output: str) -> None:
+    vectors_by_pool(_write_vectors, "tfrecord", num_rows, output)
+
+
+def vectors_tar_pool(num_rows: str, output: str) -> None:
+    vectors_by_pool(_write_vector_tars, "tar", num_rows, output)
+
+
+def _vector(number: int):
+    if not _held:
+        _held.append(vectors(os.environ["BENCH_ROWS"]))
+    values, labels = _held[0]
+    return {"key": f"{number:08d}", "x": values[number], "label": int(labels[number])}
+
+
+_held: list = []
+
+
+def vectors_litdata(num_rows: str, output: str) -> None:
+    os.environ["BENCH_ROWS"] = num_rows
+    optimize_by_litdata(_vector, list(range(int(num_rows))), output)
+
+
+def optimize_by_litdata(function, items: list, output: str) -> None:
+    import litdata
+
+    litdata.optimize(function, items, output, chunk_bytes="64MB", num_workers=2, start_method="fork")
+
+
+VECTORS = {
+    "floor": vectors_floor,
+    "floor-row": vectors_floor_row,
+    "raw": vectors_raw,
+    "block": vectors_block,
+    "row": vectors_row,
+    "arrayrecord": vectors_arrayrecord,
+    "pyarrow": vectors_pyarrow,
+    "tf-pool": vectors_tf_pool,
+    "tar-pool": vectors_tar_pool,
+    "litdata": vectors_litdata,
+}
+
+
+def copy_floor(source: str, output: str) -> None:
+    pairs = pairs_of(source)
+    children = []
+    for half in range(2):
+        child = os.fork()
+        if not child:
+            with open(os.path.join(output, f"{half}.raw"), "wb", buffering=0) as file:
+                for number in range(half, len(pairs), 2):
+                    for path in pairs[number][:2]:
+                        file.write(pathlib.Path(path).read_bytes())
+                os.fsync(file.fileno())
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def copy_datamat(source: str, output: str, **options) -> None:
+    from datamat import Materializer, WorkerOptions
+
+    Materializer("camvid", source, output, workers=WorkerOptions(num_workers=2), **options).run()
+
+
+def copy_tfrecord(source: str, output: str) -> None:
+    copy_datamat(source, output)
+
+
+def copy_webdataset(source: str, output: str) -> None:
+    copy_datamat(source, output, format="webdataset")
+
+
+def copy_parquet(source: str, output: str) -> None:
+    copy_datamat(source, output, format="parquet")
+
+
+def copy_one_shard(source: str, output: str) -> None:
+    from datamat import ShardOptions
+
+    copy_datamat(source, output, shards=ShardOptions(num_shards=1))
+
+
+def _copy_by_pyarrow(job) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path, pairs = job
+    schema = pa.schema({"key": pa.string(), "image": pa.binary(), "mask": pa.binary()})
+    with open(path, "wb") as file:
+        with parquet.ParquetWriter(
+            file, schema, compression="zstd", use_dictionary=False, write_statistics=["key"], write_page_checksum=True
+        ) as writer:
+            for start in range(0, len(pairs), 64):
+                rows = [
+                    {"key": image, "image": pathlib.Path(image).read_bytes(), "mask": pathlib.Path(mask).read_bytes()}
+                    for image, mask, _ in pairs[start : start + 64]
+                ]
+                writer.write_table(pa.Table.from_pylist(rows, schema))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _copy_by_tensorflow(job) -> None:
+    import tensorflow as tf
+
+    path, pairs = job
+    with tf.io.TFRecordWriter(path) as writer:
+        for image, mask, _ in pairs:
+            writer.write(_example(tf, image, pathlib.Path(image).read_bytes(), pathlib.Path(mask).read_bytes()))
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def copy_by_pool(work, extension: str, source: str, output: str) -> None:
+    import multiprocessing
+
+    pairs = pairs_of(source)
+    jobs = [(os.path.join(output, f"{half}.{extension}"), pairs[half::2]) for half in range(2)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(work, jobs)
+
+
+def copy_pyarrow(source: str, output: str) -> None:
+    copy_by_pool(_copy_by_pyarrow, "parquet", source, output)
+
+
+def copy_tf_pool(source: str, output: str) -> None:
+    copy_by_pool(_copy_by_tensorflow, "tfrecord", source, output)
+
+
+def _copy_by_arrayrecord(job) -> None:
+    import tensorflow as tf
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    path, pairs = job
+    writer = ArrayRecordWriter(path, "group_size:1,uncompressed")
+    for image, mask, _ in pairs:
+        writer.write(_example(tf, image, pathlib.Path(image).read_bytes(), pathlib.Path(mask).read_bytes()))
+    writer.close()
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def copy_arrayrecord(source: str, output: str) -> None:
+    copy_by_pool(_copy_by_arrayrecord, "array_record", source, output)
+
+
+def _copy_by_webdataset(job) -> None:
+    import webdataset
+
+    path, pairs = job
+    with webdataset.TarWriter(path) as writer:
+        for image, mask, _ in pairs:
+            found = {"image.png": pathlib.Path(image).read_bytes(), "mask.png": pathlib.Path(mask).read_bytes()}
+            writer.write({"__key__": pathlib.Path(image).stem, **found})
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def copy_tar_pool(source: str, output: str) -> None:
+    copy_by_pool(_copy_by_webdataset, "tar", source, output)
+
+
+def _pair(pair):
+    image, mask, _ = pair
+    return {"key": image, "image": pathlib.Path(image).read_bytes(), "mask": pathlib.Path(mask).read_bytes()}
+
+
+def copy_litdata(source: str, output: str) -> None:
+    optimize_by_litdata(_pair, pairs_of(source), output)
+
+
+COPY = {
+    "floor": copy_floor,
+    "tfrecord": copy_tfrecord,
+    "webdataset": copy_webdataset,
+    "parquet": copy_parquet,
+    "one-shard": copy_one_shard,
+    "arrayrecord": copy_arrayrecord,
+    "pyarrow": copy_pyarrow,
+    "tf-pool": copy_tf_pool,
+    "tar-pool": copy_tar_pool,
+    "litdata": copy_litdata,
+}
+
+
+def safety(source: str, output: str, name: str) -> None:
+    """Run with one safety switched off: what it is made of is replaced here, in the process that forks the worker."""
+    from datamat import Materializer, WorkerOptions
+
+    SWITCHES[name]()
+    workers = WorkerOptions(num_workers=1, start_method="fork")
+    Materializer("camvid", source, output, workers=workers).run()
+
+
+def no_switch() -> None:
+    """Leave everything on."""
+
+
+def no_crc() -> None:
+    import google_crc32c
+
+    google_crc32c.value = lambda data: 0
+    google_crc32c.extend = lambda crc, data: 0
+
+
+def no_file_digests() -> None:
+    import datamat.run.receipts as receipts
+    import datamat.run.shards as shards
+
+    receipts.xxhash = shards.xxhash = _NoHash
+
+
+def no_input_digests() -> None:
+    import datamat.codecs.files as module
+
+    module.xxhash = _NoHash
+
+
+class _NoHash:
+    def update(self, data) -> None:
+        """Take nothing in."""
+
+    def hexdigest(self) -> str:
+        return "0" * 32
+
+    @staticmethod
+    def xxh3_128() -> _NoHash:
+        return _NoHash()
+
+    @staticmethod
+    def xxh3_128_digest(data) -> bytes:
+        return bytes(16)
+
+    @staticmethod
+    def xxh3_128_hexdigest(data) -> str:
+        return "0" * 32
+
+
+def no_flush() -> None:
+    os.fsync = os.fdatasync = lambda descriptor: None
+
+
+def no_receipts() -> None:
+    import datamat.run.receipts as receipts
+    import datamat.run.shards as shards
+
+    kept = {}
+    for module in (receipts, shards):
+        module.write_receipt = lambda folder, receipt: kept.update({(folder, receipt.number): receipt})
+        module.read_receipt = lambda folder, number: kept.get((folder, number))
+
+
+SWITCHES = {
+    "all": no_switch,
+    "no-crc": no_crc,
+    "no-file-digests": no_file_digests,
+    "no-input-digests": no_input_digests,
+    "no-flush": no_flush,
+    "no-receipts": no_receipts,
+}
+SAFETY = {name: functools.partial(safety, name=name) for name in SWITCHES}
+
+
+def many_rows(source: str, output: str, num_rows: int) -> None:
+    vectors_datamat(str(num_rows), output, by_block=False)
+
+
+GROWTH = {f"{number:,}": functools.partial(many_rows, num_rows=number) for number in (10**3, 10**4, 10**5, 10**6)}
+
+
+def print_machine() -> None:
     print(f"{platform.platform()}, {os.cpu_count()} logical CPUs, Python {platform.python_version()}")
-    print(", ".join(f"{name} {version(name)}" for name in packages))
+    found = {found.name.replace("_", "-"): found.version for found in importlib.metadata.distributions()}
+    print(", ".join(f"{name} {found[name]}" for name in PACKAGES if name in found))
 
 
 if __name__ == "__main__":

@@ -8,116 +8,148 @@ Each name below is loaded from its module when it is first used, so that `import
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from datamat.errors import (
-        BrokenPoolError,
-        CorruptDataError,
-        DatamatError,
-        FingerprintError,
-        IncompleteRunError,
-        InputError,
-        MissingDependencyError,
-        OptionError,
-        OutputError,
-        OutputLockedError,
-        ParallelError,
-        SampleError,
-        SchemaError,
-        SourceError,
-        TaskTimeout,
-        UnpicklableError,
-        WorkerDied,
-    )
-    from datamat.features import BBoxes, ClassLabel, Features, Image, Mask, Scalar, Tensor, Text
-    from datamat.from_function import materialize
-    from datamat.index import Index, IndexRow
-    from datamat.manifest import Manifest
-    from datamat.materializer import Materializer
-    from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
-    from datamat.parallel import PathosExecutor, PathosPool, compute_chunksize, get_logger, physical_cores
-    from datamat.readers import load
-    from datamat.report import RunReport
-    from datamat.verification import verify
-    from datamat.writer import DatasetWriter
-
-__all__ = [
-    "BBoxes",
-    "BrokenPoolError",
-    "ClassLabel",
-    "CorruptDataError",
-    "DatamatError",
-    "DatasetWriter",
-    "ErrorPolicy",
-    "Features",
-    "FingerprintError",
-    "Image",
-    "IncompleteRunError",
-    "Index",
-    "IndexRow",
-    "InputError",
-    "Manifest",
-    "Mask",
-    "Materializer",
-    "MissingDependencyError",
-    "OptionError",
-    "OutputError",
-    "OutputLockedError",
-    "ParallelError",
-    "PathosExecutor",
-    "PathosPool",
-    "RunReport",
-    "SampleError",
-    "Scalar",
-    "SchemaError",
-    "ShardOptions",
-    "SourceError",
-    "TaskTimeout",
-    "Tensor",
-    "Text",
-    "UnpicklableError",
-    "WorkerDied",
-    "WorkerOptions",
-    "compute_chunksize",
-    "get_logger",
-    "load",
-    "materialize",
-    "physical_cores",
-    "verify",
-]
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "datamat.errors": (
-        *("BrokenPoolError", "CorruptDataError", "DatamatError", "FingerprintError", "IncompleteRunError"),
-        *("InputError", "MissingDependencyError", "OptionError", "OutputError", "OutputLockedError", "ParallelError"),
-        *("SampleError", "SchemaError", "SourceError", "TaskTimeout", "UnpicklableError", "WorkerDied"),
-    ),
-    "datamat.features": ("BBoxes", "ClassLabel", "Features", "Image", "Mask", "Scalar", "Tensor", "Text"),
-    "datamat.from_function": ("materialize",),
-    "datamat.index": ("Index", "IndexRow"),
-    "datamat.manifest": ("Manifest",),
-    "datamat.materializer": ("Materializer",),
-    "datamat.options": ("ErrorPolicy", "ShardOptions", "WorkerOptions"),
-    "datamat.parallel": ("PathosExecutor", "PathosPool", "compute_chunksize", "get_logger", "physical_cores"),
-    "datamat.readers": ("load",),
-    "datamat.report": ("RunReport",),
-    "datamat.verification": ("verify",),
-    "datamat.writer": ("DatasetWriter",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+def _lazy(module: str) -> bool:
+    """Load the names that a package imports for type checkers on first use; return whether that works.
+
+    The imports are read from the source of the package, so that each name is written once, in the form that a type
+    checker needs. Without source (a frozen program), the package imports them at once.
+    """
+    import ast
+    import importlib
+    import sys
+    from typing import Any
+
+    namespace = vars(sys.modules[module])
+    try:
+        source = namespace["__loader__"].get_source(module)
+    except (AttributeError, OSError):
+        source = None
+    if source is None:
+        return False
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    def load_name(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value = namespace[name] = getattr(importlib.import_module(homes[name]), name)
+        return value
+
+    namespace["__all__"] = sorted(homes)
+    namespace["__getattr__"] = load_name
+    namespace["__dir__"] = lambda: sorted({*namespace, *homes})
+    return True
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if TYPE_CHECKING or not _lazy(__name__):
+    from datamat.directory.inspect import ColumnProfile as ColumnProfile
+    from datamat.directory.inspect import Inspection as Inspection
+    from datamat.directory.inspect import inspect as inspect
+    from datamat.directory.keys import original_key as original_key
+    from datamat.directory.ledger import LedgerEntry as LedgerEntry
+    from datamat.directory.ledger import read_ledger as read_ledger
+    from datamat.directory.manifest import Manifest as Manifest
+    from datamat.directory.provenance import Provenance as Provenance
+    from datamat.directory.rows import IndexRow as IndexRow
+    from datamat.directory.sidecars import FromShard as FromShard
+    from datamat.directory.sidecars import Sidecar as Sidecar
+    from datamat.directory.sidecars.exporting import ExportReport as ExportReport
+    from datamat.directory.sidecars.exporting import export as export
+    from datamat.directory.verify import VerifyReport as VerifyReport
+    from datamat.directory.verify import verify as verify
+    from datamat.errors import BrokenPoolError as BrokenPoolError
+    from datamat.errors import CorruptDataError as CorruptDataError
+    from datamat.errors import DatamatError as DatamatError
+    from datamat.errors import FingerprintError as FingerprintError
+    from datamat.errors import IncompleteRunError as IncompleteRunError
+    from datamat.errors import InputError as InputError
+    from datamat.errors import MissingDependencyError as MissingDependencyError
+    from datamat.errors import OptionError as OptionError
+    from datamat.errors import OutputError as OutputError
+    from datamat.errors import OutputLockedError as OutputLockedError
+    from datamat.errors import ParallelError as ParallelError
+    from datamat.errors import SampleError as SampleError
+    from datamat.errors import SchemaError as SchemaError
+    from datamat.errors import Skip as Skip
+    from datamat.errors import SourceError as SourceError
+    from datamat.errors import TaskTimeout as TaskTimeout
+    from datamat.errors import UnpicklableError as UnpicklableError
+    from datamat.errors import WorkerDied as WorkerDied
+    from datamat.features import Audio as Audio
+    from datamat.features import BBoxes as BBoxes
+    from datamat.features import Bytes as Bytes
+    from datamat.features import ClassLabel as ClassLabel
+    from datamat.features import Depth as Depth
+    from datamat.features import Feature as Feature
+    from datamat.features import Features as Features
+    from datamat.features import Image as Image
+    from datamat.features import Json as Json
+    from datamat.features import Keypoints as Keypoints
+    from datamat.features import Mask as Mask
+    from datamat.features import Optional as Optional
+    from datamat.features import Polygons as Polygons
+    from datamat.features import Scalar as Scalar
+    from datamat.features import Sequence as Sequence
+    from datamat.features import Tensor as Tensor
+    from datamat.features import Text as Text
+    from datamat.features import Timestamp as Timestamp
+    from datamat.features import Tokens as Tokens
+    from datamat.features import Video as Video
+    from datamat.features import register_feature as register_feature
+    from datamat.formats import Offsets as Offsets
+    from datamat.formats import ShardAssembler as ShardAssembler
+    from datamat.formats import ShardFormat as ShardFormat
+    from datamat.formats import ShardReader as ShardReader
+    from datamat.formats import ShardWriter as ShardWriter
+    from datamat.options import ErrorPolicy as ErrorPolicy
+    from datamat.options import ShardOptions as ShardOptions
+    from datamat.options import WorkerOptions as WorkerOptions
+    from datamat.parallel import PathosExecutor as PathosExecutor
+    from datamat.parallel import PathosPool as PathosPool
+    from datamat.parallel import PoolProgress as PoolProgress
+    from datamat.parallel import PoolStats as PoolStats
+    from datamat.parallel import WorkerStats as WorkerStats
+    from datamat.parallel import compute_chunksize as compute_chunksize
+    from datamat.parallel import get_logger as get_logger
+    from datamat.parallel import physical_cores as physical_cores
+    from datamat.parallel import register_standin as register_standin
+    from datamat.parallel import retire as retire
+    from datamat.plan.changes import ShardChange as ShardChange
+    from datamat.plan.plan import Plan as Plan
+    from datamat.readers import ShardedDataset as ShardedDataset
+    from datamat.readers import concat as concat
+    from datamat.readers import load as load
+    from datamat.readers import mix as mix
+    from datamat.readers.batches import Batches as Batches
+    from datamat.readers.tf.service import serving as serving
+    from datamat.run.convert import convert as convert
+    from datamat.run.estimate import Estimate as Estimate
+    from datamat.run.function import materialize as materialize
+    from datamat.run.materializer import Materializer as Materializer
+    from datamat.run.report import LimitReached as LimitReached
+    from datamat.run.report import PartDamaged as PartDamaged
+    from datamat.run.report import PartDone as PartDone
+    from datamat.run.report import PlanMade as PlanMade
+    from datamat.run.report import RunEnded as RunEnded
+    from datamat.run.report import RunEvent as RunEvent
+    from datamat.run.report import RunHook as RunHook
+    from datamat.run.report import RunReport as RunReport
+    from datamat.run.report import RunStarted as RunStarted
+    from datamat.run.report import SampleDropped as SampleDropped
+    from datamat.run.report import SampleFailed as SampleFailed
+    from datamat.run.report import SampleRecovered as SampleRecovered
+    from datamat.run.report import SampleRetried as SampleRetried
+    from datamat.run.report import ShardFinished as ShardFinished
+    from datamat.run.report import WorkerLost as WorkerLost
+    from datamat.run.report import WorkersStarted as WorkersStarted
+    from datamat.run.status import Status as Status
+    from datamat.writers.base import DatasetWriter as DatasetWriter
+    from datamat.writers.base import DataSource as DataSource
+    from datamat.writers.dataset import ImportWriter as ImportWriter
+    from datamat.writers.index import Index as Index

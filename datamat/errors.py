@@ -1,7 +1,8 @@
 """Every exception that datamat raises on purpose, as one tree.
 
-A message gives the place, what was found, what was wanted and what to do about it. `want_of_resources` keeps errors of
-the system that say nothing of a file from becoming errors that do.
+`want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
+`require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message
+gives the place, what was found, what was wanted and what to do about it.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense
@@ -20,15 +21,27 @@ the system that say nothing of a file from becoming errors that do.
         ├── WorkerDied              a worker ended under a task: names task, signal and exit code
         ├── TaskTimeout             a task ran over its time: carries its Python stack
         └── BrokenPoolError         workers cannot be started, or die before any task
+
+    Skip                            no error: a sample is to be left out; plug-ins raise or return it
 """
 
 from __future__ import annotations
 
 import errno
+import functools
+import operator
 import os
+import sys
 from concurrent.futures import BrokenExecutor
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 __all__ = [
+    "READ_FLAGS",
     "RESOURCES",
     "BrokenPoolError",
     "CorruptDataError",
@@ -43,15 +56,24 @@ __all__ = [
     "ParallelError",
     "SampleError",
     "SchemaError",
+    "Skip",
     "SourceError",
     "TaskTimeout",
     "UnpicklableError",
     "WorkerDied",
+    "join_problems",
+    "require_package",
+    "require_posix",
     "want_of_resources",
 ]
 
 RESOURCES = (errno.ENFILE, errno.EMFILE, errno.ENOMEM)
-"""Codes of errors that say nothing of the file: descriptors or memory ran out. The longer text stands first."""
+"""Codes of errors that are not about the file: descriptors or memory ran out. ENFILE's text contains EMFILE's."""
+
+
+_IF_THERE = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")  # Windows has the last of them, and no other
+READ_FLAGS = functools.reduce(operator.or_, (getattr(os, name, 0) for name in _IF_THERE), os.O_RDONLY)
+"""Flags to open any path for reading: a FIFO without a writer does not block, and no terminal becomes ours."""
 
 
 class DatamatError(Exception):
@@ -78,8 +100,8 @@ class SampleError(DatamatError, RuntimeError):
     """One sample failed in `read`, `augment` or encoding.
 
     Attributes:
-        key: the key of the sample.
-        reason: what went wrong, in one line.
+        key: key of the sample.
+        reason: description of the failure, in one line.
     """
 
     def __init__(self, key: str, reason: str) -> None:
@@ -108,35 +130,131 @@ class IncompleteRunError(DatamatError, RuntimeError):
 
 
 class CorruptDataError(DatamatError, ValueError):
-    """A finished file does not hold what its manifest, index or checksum says."""
+    """A finished file contradicts its manifest, index or checksum."""
 
 
 class MissingDependencyError(DatamatError, ImportError):
-    """An optional package is needed; the message names who needs it and how to install it."""
+    """An optional package is missing; the message names what needs it and how to install it."""
 
 
 class ParallelError(DatamatError, RuntimeError):
     """Dispatch to worker processes failed."""
 
 
-class UnpicklableError(ParallelError, TypeError):
-    """Something cannot be sent to a worker; the message names the attribute path."""
+class UnpicklableError(ParallelError, PicklingError, TypeError):
+    """Something cannot be sent to a worker; the message names the attribute path.
+
+    It is also a `PicklingError` and a `TypeError`, the two errors that pickle raises.
+    """
 
 
 class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and users know
-    """A worker process ended while it ran a task."""
+    """A worker process died while it ran a task.
+
+    Attributes:
+        task: call that was running, such as `fit[17]`.
+        exitcode: exit code of the process; negative for a signal.
+        signal: number of the signal that killed it; None if it exited.
+        peak_rss_bytes: highest resident memory that was seen, in bytes.
+        stack: Python frames at the moment of a crash, else "".
+        log_lines: last log messages of the worker.
+        worker_exit: all of the above, with the text that describes them.
+    """
+
+    task: str
+    exitcode: int | None
+    signal: int | None
+    peak_rss_bytes: int
+    stack: str
+    log_lines: tuple[str, ...]
+    worker_exit: Any
 
 
 class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like TimeoutExpired
-    """A task ran longer than it may; the message carries its Python stack."""
+    """A task exceeded its time limit; the message has its Python stack."""
 
 
 class BrokenPoolError(ParallelError, BrokenExecutor):
-    """Workers cannot be started, or die before they take any task; code for any executor catches `BrokenExecutor`."""
+    """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as other executors raise."""
+
+
+class Skip(Exception):  # noqa: N818 -- it is no error
+    """Leaves a sample out, on purpose: raise or return it in `read`, the function of `materialize` or a transform.
+
+    In `read` and the function, it leaves out the sample with all its copies; in `augment` and the transform, the copy
+    that is being drawn. `return None` does the same. The sample goes into the ledger with the reason and is counted
+    (`RunReport.num_dropped`). It is no failure: error policy, `max_errors` and `retries` do not concern it.
+
+    Args:
+        reason: why the sample is left out, for the ledger.
+
+    Attributes:
+        reason: the same.
+
+    Example:
+        >>> def make(path):
+        ...     image = cv2.imread(path)
+        ...     if image.mean() < 8:
+        ...         raise datamat.Skip("too dark")
+        ...     return {"image": image}
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = str(reason) or "no reason given"
 
 
 def want_of_resources(path: object, error: Exception) -> OutputError | None:
-    """Return what to raise where descriptors or memory ran out: no damage, and nothing may be left out for it."""
+    """Return the error to raise where descriptors or memory ran out, else None; such an error is never damage.
+
+    Args:
+        path: file that was opened or read, for the message.
+        error: error that the system raised.
+    """
     if not isinstance(error, OSError) or error.errno not in RESOURCES:
         return None
     return OutputError(f"{path}: {os.strerror(error.errno)}; close what is open, or raise the limit (ulimit -n)")
+
+
+def require_posix(what: str) -> None:
+    """Raise `MissingDependencyError` on a system without the locks of files and the processes that writing takes.
+
+    Args:
+        what: what needs them, for the message.
+    """
+    try:
+        import fcntl
+        import resource
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{what} needs the module {error.name!r}, which Python has on Linux and macOS, and not on {sys.platform}: "
+            "use WSL or another machine for it; datamat.load reads finished directories here"
+        ) from error
+    del fcntl, resource
+
+
+def require_package(name: str, what: str) -> None:
+    """Raise `MissingDependencyError` where a package that datamat depends on is not installed, without importing it.
+
+    Args:
+        name: name of the package, of its module too.
+        what: what needs it, for the message.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec(name) is None:
+        raise MissingDependencyError(f"{what} needs the package {name}; install it with: pip install {name}")
+
+
+_MOST_NAMED = 10
+
+
+def join_problems(problems: Sequence[str]) -> str:
+    """Return the first ten problems as one phrase for a message, with the number of the others.
+
+    Args:
+        problems: one phrase each, without a final stop.
+    """
+    shown = "; ".join(problems[:_MOST_NAMED])
+    more = len(problems) - _MOST_NAMED
+    return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,4 +1,4 @@
-"""The options of a run, checked when they are made, so that nothing downstream checks again."""
+"""The options of a run, checked on creation, so that nothing downstream checks them again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from datamat.errors import OptionError
 
-__all__ = ["ErrorPolicy", "ShardOptions", "WorkerOptions"]
+__all__ = ["ErrorPolicy", "Remedies", "ShardOptions", "WorkerOptions"]
 
 
 def _positive(owner: str, **values: float | None) -> None:
@@ -21,19 +21,23 @@ class ShardOptions:
     """How the samples of a split are laid out in files.
 
     Args:
-        num_shards: files per split. None: as many as `shard_bytes` asks for, rounded up to a power of two, so that a
-            growing data set seldom moves samples between shards.
-        shard_bytes: size that a shard should have, in bytes, where num_shards is None (about 256 MB).
-        records_per_shard: instead, exactly so many records in each shard but the last.
-        ranks: number of training processes that will share the shards, as `Plan.rank_records` says. Each gets as many
-            shards of a split, and as many rows; where the rows do not divide, some get one row more, and the plan, and
-            a warning of the run, say so. Shards differ by one row at most. Samples that are added may move others to
-            other shards.
-        shuffle: whether samples are spread over the shards in an order drawn from the seed. False keeps the order
-            of the index.
+        num_shards: number of files per split. None takes as many as `shard_bytes` calls for, rounded up to a power of
+            two, so that a growing dataset seldom moves samples between shards.
+        shard_bytes: target size of a shard in bytes, used when num_shards is None; about 256 MB by default.
+        records_per_shard: number of records in each shard except the last; replaces `num_shards` and `shard_bytes`.
+        ranks: number of training processes that will share the shards, as `Plan.rank_records` describes. Each gets the
+            same number of shards of a split, and of rows; where the rows do not divide evenly, some get one row more,
+            and the plan and a warning of the run say so. Shards differ by one row at most. Added samples may move
+            others to other shards.
+        shuffle: whether samples are spread over the shards in an order drawn from the seed; False keeps the order of
+            the index.
+        identity: what decides whether an input file is unchanged. "stat" compares its size and modification time, and
+            its content only where the time alone has changed. "content" always compares its content: each run reads all
+            input files, and the index leaves out times, so that the same files give the same directory, byte for byte,
+            wherever they are copied to.
 
     Raises:
-        OptionError: a number is not positive, or two options contradict each other.
+        OptionError: a number is not positive, a name is unknown, or two options contradict each other.
     """
 
     num_shards: int | None = None
@@ -41,6 +45,7 @@ class ShardOptions:
     records_per_shard: int | None = None
     ranks: int | None = None
     shuffle: bool = True
+    identity: Literal["stat", "content"] = "stat"
 
     def __post_init__(self) -> None:
         _positive(
@@ -50,6 +55,8 @@ class ShardOptions:
             records_per_shard=self.records_per_shard,
             ranks=self.ranks,
         )
+        if self.identity not in {"stat", "content"}:
+            raise OptionError(f"ShardOptions: identity is {self.identity!r}; want 'stat' or 'content'")
         if self.records_per_shard is not None and (self.num_shards is not None or self.ranks is not None):
             raise OptionError(
                 "ShardOptions: records_per_shard decides the number of shards; leave out num_shards and ranks"
@@ -65,18 +72,18 @@ class ShardOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """The processes that do the work; nothing here changes the output.
+    """The worker processes of a run; nothing here changes the output.
 
     Args:
-        num_workers: None: one per physical core that this process may use.
+        num_workers: number of worker processes; None takes one per physical core that this process may use.
         start_method: "fork", "forkserver", "spawn", or None for the fastest that is safe here and now.
-        affinity: "physical" keeps workers on one logical CPU per core, "pinned" gives each its own core, None
-            leaves the mask alone.
-        sample_timeout_s: seconds that one sample may take, in wall time, before its worker is replaced; None for no
+        affinity: "physical" keeps workers on one logical CPU per core, "pinned" gives each worker a core of its own,
+            None leaves the mask alone.
+        sample_timeout_s: seconds of wall time that one sample may take before its worker is replaced; None for no
             limit.
-        max_rss: bytes of resident memory; a worker that holds more when it has done a part is replaced. A sample that
-            asks for much more than that, and for more than 1 GiB, gets a `MemoryError`. None for no limit.
-        max_retries: how often a sample is tried again under which its worker died or ran out of time.
+        max_rss: limit of resident memory in bytes; a worker that exceeds it at the end of a part is replaced. A sample
+            that allocates far more than that, and more than 1 GiB, gets a `MemoryError`. None for no limit.
+        max_retries: number of times that a sample is tried again after its worker died or ran out of time on it.
 
     Raises:
         OptionError: a number is not positive, or a name is unknown.
@@ -108,19 +115,19 @@ class WorkerOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What to do with a sample that fails, or that ends its worker or runs out of time again and again.
+    """What to do with a sample that fails, or that repeatedly kills its worker or runs out of time.
 
     Args:
-        action: "raise" ends the run with the sample's key; what is finished stays, and the next run goes on there.
-            "skip" leaves the sample out, with all its copies, and tells the ledger why. "quarantine" also keeps its
-            input files, traceback and key in `.datamat/quarantine`.
-        max_errors: samples that may fail, as a number (int) or a share of all rows (float, 0 to 1); one more ends the
-            run. None: any number, unless all fail.
-        retries: how often `read` is tried again where the failure may pass: not where the sample differs from its
-            declaration, nor where its worker died.
+        action: "raise" ends the run with the sample's key; finished work stays, and the next run resumes from it.
+            "skip" skips the sample with all its copies and records the reason in the ledger. "quarantine" also keeps
+            its input files, traceback and key in `.datamat/quarantine`.
+        max_errors: number of samples that may fail (int), or their share of all rows (float, 0 to 1); one more ends the
+            run. None allows any number, unless all fail.
+        retries: number of times that `read` is tried again after a failure that may be transient: not one where the
+            sample differs from its declaration or its worker died.
 
     Raises:
-        OptionError: the action is unknown, or a number makes no sense.
+        OptionError: the action is unknown, or a number is out of range.
 
     Example:
         >>> ErrorPolicy("skip", max_errors=0.01).limit(2_000)
@@ -143,6 +150,34 @@ class ErrorPolicy:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise OptionError(f"ErrorPolicy: retries is {self.retries!r}; want an int, 0 or more")
 
+    @classmethod
+    def of(cls, given: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None) -> ErrorPolicy:
+        """Return the policy that an argument stands for.
+
+        Args:
+            given: a policy, the action of one, or None for the default.
+        """
+        return cls() if given is None else cls(given) if isinstance(given, str) else given
+
     def limit(self, num_rows: int) -> int | None:
-        """Return how many of so many rows may fail; None for any number."""
+        """Return how many rows may fail, or None for any number.
+
+        Args:
+            num_rows: number of rows of the run, of which a share is taken.
+        """
         return int(self.max_errors * num_rows) if isinstance(self.max_errors, float) else self.max_errors
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remedies:
+    """The calls that messages suggest as a remedy: not every caller of a run holds a `Materializer`.
+
+    Attributes:
+        again: call that resumes the run.
+        retry: call that retries failed rows.
+        refuse: call that raises before finished shards would be replaced; "" where there is none.
+    """
+
+    again: str = "run()"
+    retry: str = "rerun_failed()"
+    refuse: str = "run(rebuild='refuse')"

@@ -1,4 +1,4 @@
-"""A data set of your own: say what a sample holds, which samples there are, and how one is read.
+"""A dataset of your own: say what a sample holds, which samples there are, and how one is read.
 
     python examples/own_writer.py [FOLDER [NUMBER]]
 

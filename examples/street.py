@@ -1,4 +1,4 @@
-"""Draws a street data set in the layout of CamVid, so that the examples run without a download.
+"""Draws a street dataset in the layout of CamVid, so that the examples run without a download.
 
     python examples/street.py OUT --pairs 300
 
@@ -489,7 +489,7 @@ def _developed(scene: _Scene) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw a street data set in the layout of CamVid.")
+    parser = argparse.ArgumentParser(description="Draw a street dataset in the layout of CamVid.")
     parser.add_argument("folder", help="where to write it")
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

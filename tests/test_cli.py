@@ -1,4 +1,4 @@
-"""The command line: what it prints, and the exit codes that scripts go by."""
+"""The command line: its output, and the exit codes that scripts rely on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tomllib
 
 import pytest
-import sets
+import small_pairs
 
 from datamat import Materializer, ShardOptions, WorkerOptions
 from datamat.cli import main
@@ -18,11 +18,11 @@ from datamat.cli import main
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A finished directory."""
+    """A finished directory that tests only read."""
     folder = tmp_path_factory.mktemp("template")
     Materializer(
-        sets.Pairs(),
-        sets.make_pairs(folder / "source"),
+        small_pairs.Pairs(),
+        small_pairs.make_pairs(folder / "source"),
         folder / "out",
         shards=ShardOptions(num_shards=2),
         workers=WorkerOptions(num_workers=1),
@@ -32,13 +32,13 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def output(template, tmp_path):
-    """A finished directory to damage."""
+    """A finished directory that a test may damage."""
     return shutil.copytree(template, tmp_path / "out")
 
 
 @pytest.mark.parametrize("command", [["status"], ["verify"], ["verify", "--deep"], ["repair"]])
 def test_good_directory_gives_zero(output, capsys, command):
-    """Whatever is asked of it."""
+    """Every command returns it."""
     assert main([*command, str(output)]) == 0
 
     assert f"{output}: " in (found := capsys.readouterr()).out
@@ -46,7 +46,7 @@ def test_good_directory_gives_zero(output, capsys, command):
 
 
 def test_damage_gives_one_and_is_named(output, capsys):
-    """By `verify`; `repair` says how it is mended."""
+    """`verify` names it; `repair` says how to restore it."""
     shard = next(output.glob("*-train-00001-*.tfrecord"))
     os.truncate(shard, 100)
 
@@ -58,18 +58,18 @@ def test_damage_gives_one_and_is_named(output, capsys):
 
 
 def test_repair_writes_offsets_without_the_source(output, template, capsys):
-    """They are found again in their shard."""
+    """The shards hold all that is needed."""
     for path in output.glob("*.idx"):
         path.write_text("0 16\n")
 
     assert main(["repair", str(output)]) == 0
 
-    assert capsys.readouterr().out.count("written anew from its shard") == 4
-    assert sets.digests(output) == sets.digests(template)
+    assert capsys.readouterr().out.count("rewritten from its shard") == 4
+    assert small_pairs.digests(output) == small_pairs.digests(template)
 
 
 def test_damaged_manifest_gives_one(output, capsys):
-    """To every command."""
+    """Every command returns it."""
     (output / "manifest.json").write_bytes(b"\x80\x04N.")
 
     assert [main([command, str(output)]) for command in ("status", "verify", "repair")] == [1, 1, 1]
@@ -77,8 +77,8 @@ def test_damaged_manifest_gives_one(output, capsys):
 
 
 @pytest.mark.parametrize("place", ["nowhere", "file", "other"])
-def test_nothing_to_look_at_gives_two(tmp_path, capsys, place):
-    """No such directory, no directory, not one of ours."""
+def test_directory_without_a_dataset_gives_two(tmp_path, capsys, place):
+    """It is missing, no directory, or not written by datamat."""
     (tmp_path / "file").touch()
     (tmp_path / "other").mkdir()
 
@@ -89,7 +89,7 @@ def test_nothing_to_look_at_gives_two(tmp_path, capsys, place):
 
 
 def test_unfinished_run_gives_one(output, capsys):
-    """`status` says how to go on."""
+    """`status` says how to continue."""
     (output / "manifest.json").unlink()
 
     assert main(["status", str(output)]) == 1
@@ -99,14 +99,14 @@ def test_unfinished_run_gives_one(output, capsys):
 
 @pytest.mark.parametrize("arguments", [[], ["clean", "x"], ["verify"], ["status", "x", "--deep"]])
 def test_wrong_command_line_gives_two(arguments, capsys):
-    """As every command of a system does."""
+    """Other commands do the same."""
     with pytest.raises(SystemExit) as raised:
         main(arguments)
 
     assert raised.value.code == 2 and "usage: datamat" in capsys.readouterr().err
 
 
-def test_help_tells_the_exit_codes(capsys):
+def test_help_lists_the_exit_codes(capsys):
     """Scripts need them."""
     with pytest.raises(SystemExit):
         main(["--help"])
@@ -114,8 +114,8 @@ def test_help_tells_the_exit_codes(capsys):
     assert "exit codes:\n    0   all is well" in capsys.readouterr().out
 
 
-def test_terminal_is_never_told_what_to_do(output, capsys):
-    """Names of files and words of a ledger are text of others: no control character of theirs is printed."""
+def test_no_control_character_reaches_the_terminal(output, capsys):
+    """Strangers may have written file names and the text of a ledger."""
     (output / "pairs-\x1b[2J\r\nok\u202e.tfrecord").touch()
     with (output / ".datamat" / "ledger.jsonl").open("a") as ledger:
         ledger.write(
@@ -133,7 +133,7 @@ def test_terminal_is_never_told_what_to_do(output, capsys):
 
 
 def test_it_runs_as_a_module_without_the_heavy_packages(output):
-    """Asking how far a run is takes a moment."""
+    """A question about a run is answered at once."""
     code = (
         "import sys; from datamat.cli import main; code = main(['status', sys.argv[1]]); "
         "heavy = ('tensorflow', 'cv2', 'albumentations', 'pyarrow'); "
@@ -146,7 +146,7 @@ def test_it_runs_as_a_module_without_the_heavy_packages(output):
 
 
 def test_package_installs_the_command():
-    """Under its name."""
+    """It has its own name."""
     project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
     assert project["scripts"] == {"datamat": f"{main.__module__}:{main.__name__}"}

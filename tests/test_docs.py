@@ -10,28 +10,89 @@ import sys
 
 import pytest
 
+import datamat
+from datamat import testing
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # TensorFlow is imported, and a busy machine is slow
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md", "docs/faults.md", "docs/convert.md"],
+    [
+        *("README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md", "docs/faults.md", "docs/convert.md"),
+        "docs/how-a-run-works.md",
+    ],
 )
 def test_code_of_page_runs(page, tmp_path):
-    """The pieces of code, one after the other, run without an error or a warning beside a folder `CamVid`."""
+    """The code blocks, one after the other, run without an error or a warning beside a folder `CamVid`."""
     runpy.run_path(str(ROOT / "examples/street.py"))["make_street_set"](tmp_path / "CamVid", num_pairs=10)
     script = tmp_path / "page.py"
     script.write_text("\n".join(_pieces(page)))
 
     found = subprocess.run(
-        [sys.executable, "-W", "error", script], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=50
+        [sys.executable, "-W", "error", script], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=280
     )
 
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_plug_ins_of_the_documentation_conform(tmp_path):
+    """Each is under 30 lines, and passes the tests that the page shows beside it, run as its author would."""
+    pieces = [piece for piece in _pieces("docs/extending.md") if "class Test" in piece]
+    module = tmp_path / "test_page.py"
+    module.write_text("\n".join(pieces))
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", module],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    shown = set(re.findall(r"class Test\w+\((\w+)\)", module.read_text()))
+    assert shown == set(testing.__all__)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert "passed" in ended.stdout
+    sizes = [
+        len(re.findall(r"^(?!import|from)\S|^ ", piece.partition("class Test")[0], re.MULTILINE)) for piece in pieces
+    ]
+    assert max(sizes) < 30, sizes
 
 
 def _pieces(page: str) -> list[str]:
     pieces = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     assert pieces, f"{page} has no code to run"
     return pieces
+
+
+def test_tests_that_the_documentation_names_exist():
+    """The table of what a fingerprint covers promises a test for each line."""
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / "docs/faults.md").read_text())
+
+    gone = [
+        f"{file}::{test}"
+        for file, test in named
+        if f"def {test}(" not in next((ROOT / "tests").rglob(file)).read_text()
+    ]
+
+    assert len(named) >= 25
+    assert not gone
+
+
+def test_reference_has_every_public_name_once_and_no_module():
+    """It uses the names that programs import: users do not rely on where a class lives inside datamat."""
+    page = (ROOT / "docs/reference.md").read_text()
+    homes = re.split(r"^\.\. currentmodule:: (\S+)$", page, flags=re.MULTILINE)[1:]
+    named = [
+        f"{home}.{name}"
+        for home, text in zip(homes[::2], homes[1::2], strict=True)
+        for name in re.findall(r"^\.\. auto\w+:: (\S+)", text, re.MULTILINE)
+    ]
+
+    assert sorted(named) == sorted(f"{home.__name__}.{name}" for home in (datamat, testing) for name in home.__all__)
+    assert set(re.findall(r"\bdatamat(?:\.[a-z_]+)+", page)) == {"datamat.testing"}

@@ -25,8 +25,8 @@ def street():
     del sys.modules["street"]
 
 
-def run(name, *arguments, folder) -> str:
-    """Run an example as a user would, in a folder of its own; return what it says."""
+def run(name, *arguments, folder, timeout_s=50) -> str:
+    """Run an example as a user would, in a folder of its own; return its output."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "NO_ALBUMENTATIONS_UPDATE": "1"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
@@ -35,14 +35,14 @@ def run(name, *arguments, folder) -> str:
         check=False,
         cwd=folder,
         env=environment,
-        timeout=50,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_street_draws_pairs_in_camvids_layout(tmp_path):
-    """Three splits, each with pictures, masks and a list whose prefix is not here."""
+    """It draws three splits, each with pictures, masks and a list whose path prefix does not exist here."""
     run("street.py", "set", "--pairs", 8, "--size", 72, 96, folder=tmp_path)
 
     lines = [
@@ -58,7 +58,7 @@ def test_street_draws_pairs_in_camvids_layout(tmp_path):
 
 
 def test_street_depends_on_seed_and_number_alone(street):
-    """The same pair again, whatever was drawn before; another one otherwise."""
+    """The same call draws the same pair, whatever was drawn before; another seed or number draws another."""
     first = street.draw_pair(3, 1, (72, 96))
     other = street.draw_pair(3, 2, (72, 96))
     again = street.draw_pair(3, 1, (72, 96))
@@ -77,7 +77,7 @@ def test_street_holds_the_classes_of_a_street(street):
 
 @pytest.mark.slow
 def test_quickstart_writes_and_reads_back(tmp_path):
-    """Without CamVid at hand it draws its own; train samples come fourfold."""
+    """Without CamVid it draws its own; train samples come fourfold."""
     said = run("quickstart.py", "raw", "out", "--pairs", 10, folder=tmp_path)
 
     assert "24 samples" in said
@@ -86,7 +86,7 @@ def test_quickstart_writes_and_reads_back(tmp_path):
 
 
 def test_own_writer_runs_without_a_guard(tmp_path):
-    """A writer defined in a script, augmented by its own hook."""
+    """The script defines a writer, augmented by its own hook."""
     said = run("own_writer.py", "leaves", 20, folder=tmp_path)
 
     keys = list(load(tmp_path / "leaves" / "out", "train").keys())
@@ -94,3 +94,73 @@ def test_own_writer_runs_without_a_guard(tmp_path):
     assert len(keys) == 2 * len(rows)
     assert len(rows) + len(load(tmp_path / "leaves" / "out", "val")) == 20
     assert "(64, 64, 3)" in said
+
+
+def test_tokens_example_counts_what_it_wrote(tmp_path):
+    """Each text is a sample, with a token for each of its bytes and one for its end."""
+    found = run("tokens.py", folder=tmp_path)
+
+    sizes = [path.stat().st_size for path in (tmp_path / "texts").iterdir()]
+    assert f"{len(sizes)} texts, {sum(sizes) + len(sizes)} tokens" in found
+    assert "a batch uint16 (8, " in found
+
+
+def test_audio_example_keeps_the_files(tmp_path):
+    """Each recording is a sample, as long as its file."""
+    soundfile = pytest.importorskip("soundfile")
+
+    found = run("audio.py", folder=tmp_path)
+
+    files = sorted((tmp_path / "tones").iterdir())
+    assert f"{len(files)} recordings, {sum(soundfile.info(file).frames for file in files)} samples" in found
+    assert "a batch float32 4 x " in found
+    assert (tmp_path / "waves.png").stat().st_size > 1000
+    kept = (next((tmp_path / "sounds").glob("*.tfrecord"))).read_bytes()
+    assert all(file.read_bytes() in kept for file in files)
+
+
+def test_video_example_keeps_the_files(tmp_path):
+    """Each video is a sample, with all its frames."""
+    av = pytest.importorskip("av")
+
+    found = run("video.py", folder=tmp_path)
+
+    files = sorted((tmp_path / "films").iterdir())
+    num_frames = 0
+    for file in files:
+        with av.open(file) as container:
+            num_frames += sum(1 for _ in container.decode(video=0))
+    assert f"{len(files)} videos, {num_frames} frames" in found
+    assert "a batch uint8 (4, 8, 48, 64, 3)" in found
+    assert (tmp_path / "films.png").stat().st_size > 1000
+    kept = (next((tmp_path / "videos").glob("*.tfrecord"))).read_bytes()
+    assert all(file.read_bytes() in kept for file in files)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_keras_example_learns(tmp_path):
+    """`fit` gets inputs and targets, and tells discs from squares."""
+    pytest.importorskip("keras")
+
+    found = run("train_keras.py", folder=tmp_path, timeout_s=250)
+
+    sizes = [len(load(tmp_path / "out", split)) for split in ("train", "val")]
+    assert f"{sizes[0]} pictures, {sizes[1]} more" in found
+    assert float(found.split()[-1]) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_lightning_example_resumes_in_mid_epoch(tmp_path):
+    """The epoch that was interrupted has every record once."""
+    try:
+        importlib.import_module("lightning")
+    except (ImportError, RuntimeError) as error:  # its torchmetrics imports torchvision, which may not fit torch
+        pytest.skip(f"lightning is not usable: {error}")
+
+    found = run("train_lightning.py", folder=tmp_path, timeout_s=250)
+
+    num_train = len(load(tmp_path / "out", "train")) // 32 * 32
+    assert f"320 records before, the epoch's other {num_train - 320} after: {num_train} in all" in found
+    assert float(found.split()[-1]) > 0.9

@@ -18,7 +18,7 @@ from datamat.options import ErrorPolicy, WorkerOptions
     ],
 )
 def test_worker_options_refuse_nonsense(options, message):
-    """With the option and its value."""
+    """The error gives the option and its value."""
     with pytest.raises(OptionError, match=message):
         WorkerOptions(**options)
 
@@ -37,12 +37,12 @@ def test_worker_options_refuse_nonsense(options, message):
     ],
 )
 def test_error_policy_refuses_nonsense(options, message):
-    """With the option and its value."""
+    """The error gives the option and its value."""
     with pytest.raises(OptionError, match=message):
         ErrorPolicy(**{"action": "skip", **options})
 
 
 @pytest.mark.parametrize(("most", "limit"), [(None, None), (0, 0), (7, 7), (0.0, 0), (0.01, 2), (1.0, 200)])
 def test_limit_is_a_number_or_a_share(most, limit):
-    """Of two hundred rows."""
+    """A share is one of two hundred rows here."""
     assert ErrorPolicy("skip", max_errors=most).limit(200) == limit

@@ -1,18 +1,33 @@
-"""Reads an input file, once, into bytes: the only way a picture, mask or row file comes in.
+"""Reads an input file into bytes, once: the only way in for images, masks and files of rows.
 
-An input path can be anything: a FIFO that blocks for ever, `/dev/zero`, a directory, a file that another program is
-still writing. So the file is opened without blocking, judged by its descriptor (no gap between check and use), read
-once, and every refusal is an `InputError` that names the path.
+An input path can be anything: a FIFO that blocks forever, `/dev/zero`, a directory, a file that another program is
+still writing. So the file is opened without blocking, checked through its descriptor (no gap between check and use) and
+read once. Every refusal is an `InputError` that names the path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from typing import TYPE_CHECKING, TypeAlias
 
-from datamat.errors import InputError
+import xxhash
 
-__all__ = ["read_file"]
+from datamat.errors import READ_FLAGS, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+__all__ = ["noting_files", "read_file"]
+
+Notes: TypeAlias = "dict[str, tuple[int, int, bytes]]"
+"""Size, modification time and XXH3-128 digest of each file that was read, by path."""
+
+_noting: list[Notes] = []  # of this process, which works on one row at a time; only the last dict is filled
+
+PACKAGES = ()  # reading a file changes none of its bytes
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -21,22 +36,20 @@ _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
 }
-# O_NONBLOCK: a FIFO without a writer would block open() for ever. O_NOCTTY: a terminal must not become ours.
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def read_file(path: str | os.PathLike[str], *, max_bytes: int = 1 << 30) -> bytes:
     """Return the whole content of a regular file, read once.
 
-    Symbolic links are followed; what they lead to is judged.
+    Symbolic links are followed, and their target is checked.
 
     Args:
-        path: the file.
-        max_bytes: the most bytes accepted, 1 GiB by default.
+        path: path of the file.
+        max_bytes: most bytes accepted, 1 GiB by default.
 
     Raises:
-        InputError: there is no such file, it cannot be read, it is not a regular file, it holds more than `max_bytes`,
-            or its size changed while it was read.
+        InputError: the file does not exist, cannot be read, is not a regular file, holds more than `max_bytes`, or
+            changed while it was read.
 
     Example:
         >>> import pathlib, tempfile
@@ -48,18 +61,33 @@ def read_file(path: str | os.PathLike[str], *, max_bytes: int = 1 << 30) -> byte
     """
     place = repr(os.fspath(path))
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, READ_FLAGS)
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         raise InputError(f"{place}: cannot open it: {_reason(exc)}; want a readable file; check the path") from exc
     try:
-        return _read_open(descriptor, place, max_bytes)
+        data, status = _read_open(descriptor, place, max_bytes)
     except OSError as exc:
         raise InputError(f"{place}: cannot read it: {_reason(exc)}; want a readable file; check the disk") from exc
     finally:
         os.close(descriptor)
+    if _noting:
+        # The digest of the very bytes that become a record, so that nobody reads the file again to hash it.
+        _noting[-1][os.fsdecode(path)] = status.st_size, status.st_mtime_ns, xxhash.xxh3_128_digest(data)
+    return data
 
 
-def _read_open(descriptor: int, place: str, max_bytes: int) -> bytes:
+@contextlib.contextmanager
+def noting_files() -> Iterator[Notes]:
+    """Return a context with a dict that records every file that `read_file` reads in this process."""
+    notes: Notes = {}
+    _noting.append(notes)
+    try:
+        yield notes
+    finally:
+        _noting.pop()
+
+
+def _read_open(descriptor: int, place: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
@@ -69,21 +97,26 @@ def _read_open(descriptor: int, place: str, max_bytes: int) -> bytes:
             f"{place}: holds {status.st_size} bytes; want at most {max_bytes}; shrink it or raise the limit"
         )
     data = _read_to(descriptor, status.st_size)
-    if len(data) != status.st_size or os.fstat(descriptor).st_size != status.st_size:
+    after = os.fstat(descriptor)
+    if len(data) != status.st_size or after.st_size != status.st_size:
         raise InputError(
             f"{place}: its size changed while it was read ({status.st_size} bytes at first); "
             "want a finished file; run again when nothing writes to it"
         )
-    return data
+    if after.st_mtime_ns != status.st_mtime_ns:
+        raise InputError(
+            f"{place}: it was written to while it was read; want a finished file; run again when nothing writes to it"
+        )
+    return data, status
 
 
 def _read_to(descriptor: int, size: int) -> bytes:
-    """Read to the end of the file, or one byte past `size` if it goes on."""
+    """Read to the end of the file, or one byte past `size` if there is more."""
     data = os.read(descriptor, size + 1)
     if len(data) in {0, size}:
         return data
     pieces = [data]
-    # A file system may hand out less than was asked for (FUSE, network, over 2 GiB): go on until nothing comes.
+    # A file system may return fewer bytes than requested (FUSE, network, over 2 GiB): read until it returns none.
     while data and (missing := size + 1 - sum(map(len, pieces))) > 0:
         data = os.read(descriptor, missing)
         pieces.append(data)

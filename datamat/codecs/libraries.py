@@ -1,30 +1,69 @@
-"""Which library does each job in this process; finds them on first use, so that importing `datamat` stays cheap.
-
-Three are quick but could be missing on a platform: isal (inflate and checksums by ISA-L), pyspng (libspng), and
-simplejpeg (libjpeg-turbo, in two thirds of cv2's time). zlib and cv2 then do the same work, with the same pixels.
-`codec_versions` goes into the manifest.
-"""
+"""Which library does each job in this process, and all calls to OpenCV."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import struct
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["codec_versions", "load_cv2", "load_pyspng", "load_simplejpeg", "load_zlib"]
+import numpy as np
+
+from datamat.errors import MissingDependencyError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+__all__ = [
+    "JPEG_ENCODER",
+    "LOSSY_DECODERS",
+    "PNG_ENCODER",
+    "codec_versions",
+    "corner_sums_with_cv2",
+    "decode_with_cv2",
+    "encode_jpeg_with_cv2",
+    "load_cv2",
+    "load_pyspng",
+    "load_simplejpeg",
+    "load_zlib",
+    "unpack_lzw_with_cv2",
+]
+
+# ---------------------------------------------------------------- the choice
+#
+# Libraries are imported on first use, so that importing `datamat` stays cheap.
+#
+# Three are fast but may be missing on a platform: isal (inflate and checksums by ISA-L), pyspng (libspng), and
+# simplejpeg (libjpeg-turbo, in two thirds of cv2's time). zlib and cv2 then do the same work and give the same pixels.
+# `codec_versions` says which library is in use. The manifest records the versions of those that decided bytes only.
+
+
+# Which modules decide bytes. Every library decodes PNG to the same pixels; the standards of JPEG and WebP leave the
+# last bit of a pixel open. Nothing decides the bytes of a file that is stored untouched.
+JPEG_ENCODER = frozenset({"cv2"})
+PNG_ENCODER = frozenset({"zlib"})
+LOSSY_DECODERS = frozenset({"cv2", "simplejpeg"})
 
 
 def load_cv2() -> Any:
-    """Return OpenCV."""
-    import cv2  # here: 0.1 s and 45 MB that a process without pictures need not pay
-
+    """Return OpenCV; raises `MissingDependencyError` where it cannot be imported."""
+    try:
+        import cv2  # imported here: it costs 0.1 s and 45 MB, and many processes decode no images
+    except ImportError as error:  # also where a library of the system is missing
+        raise MissingDependencyError(
+            f"this picture needs the package cv2 ({error}); install it with: pip install opencv-python-headless"
+        ) from error
     return cv2
 
 
-# Cached, because a failed import searches the whole path again at every call: 100 µs per picture.
+# Cached, because a failed import searches the whole path again at every call: 100 µs per image.
 @functools.cache
 def load_zlib() -> Any:
-    """Return `isal.isal_zlib`, or the standard library's zlib, which has the same functions, where it is missing."""
+    """Return `isal.isal_zlib`, or zlib, which has the same functions, if isal is missing."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -34,7 +73,7 @@ def load_zlib() -> Any:
 
 @functools.cache
 def load_pyspng() -> Any | None:
-    """Return pyspng, or None where it is missing."""
+    """Return pyspng, or None if it is missing."""
     try:
         import pyspng
     except ImportError:
@@ -44,7 +83,7 @@ def load_pyspng() -> Any | None:
 
 @functools.cache
 def load_simplejpeg() -> Any | None:
-    """Return simplejpeg, or None where it is missing."""
+    """Return simplejpeg, or None if it is missing."""
     try:
         import simplejpeg
     except ImportError:
@@ -53,9 +92,9 @@ def load_simplejpeg() -> Any | None:
 
 
 def codec_versions() -> dict[str, str]:
-    """Return for each job the library that does it in this process, and its version.
+    """Return the library that does each job in this process, with its version.
 
-    Decoded pixels are the same whichever library is named; encoded bytes depend on `jpeg_encode` and `png_encode`.
+    Decoded pixels do not depend on the library; encoded bytes depend on `jpeg_encode` and `png_encode`.
 
     Example:
         >>> sorted(codec_versions())
@@ -73,9 +112,106 @@ def codec_versions() -> dict[str, str]:
 
 
 def _version(distribution: str) -> str:
-    from importlib import metadata  # 25 ms at first, a sixth of what `import datamat` may take
+    from importlib import metadata  # imported here: it costs 25 ms, a sixth of the budget of `import datamat`
 
     try:
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:  # vendored or frozen: the module is there, its metadata is not
+    except metadata.PackageNotFoundError:  # vendored or frozen: the module has no metadata
         return "unknown"
+
+
+# ---------------------------------------------------------------- OpenCV
+#
+# The only calls to OpenCV: RGB order in and out, and an exception where it returns no image.
+#
+# For a damaged file, cv2 returns None, raises, or returns an image. It applies EXIF orientation unless told not to.
+
+
+def decode_with_cv2(data: bytes, channels: int, depth: int = 8) -> NDArray[Any]:
+    """Return (height, width, channels), C-contiguous: 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA; EXIF is ignored.
+
+    Args:
+        data: content of the file.
+        channels: number of channels of the result.
+        depth: 8 for uint8; 16 for the uint16 of a file with three channels or four.
+
+    Raises:
+        ValueError: cv2 returns no image, or one of another depth.
+    """
+    cv2 = load_cv2()
+    flag = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}.get(channels, cv2.IMREAD_UNCHANGED)
+    flag |= cv2.IMREAD_ANYDEPTH if depth > 8 else 0
+    try:
+        pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as exc:
+        raise ValueError(f"cv2: {exc}") from exc
+    if pixels is None or pixels.itemsize * 8 != depth:
+        raise ValueError("cv2 returns None" if pixels is None else f"cv2 returns {pixels.dtype}")
+    if channels in {2, 4}:
+        stored = pixels.shape[2] if pixels.ndim == 3 else 1
+        codes = {1: cv2.COLOR_GRAY2RGBA, 3: cv2.COLOR_BGR2RGBA, 4: cv2.COLOR_BGRA2RGBA}
+        # cv2 has no grey with alpha: all three colours hold the grey value.
+        pixels = np.ascontiguousarray(cv2.cvtColor(pixels, codes[stored])[..., 4 - channels :])
+    result: NDArray[Any] = pixels.reshape(*pixels.shape[:2], channels)
+    return result
+
+
+def unpack_lzw_with_cv2(segments: Sequence[bytes], width: int, height: int, rows_each: int) -> NDArray[np.uint8]:
+    """Return the bytes that strips of a TIFF file hold, LZW undone: uint8 (height, width).
+
+    They are wrapped in a plain grey file, which cv2 decodes alike whatever the image is.
+
+    Args:
+        segments: the strips, compressed.
+        width: number of bytes in a row.
+        height: number of rows.
+        rows_each: number of rows in each strip but the last.
+
+    Raises:
+        ValueError: cv2 returns no image of this size.
+    """
+    count = len(segments)
+    first = 8 + 2 + 12 * 9 + 4
+    starts = itertools.accumulate([first + 8 * count, *map(len, segments[:-1])])
+    lists = struct.pack(f"<{2 * count}I", *starts, *map(len, segments))
+    places = [first, first + 4 * count] if count > 1 else struct.unpack("<2I", lists)
+    values = [(256, 1, width), (257, 1, height), (258, 1, 8), (259, 1, 5), (262, 1, 1), (273, count, places[0]),
+              (277, 1, 1), (278, 1, rows_each), (279, count, places[1])]  # fmt: skip
+    tags = [struct.pack("<HHII", tag, 4, number, value) for tag, number, value in values]
+    head = [b"II*\0", struct.pack("<IH", 8, len(tags)), *tags, bytes(4), lists]
+    pixels = decode_with_cv2(b"".join([*head, *segments]), 1)
+    if pixels.shape[:2] != (height, width):
+        raise ValueError(f"cv2 returns {pixels.shape}")
+    return pixels[..., 0]
+
+
+def encode_jpeg_with_cv2(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    """Return uint8 (height, width, 1 or 3), C-contiguous, as JPEG.
+
+    Raises:
+        OptionError: cv2 refuses the array.
+    """
+    cv2 = load_cv2()
+    # cvtColor, not pixels[..., ::-1]: with a view of negative stride, cv2 takes 1.07 ms, not 0.41.
+    ordered = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.shape[2] == 3 else pixels
+    encoded, buffer = cv2.imencode(".jpg", ordered, [cv2.IMWRITE_JPEG_QUALITY, int(quality)])
+    if not encoded:
+        raise OptionError(f"encode_jpeg: cv2 refuses an array of {pixels.shape}; want one that JPEG can hold; use PNG")
+    result: bytes = buffer.tobytes()
+    return result
+
+
+def corner_sums_with_cv2(pixels: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Return the sums of all pixels above and to the left: int32 (height + 1, width + 1, channels), modulo 2**32.
+
+    Args:
+        pixels: array uint8 (height, width, channels); rows need not be contiguous.
+    """
+    height, width, channels = pixels.shape
+    sums = np.empty((height + 1, width + 1, channels), np.int32)  # allocated here: cv2 would need the GIL
+    try:
+        load_cv2().integral(pixels, sums)
+    except MissingDependencyError:  # numpy does the same, several times as slowly
+        sums[0] = sums[:, 0] = 0
+        np.cumsum(pixels, axis=0, dtype=np.int32).cumsum(axis=1, dtype=np.int32, out=sums[1:, 1:])
+    return sums

@@ -1,25 +1,94 @@
 """What a sample holds: the schema of a dataset, declared once.
 
-A `Features` maps each field to a feature type. A type checks a value, encodes it into columns of one of three
-kinds (`bytes`, `int64`, `float32`: what a `tf.train.Example` can hold) and decodes it again. Formats see columns
-only; users see arrays only.
+`Features` maps each field to a feature type. A type checks a value, encodes it into columns of three kinds (`bytes`,
+`int64`, `float32`: what a `tf.train.Example` can hold) and decodes it again. It also says what a value is to each
+format, framework and reader, so that no other part of datamat asks for the type of a feature. Formats see columns only;
+users see arrays only.
 
     sample value  --encode-->  columns  --format-->  record bytes  --format-->  columns  --decode-->  sample value
 
-Every mismatch between a sample and its declaration is a `SchemaError` that names the field, what is declared and
-what was found.
+Every mismatch between a sample and its declaration is a `SchemaError` that names the field, what is declared and what
+was found.
 
-    base        Feature: what a type must do; the checks they share
-    pictures    Image, Mask
-    values      ClassLabel, BBoxes, Text, Scalar, Tensor
-    schema      Features
+    base        Feature: the interface of a type, and the checks that types share    <- start reading here
+    pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
+    values      ClassLabel, BBoxes, Text, Bytes, Json, Timestamp, Scalar, Tensor, Tokens, Audio
+    schema      Features; Optional, Sequence; register_feature and the look-up of types by name
 """
 
 from __future__ import annotations
 
-from datamat.features.base import Column, Feature
-from datamat.features.pictures import Image, Mask
-from datamat.features.schema import Features
-from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor, Text
+from datamat.features.base import (
+    Column,
+    ColumnBlock,
+    Feature,
+    Kind,
+    RaggedColumn,
+    as_bfloat16,
+    bytes_array,
+    dtype_of,
+    holds_numbers,
+    is_number_dtype,
+    join_blocks,
+    num_bytes_of,
+    tf_dtype,
+    tf_value,
+)
+from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
+from datamat.features.schema import FLAT, Features, Nesting, Optional, Sequence, register_feature
+from datamat.features.values import (
+    Audio,
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Json,
+    Scalar,
+    Tensor,
+    Text,
+    Timestamp,
+    Tokens,
+    decode_raw,
+)
 
-__all__ = ["BBoxes", "ClassLabel", "Column", "Feature", "Features", "Image", "Mask", "Scalar", "Tensor", "Text"]
+__all__ = [
+    "FLAT",
+    "Audio",
+    "BBoxes",
+    "Bytes",
+    "ClassLabel",
+    "Column",
+    "ColumnBlock",
+    "Depth",
+    "Feature",
+    "Features",
+    "Image",
+    "Json",
+    "Keypoints",
+    "Kind",
+    "Mask",
+    "Nesting",
+    "Optional",
+    "Polygons",
+    "RaggedColumn",
+    "Scalar",
+    "Sequence",
+    "Tensor",
+    "Text",
+    "Timestamp",
+    "Tokens",
+    "Video",
+    "as_bfloat16",
+    "bytes_array",
+    "decode_raw",
+    "dtype_of",
+    "holds_numbers",
+    "is_number_dtype",
+    "join_blocks",
+    "num_bytes_of",
+    "register_feature",
+    "tf_dtype",
+    "tf_value",
+]
+
+OUTPUT_VERSION = 3
+"""Incremented when samples are encoded to different columns; all shards are then rebuilt."""

@@ -1,80 +1,704 @@
-"""What every feature type is, and the checks that they share."""
+"""The interface of feature types, and the checks that they share."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import itertools
+import json
+import math
 import operator
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
 
-from datamat.errors import SchemaError
+from datamat.errors import MissingDependencyError, SchemaError
 
-__all__ = ["Column", "Feature", "Kind", "Shape"]
+__all__ = [
+    "Column",
+    "ColumnBlock",
+    "Feature",
+    "Kind",
+    "RaggedColumn",
+    "Shape",
+    "Target",
+    "as_bfloat16",
+    "bytes_array",
+    "dtype_of",
+    "holds_numbers",
+    "is_number_dtype",
+    "join_blocks",
+    "num_bytes_of",
+    "tf_dtype",
+    "tf_value",
+]
 
 Column: TypeAlias = bytes | Sequence[bytes] | np.ndarray
-"""One encoded column of one record: one bytes value, several, or a 1-D int64 or float32 array."""
+"""One column of one record: one bytes value, a list of them, or a 1-D int64 or float32 array."""
 
-Kind: TypeAlias = Literal["bytes", "int64", "float32"]
+Kind: TypeAlias = Literal["bytes", "bytes_list", "int64", "float32"]
+"""What a column holds in each record: one bytes value, any number of them, int64 numbers or float32 numbers."""
 Shape: TypeAlias = tuple[int | None, ...]
+Target: TypeAlias = Literal["image", "mask", "depth", "bboxes", "keypoints", "points", "array"]
+
+_SMALL_VALUES = 1024
+"""Most numbers in a value that counts as small: larger ones fill a row group sooner than images do."""
+_LONG_ROW = 32
+"""Numbers in a row from which on copying slices is faster than gathering numbers by their places."""
+_PACKAGE = __name__.partition(".")[0]
+_PILLOW_MODES = {"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
+"""Modes whose arrays hold the pixels; palettes, truth values and other colour spaces become RGB."""
+
+# ---------------------------------------------------------------- dtypes of values
+#
+# dtype             a value is             NumPy batch        torch batch         TensorFlow
+# numpy's name      an array or number     that dtype         that dtype          that dtype
+# bfloat16          of `ml_dtypes`         ml_dtypes'         torch.bfloat16      tf.bfloat16
+# datetime64[us]    numpy.datetime64       that dtype         int64               int64
+# string            str                    list               list                string
+# bytes             bytes                  list               list                string
+# object            what JSON can hold     list               list                string: its JSON
+
+_NO_NUMBERS = {"string", "bytes", "object"}
+_TF_DTYPES = {**dict.fromkeys(_NO_NUMBERS, "string"), "datetime64[us]": "int64"}
+
+
+def holds_numbers(dtype: str) -> bool:
+    """Return whether values of a dtype, as `Feature.value_type` names it, are numbers or arrays of them."""
+    return dtype not in _NO_NUMBERS
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the numpy dtype with a name; "bfloat16" is that of the package ml_dtypes, which has to be imported.
+
+    Raises:
+        MissingDependencyError: `ml_dtypes` is not installed.
+        TypeError: numpy has no such dtype.
+
+    Example:
+        >>> dtype_of("uint16").itemsize
+        2
+    """
+    return _bfloat16() if name == "bfloat16" else np.dtype(name)
+
+
+@functools.cache
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "the dtype bfloat16 needs the package ml_dtypes; install it with: pip install ml_dtypes"
+        ) from error
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
+    """Return the numbers of which a float32 array holds each exactly: a cast would change the bits of some NaN."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(_bfloat16())
+
+
+def is_number_dtype(dtype: np.dtype[Any]) -> bool:
+    """Return whether an array of a dtype holds numbers, truth values or times; ml_dtypes' floats are of kind "V"."""
+    return dtype.kind in "biufcmM" or (dtype.kind == "V" and dtype.type is not np.void)
+
+
+def tf_dtype(dtype: str) -> str:
+    """Return the name of TensorFlow's dtype for values of a dtype."""
+    return _TF_DTYPES.get(dtype, dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedColumn:
+    """One column of n records that hold any number of values each: a sequence of n arrays, all in one.
+
+    Attributes:
+        values: (total,), the numbers of all records, one record after the other, or an object array of bytes;
+            (total, ...) in blocks to be encoded.
+        lengths: int64 (n,), how many of the values each record holds.
+
+    Example:
+        >>> column = RaggedColumn(np.array([1, 2, 3]), np.array([2, 0, 1]))
+        >>> len(column), column[0], column[1:].lengths
+        (3, array([1, 2]), array([0, 1]))
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, place: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, place: slice) -> RaggedColumn: ...
+
+    def __getitem__(self, place: int | slice) -> np.ndarray | RaggedColumn:
+        """Return the values of one record, or of the records of a slice with step 1, as a view."""
+        if isinstance(place, slice):
+            start, stop, _ = place.indices(len(self))
+            stop = max(start, stop)
+            return RaggedColumn(self.values[self._bounds[start] : self._bounds[stop]], self.lengths[start:stop])
+        place = range(len(self))[place]
+        found: np.ndarray = self.values[self._bounds[place] : self._bounds[place + 1]]
+        return found
+
+    @functools.cached_property
+    def _bounds(self) -> np.ndarray:
+        """int64 (n + 1,): where each record begins, and the end of the last."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def matrix(self, width: int) -> np.ndarray:
+        """Return the values (n, width); raise `SchemaError` where a record holds another number of them."""
+        wrong = np.flatnonzero(self.lengths != width)
+        if len(wrong):
+            raise SchemaError(f"a record holds {self.lengths[wrong[0]]} values, not {width}")
+        return self.values.reshape(len(self.lengths), width)
+
+    def rows(self) -> list[np.ndarray]:
+        """Return the values of each record, as views."""
+        bounds = self._bounds.tolist()
+        return [self.values[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+    def take(self, order: np.ndarray) -> RaggedColumn:
+        """Return the records at some places, in their order."""
+        lengths = self.lengths[order]
+        starts = (np.cumsum(self.lengths) - self.lengths)[order]
+        if len(lengths) and (self.lengths == self.lengths[0]).all():
+            width = int(self.lengths[0])
+            return RaggedColumn(self.values.reshape(-1, width)[order].reshape(-1) if width else self.values, lengths)
+        if lengths.sum() > _LONG_ROW * len(lengths):
+            return RaggedColumn(
+                np.concatenate([self.values[one:other] for one, other in _spans(starts, lengths)]), lengths
+            )
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        return RaggedColumn(self.values[places], lengths)
+
+
+def _spans(starts: np.ndarray, lengths: np.ndarray) -> Iterable[tuple[int, int]]:
+    return zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+
+
+ColumnBlock: TypeAlias = RaggedColumn | Sequence[bytes] | Sequence[str]
+"""One encoded column of n records: numbers or lists of bytes, or one bytes value (or its text) for each record."""
+
+
+def join_blocks(blocks: Sequence[Mapping[str, ColumnBlock]], order: np.ndarray | None = None) -> dict[str, ColumnBlock]:
+    """Return the columns of all records of several blocks.
+
+    Args:
+        blocks: columns by name; all blocks have the same names.
+        order: int64 (n,), the place of each record of the result among those of the blocks; None for their own order.
+    """
+    return {name: _join_columns([block[name] for block in blocks], order) for name in blocks[0]}
+
+
+def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> ColumnBlock:
+    columns = [piece for piece in pieces if isinstance(piece, RaggedColumn)]
+    if columns:
+        found = columns[0]
+        if len(columns) > 1:
+            values, lengths = ([getattr(column, part) for column in columns] for part in ("values", "lengths"))
+            found = RaggedColumn(np.concatenate(values), np.concatenate(lengths))
+        return found if order is None else found.take(order)
+    joined: list[Any] = [value for piece in pieces for value in piece]  # type: ignore[union-attr]
+    return joined if order is None else [joined[place] for place in order.tolist()]
 
 
 class Feature(abc.ABC):
-    """One field of a sample: its declaration, check, encoding and decoding.
+    """One field of a sample: what it is, how it is stored, and what it is to each format and reader.
 
-    Implementations are immutable values: they compare by their declaration, pickle, and are safe to share.
+    A feature type has four methods: `columns`, `value_type`, `encode` and `decode`. Every other method answers a
+    question of one format or reader, and its default follows from those four; override it where there is a better
+    answer. Methods are called from several threads and processes.
+
+    A feature is an immutable value: it equals others with the same declaration, and can be hashed and pickled. A frozen
+    dataclass is all that, and `manifest.json` keeps its fields. `load` finds the class by `type_name`, through the
+    entry-point group `datamat.features` or `register_feature`.
+
+    Attributes:
+        type_name: name of the type in `manifest.json` and of its entry point; by default the name of the class.
+        preview: what previews draw: "image" for a picture that `display` returns, "mask" for class ids laid over it,
+            "depth" for a picture below it, "outlines" for points and lines drawn over it, None for nothing.
+        takes_none: whether None is a value, and not taken for a file that did not decode.
+        unsaid: arguments that the manifest leaves out where they have their default: those that a later version of the
+            class added, so that datasets which were written before count as unchanged.
+        has_nulls: whether a column of Arrow is null where a record holds nothing in it.
+
+    Example:
+        >>> import dataclasses
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Celsius(Feature):
+        ...     def columns(self, name):
+        ...         return {name: "int64"}
+        ...
+        ...     def value_type(self):
+        ...         return "float64", ()
+        ...
+        ...     def encode(self, name, value):
+        ...         return {name: np.array([round(value * 100)])}
+        ...
+        ...     def decode(self, name, columns):
+        ...         return columns[name][0] / 100
+        >>> Celsius().encode("t", 36.6)
+        {'t': array([3660])}
+        >>> Celsius().declared()
+        'Celsius float64'
     """
+
+    type_name: ClassVar[str] = ""
+    preview: ClassVar[Literal["image", "mask", "depth", "outlines"] | None] = None
+    takes_none: ClassVar[bool] = False
+    unsaid: ClassVar[frozenset[str]] = frozenset()
+    has_nulls: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "type_name" not in vars(cls):
+            cls.type_name = cls.__name__
+
+    # ---------------------------------------------------------------- required
 
     @abc.abstractmethod
     def columns(self, name: str) -> dict[str, Kind]:
-        """Return the columns that field `name` is stored in, with their kinds."""
+        """Return the kind of each column of field `name`; columns are called `name`, or begin with `name/`."""
+
+    @abc.abstractmethod
+    def value_type(self) -> tuple[str, Shape]:
+        """Return dtype and shape of decoded values.
+
+        The dtype is the name of a numpy dtype, "bfloat16", "string" for str, "bytes" for bytes, or "object" for what
+        JSON can hold: dicts, lists, str, numbers, booleans and None. The shape is () for a single value, and holds None
+        for each size that varies.
+        """
 
     @abc.abstractmethod
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        """Return the columns of one value; raise `SchemaError` where it is not as declared."""
+        """Return the columns of one value: `bytes`, a list of them, or a 1-D int64 or float32 array, by their kinds.
+
+        Equal values must give equal columns, in any process and at any time.
+
+        Raises:
+            SchemaError: the value does not match the declaration.
+        """
 
     @abc.abstractmethod
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
-        """Return the value that `encode` was given, from its columns."""
+        """Return the value that `encode` was given: an array, a numpy number, or what the dtype stands for.
+
+        Args:
+            name: name of the field, for messages and as prefix of its columns.
+            columns: columns of one record. A bytes column may be a list of its one value.
+
+        Raises:
+            InputError: the bytes do not decode.
+        """
+
+    # ---------------------------------------------------------------- declaration
+
+    def declared(self) -> str:
+        """Return the declaration as messages show it: `uint8 (360, 480, 3)`."""
+        dtype, shape = self.value_type()
+        return f"{self.type_name} {dtype}" + (f" {shape_text(shape)}" if shape else "")
+
+    @final
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON values: the name of the type, and its arguments."""
+        package = type(self).__module__.partition(".")[0]
+        # The module is for the error where the class is missing.
+        origin = {} if package == _PACKAGE else {"module": type(self).__module__}
+        return {"type": self.type_name, **origin, **self.arguments()}
+
+    def arguments(self) -> dict[str, Any]:
+        """Return JSON values from which `from_arguments` builds an equal feature; by default the dataclass's fields."""
+        if not dataclasses.is_dataclass(self):
+            raise SchemaError(
+                f"{type(self).__qualname__} is not a dataclass; make it one, or write arguments and from_arguments"
+            )
+        found = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {
+            name: _plain(value)
+            for name, (value, default) in found.items()
+            if name not in self.unsaid or value != default
+        }
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Feature:
+        """Return the feature with these arguments; lists, which JSON has in place of tuples, become tuples."""
+        return cls(**{name: _tuples(value) for name, value in arguments.items()})
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        """Return the top-level modules of the packages that decide the bytes of the columns.
+
+        A new version of one of them has shards rebuilt. The package that the class comes from counts in any case.
+
+        Args:
+            drawn: whether to answer for copies that went through a transform, which are always decoded and encoded.
+        """
+        del drawn
+        return frozenset()
+
+    def parts(self) -> tuple[Feature, ...]:
+        """Return the features that this one is made of; () for a type that stands alone."""
+        return ()
+
+    # ---------------------------------------------------------------- values
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the class names in the order of their ids; () if classes have no names, None if values are not ids."""
+        return None
+
+    def prepare(self, name: str, value: Any) -> Any:
+        """Return `value` as transforms expect it: decoded, if `read` returned encoded bytes."""
+        del name
+        return value
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        """Return a value that `encode` stores as these very columns, such as the bytes of an encoded file."""
+        return self.decode(name, columns)
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        """Return the columns of n values at once.
+
+        The default encodes one value after the other. An override is called where a class has it at or below the class
+        that defines `encode`, and gives the same columns as `encode`.
+
+        Args:
+            name: name of the field, for messages and as prefix of its columns.
+            values: an array (n, ...), a sequence of n values, or a `RaggedColumn` of values (total, ...).
+
+        Returns:
+            For each bytes column a list of n bytes; for others an array (n,) or (n, k), or a `RaggedColumn`.
+
+        Raises:
+            SchemaError: a value does not match the declaration.
+        """
+        rows = [self.encode(name, value) for value in (values.rows() if isinstance(values, RaggedColumn) else values)]
+        return {column: gathered([row[column] for row in rows], kind) for column, kind in self.columns(name).items()}
+
+    def encodes_blocks(self) -> bool:
+        """Return whether `encode_block` was overridden, and not left behind by a subclass with another `encode`."""
+        return _is_overridden(type(self), "encode_block", {"encode"})
 
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> Any:
-        """Return what `decode` does.
+        """Return the value that `decode` returns.
 
         Args:
-            name: of the field.
-            columns: of one record.
-            out: where to put it if that saves a copy; it may be overwritten in any case.
-            are_intact: a checksum has shown that the columns are what `encode` gave, and checked.
+            name: name of the field, for messages and as prefix of its columns.
+            columns: columns of one record, by column name.
+            out: memory to decode into, if that saves a copy; it may be overwritten in any case.
+            are_intact: whether a checksum has shown that the columns are what `encode` returned.
         """
         del out, are_intact
         return self.decode(name, columns)
 
-    def prepare(self, name: str, value: Any) -> Any:
-        """Return `value` as a transform wants it: decoded, if it came as encoded bytes."""
-        del name
-        return value
+    def is_ragged(self) -> bool:
+        """Return whether a batch holds the values as a list, even where they could be one array."""
+        dtype, shape = self.value_type()
+        return None in shape or not holds_numbers(dtype)
 
-    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
-        """Return the columns of n values at once; only numbers and strings go in blocks.
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        """Return what `decode` does, for n records at once; None for a type whose values are decoded one by one.
+
+        Readers call it for small records where a class overrides it at or below the class that defines `decode`.
 
         Args:
-            name: of the field.
-            values: an array (n,) of the declared dtype, or n strings.
+            name: name of the field, for messages and as prefix of its columns.
+            columns: columns of n records, by column name.
+
+        Returns:
+            An array (n, ...) where all values have one shape by declaration, else a list of n values.
         """
-        raise SchemaError(f"field {name!r} is declared {self.declared()}, which does not go in blocks; use read")
+        del name, columns
+        return None
 
-    @abc.abstractmethod
-    def declared(self) -> str:
-        """Return the declaration as messages show it: `uint8 (360, 480, 3)`."""
+    def decodes_blocks(self) -> bool:
+        """Return whether `decode_block` was overridden, and not left behind by a subclass with another `decode`."""
+        return _is_overridden(type(self), "decode_block", {"decode", "decode_into"})
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the declaration as JSON values, with its type's name under `type`."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {"type": type(self).__name__, **{name: _plain(value) for name, value in fields.items()}}
+    # ---------------------------------------------------------------- transforms and previews
+
+    def target(self) -> Target | None:
+        """Return how a value must follow the image when a geometric transform moves it.
+
+        "image", "mask", "bboxes" (laid out as in `BBoxes`) and "keypoints" are albumentations' targets, and "depth" is
+        what it transforms as another mask. "points" has `points` moved as its keypoints, all fields together, and given
+        to `with_points`. "array" leaves it to the user: the run is refused until the pipeline has a target for the
+        field, or `untouched=` names it. None means that the value need not follow.
+        """
+        return "array" if self.value_type()[1] and self.class_names() is None else None
+
+    def points(self, value: Any) -> np.ndarray:
+        """Return the points of a value that move with the image, where `target` is "points".
+
+        Returns:
+            float32 (n, 2), each (x, y) in pixels; NaN for one that has no place, which is not moved.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define points")
+
+    def with_points(
+        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
+    ) -> tuple[Any, np.ndarray | None]:
+        """Return a value whose points were moved.
+
+        Args:
+            value: the value before.
+            points: float32 (n, 2), the points of `points`, moved; NaN for one that had no place or was removed.
+            size: height and width of the image afterwards, in pixels; None where every row is to be kept.
+
+        Returns:
+            The value, and the numbers of the rows that it kept, int64 (k,), or None where it keeps all.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define with_points")
+
+    def needs_every_point(self) -> bool:
+        """Return whether `with_points` cannot do without a point that left the image."""
+        return False
+
+    def may_lose_rows(self) -> bool:
+        """Return whether `with_points` may drop rows of a value."""
+        return False
+
+    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
+        """Return what previews draw over the image where `preview` is "outlines".
+
+        Args:
+            value: a decoded value.
+            height: height of the image in pixels.
+            width: width of the image in pixels.
+
+        Returns:
+            float32 (k, 2) of (x, y) in pixels for each: a point for k = 1, else the vertices of a closed outline.
+        """
+        del value, height, width
+        return []
+
+    def display(self, value: Any) -> np.ndarray:
+        """Return a decoded value as previews draw it.
+
+        Returns:
+            uint8 (height, width, 1, 3 or 4) if `preview` is "image" or "depth"; class ids, uint8 or uint16 (height,
+            width), if it is "mask".
+        """
+        picture: np.ndarray = value
+        return picture
+
+    def class_colours(self) -> tuple[tuple[int, int, int], ...]:
+        """Return a colour (red, green, blue) for each class id in previews; () has them chosen."""
+        return ()
+
+    # ---------------------------------------------------------------- formats
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        """Return the Arrow type of each column, as dtype and list sizes: ("float32", (None, 4)).
+
+        The dtype is the name of a numpy dtype, "binary", "string", "json" (Arrow's extension type of that name),
+        "timestamp[us]" or "timestamp[us, tz=UTC]". A bytes column that holds little-endian numbers may be a column of
+        numbers in Arrow. Only the outermost list may vary in size.
+        """
+        binary: dict[str, tuple[str, Shape]] = {"bytes": ("binary", ()), "bytes_list": ("binary", (None,))}
+        return {column: binary.get(kind, (kind, (None,))) for column, kind in self.columns(name).items()}
+
+    def is_large(self) -> bool:
+        """Return whether a value may take many kilobytes; Parquet then uses smaller row groups and no statistics."""
+        dtype, shape = self.value_type()
+        return holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES)
+
+    def tar_form(self) -> Literal["json", "npy", "file"]:
+        """Return how a tar shard stores a value.
+
+        "json" puts it into the .json file of the sample, "npy" into an array file of its own; both encode it again when
+        a record is read, which must give the same columns. "file" stores each column as a file: bytes with the
+        extension that `extension` returns, numbers as .npy.
+        """
+        return "file"
+
+    def json_value(self, value: Any) -> Any:
+        """Return a decoded value as the .json file of a sample holds it, where `tar_form` is "json"."""
+        return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+    def value_of_json(self, plain: Any) -> Any:
+        """Return what `encode` accepts, given what `json_value` returned.
+
+        Raises:
+            ValueError: the JSON is not that of a value.
+        """
+        dtype, shape = self.value_type()
+        if not holds_numbers(dtype):
+            return plain
+        array = np.asarray(plain, dtype_of(dtype))
+        return array.reshape([-1 if size is None else size for size in shape]) if shape else array[()]
+
+    def extension(self, data: bytes) -> str:
+        """Return the extension, without the dot, of the file that holds a bytes column in a tar shard."""
+        del data
+        return "bin"
+
+    # ---------------------------------------------------------------- readers of others
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        """Return the value that `decode` returns, as a tensor, in a `tf.data` pipeline.
+
+        The default calls `decode` from the graph, which takes the interpreter's lock. An override imports TensorFlow
+        itself and uses its operations only; then the workers of a `tf.data` service, which run no Python, can decode
+        the field as well.
+
+        Args:
+            name: name of the field, for messages and as prefix of its columns.
+            columns: 1-D tensor of strings, int64 or float32 for each column of one record.
+        """
+        import tensorflow as tf
+
+        names = list(self.columns(name))
+        dtype, shape = self.value_type()
+
+        def decode(*values: Any) -> Any:
+            found = {column: value.tolist() if value.dtype == object else value
+                     for column, value in zip(names, values, strict=True)}  # fmt: skip
+            return tf_value(self.decode(name, found), dtype)
+
+        value = tf.numpy_function(decode, [columns[column] for column in names], tf_dtype(dtype), stateful=False)
+        return tf.ensure_shape(value, shape)
+
+    def decodes_in_graph(self) -> bool:
+        """Return whether `decode_tf` is overridden, and so needs no Python."""
+        return type(self).decode_tf is not Feature.decode_tf
+
+    def tf_type(self) -> tuple[str, Shape]:
+        """Return dtype, as `value_type` names it, and shape of the tensors that `decode_tf` returns."""
+        return self.value_type()
+
+    def tf_value(self, value: Any) -> Any:
+        """Return a decoded value as `decode_tf` returns it, for values that Python decodes: as numpy array or bytes."""
+        return tf_value(value, self.value_type()[0])
+
+    def value_of_tf(self, value: Any) -> Any:
+        """Return what `decode` returns, given what TensorFlow has in its place: an array, a number or bytes."""
+        dtype = self.value_type()[0]
+        if isinstance(value, bytes):
+            return value if dtype == "bytes" else json.loads(value) if dtype == "object" else value.decode()
+        if dtype == "datetime64[us]" and value.dtype == np.int64:
+            return value.astype(dtype)
+        return value.copy() if isinstance(value, np.ndarray) else value  # TensorFlow keeps the memory of this one
+
+    def tf_block(self) -> Literal["tensor", "python"] | None:
+        """Return how `tf.data` decodes many values at once, if no field varies in size but along its first dimension.
+
+        "tensor": the only column holds the value itself, as numbers, little-endian bytes or text, or as a list of the
+        bytes or texts of what it consists of. "python": threads
+        call `decode_into` with the only column, which holds bytes. None: `decode_tf` decodes one value at a time.
+        """
+        return None
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return an entry of TFDS's `features.json` for each column: a TFDS feature that reads it as stored."""
+        text = tfds_feature("text_feature.Text", text={})
+        binary = {"bytes": text, "bytes_list": tfds_sequence(text, None)}
+        return {column: binary.get(kind) or tfds_tensor((None,), kind) for column, kind in self.columns(name).items()}
+
+    def hugging_face_type(self) -> Any:
+        """Return the type of the column `name` in a Hugging Face dataset card; None derives it from the Arrow type."""
+        return None
+
+    def croissant_type(self) -> str | None:
+        """Return the `dataType` of the column `name` in Croissant; None derives it from the Arrow type."""
+        return None
+
+
+to_json_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
+"""Returns the one text that stands for a JSON value: keys in order, no spaces, no NaN."""
+
+
+def tf_value(value: Any, dtype: str) -> Any:
+    """Return a decoded value as TensorFlow has it: bytes in place of text and JSON, microseconds in place of times."""
+    match dtype:
+        case "string":
+            return value.encode()
+        case "bytes":
+            return value
+        case "object":
+            return to_json_text(value).encode()
+        case "datetime64[us]":
+            return np.asarray(value, dtype).view(np.int64)
+    return np.asarray(value, dtype_of(dtype))
+
+
+def _is_overridden(feature_type: type, method: str, single: set[str]) -> bool:
+    """Return whether the nearest class with one of these methods below `Feature` has the one for blocks."""
+    for kind in feature_type.__mro__:
+        if method in vars(kind):
+            return kind is not Feature
+        if single & vars(kind).keys():
+            return False
+    return False
+
+
+def gathered(values: Sequence[Column], kind: Kind) -> RaggedColumn | list[Any]:
+    """Return the values of one column of n records as a column of a block."""
+    if kind == "bytes":
+        return list(values)
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    if kind == "bytes_list":
+        return RaggedColumn(bytes_array([item for value in values for item in value]), lengths)
+    empty = np.empty(0, np.int64 if kind == "int64" else np.float32)
+    return RaggedColumn(np.concatenate([empty, *values]), lengths)
+
+
+def num_bytes_of(column: Column) -> int:
+    """Return the bytes that the values of a column of one record take."""
+    if isinstance(column, np.ndarray):
+        return column.nbytes
+    return len(column) if isinstance(column, bytes) else sum(map(len, column))
+
+
+def bytes_array(values: Sequence[Any]) -> np.ndarray:
+    """Return bytes as an object array (n,), which keeps the zeros at their ends."""
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+_TFDS = "tensorflow_datasets.core.features."
+_NOT_DECODED = {"uint32"}  # `tf.io.decode_raw` has no such type
+
+
+def tfds_feature(kind: str, **content: Any) -> dict[str, Any]:
+    """Return an entry of `features.json`, in the form of TFDS's feature.proto.
+
+    Args:
+        kind: module and class of the feature, below `tensorflow_datasets.core.features`.
+        content: further fields of the entry.
+    """
+    return {"pythonClassName": f"{_TFDS}{kind}", **content}
+
+
+def tfds_tensor(shape: Shape, dtype: str, *, is_raw: bool = False) -> dict[str, Any]:
+    """Return the entry of an array of numbers, or of its little-endian bytes."""
+    if is_raw and dtype in _NOT_DECODED:
+        return tfds_feature("text_feature.Text", text={})
+    tensor = {"shape": tfds_shape(shape), "dtype": dtype, "encoding": "bytes" if is_raw else "none"}
+    return tfds_feature("tensor_feature.Tensor", tensor=tensor)
+
+
+def tfds_sequence(feature: dict[str, Any], length: int | None) -> dict[str, Any]:
+    """Return the entry of a list of features."""
+    return tfds_feature("sequence_feature.Sequence", sequence={"feature": feature, "length": str(_tfds_size(length))})
+
+
+def tfds_shape(shape: Shape) -> dict[str, Any]:
+    """Return a shape as protobuf's JSON writes it: 64-bit numbers as strings, -1 for a size that varies."""
+    return {"dimensions": [str(_tfds_size(size)) for size in shape]} if shape else {}
+
+
+def _tfds_size(size: int | None) -> int:
+    return -1 if size is None else size
 
 
 def checked_shape(shape: Any, where: str) -> Shape:
@@ -92,7 +716,7 @@ def checked_names(names: Any, where: str) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in found):
         raise SchemaError(f"{where}: names is {names!r}; want a sequence of str")
     if len(set(found)) != len(found):
-        raise SchemaError(f"{where}: a class name appears twice in {some(found)}")
+        raise SchemaError(f"{where}: a class name appears twice in {join_names(found)}")
     return found
 
 
@@ -101,6 +725,25 @@ def checked_int(value: Any, where: str) -> int:
         return operator.index(value)
     except TypeError as error:
         raise SchemaError(f"{where} is {value!r}; want an int") from error
+
+
+def as_array(value: Any) -> Any:
+    """Return a Pillow image, or a tensor of torch or TensorFlow, as a numpy array, and any other value unchanged."""
+    if hasattr(value, "convert") and hasattr(value, "getbands"):  # Pillow
+        return np.asarray(value if value.mode in _PILLOW_MODES else value.convert("RGB"))
+    if hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
+        array = _array_of_torch(value) if hasattr(value, "resolve_conj") else np.asarray(value)
+        return array[()]  # a tensor without dimensions is a scalar
+    return value
+
+
+def _array_of_torch(tensor: Any) -> np.ndarray:
+    """Return a tensor as an array, also one that torch does not turn into one: of bfloat16, sparse, with gradients."""
+    tensor = tensor.detach().cpu()
+    tensor = (tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()).resolve_conj().resolve_neg()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return np.asarray(tensor.view(sys.modules["torch"].int16)).view(_bfloat16())
+    return np.asarray(tensor)
 
 
 def array_of(name: str, feature: Feature, value: Any) -> np.ndarray:
@@ -144,11 +787,15 @@ def shape_text(shape: Sequence[int | None]) -> str:
     )
 
 
-def some(values: Any, most: int = 12) -> str:
-    """Return a list of names for a message, cut where it grows long."""
+def join_names(values: Any, most: int = 12) -> str:
+    """Return a list of names for a message, with the first few if there are many."""
     names = [str(value) for value in values]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,94 +1,122 @@
-"""Pictures and masks: what is stored is an encoded file, and a file that needs no change is stored as it is."""
+"""Images, masks, depth maps and videos, stored as encoded files, untouched where they fit; and points in them."""
 
 from __future__ import annotations
 
 import dataclasses
+import fractions
 import functools
+import io
 import operator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import OptionError, SchemaError
+from datamat.errors import InputError, MissingDependencyError, OptionError, SchemaError
 from datamat.features.base import (
     Column,
+    ColumnBlock,
     Feature,
     Kind,
     Shape,
+    Target,
     array_of,
     check_array,
     checked_int,
     checked_names,
     checked_shape,
+    join_names,
     mismatch,
     one_bytes,
     shape_text,
-    some,
+    tfds_feature,
+    tfds_shape,
+    tfds_tensor,
 )
+from datamat.features.values import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Image", "Mask"]
 
-_IGNORED_CLASS = 255
-"""The class id that segmentation sets use for `not labelled`, and that transforms fill borders with."""
+__all__ = ["Depth", "Image", "Keypoints", "Mask", "Polygons", "Video", "video_extension"]
+
+_JPEG = b"\xff\xd8"
+_CROISSANT = "sc:ImageObject"
+_MOST_IDS = {"uint8": 256, "uint16": 65536}
+"""Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image(Feature):
-    """A picture: uint8 (height, width, channels), channels in RGB or RGBA order.
+    """An image: uint8 or uint16 (height, width, channels), channels in RGB or RGBA order.
 
-    A sample holds it as an array (grey also as (height, width)), or as the `bytes` of a PNG or JPEG file. Bytes that
-    every decoder reads alike are stored untouched; others (EXIF-rotated, palette, ...) are decoded and encoded again.
+    A sample holds it as an array (grey also as (height, width)), or as the `bytes` of a PNG, JPEG, WebP, BMP or TIFF
+    file. PNG and JPEG that all decoders read alike are stored untouched; others (EXIF-rotated, palette, TIFF, ...) are
+    decoded and encoded again. Files of more channels or bits than declared are refused: nothing is dropped or scaled.
 
     Args:
-        shape: (height, width, channels); None where it varies. channels is 1, 3 or 4.
-        encoding: how arrays are stored: "png" (exact) or "jpeg" (smaller; the pixels change a little).
-        quality: of JPEG, 1 to 100.
+        shape: (height, width, channels) with 1 channel (grey), 2 (grey and alpha, or any two), 3 or 4; None for a size
+            that varies.
+        encoding: encoding of arrays: "png" (exact) or "jpeg" (smaller; pixels change slightly), which holds 8 bits and
+            1 or 3 channels.
+        quality: JPEG quality, 1 to 100.
+        dtype: "uint8", or "uint16" for files of 16 bits per sample: microscopes, X-rays, satellites.
 
     Example:
         >>> Image(shape=(360, 480, 3), encoding="jpeg").declared()
         'uint8 (360, 480, 3)'
+        >>> Image(shape=(None, None, 1), dtype="uint16").declared()
+        'uint16 (?, ?, 1)'
     """
 
     shape: Shape = (None, None, 3)
     encoding: Literal["png", "jpeg"] = "png"
     quality: int = 95
+    dtype: Literal["uint8", "uint16"] = "uint8"
+
+    preview = "image"
+    unsaid: ClassVar[frozenset[str]] = frozenset({"dtype"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Image"))
-        if len(self.shape) != 3 or self.shape[2] not in {1, 3, 4}:
-            raise SchemaError(f"Image: shape is {self.shape}; want (height, width, channels) with 1, 3 or 4 channels")
+        if len(self.shape) != 3 or self.shape[2] not in {1, 2, 3, 4}:
+            raise SchemaError(f"Image: shape is {self.shape}; want (height, width, channels) with 1 to 4 channels")
+        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Image", ("uint8", "uint16")))
         if self.encoding not in {"png", "jpeg"}:
             raise SchemaError(f"Image: encoding is {self.encoding!r}; want 'png' or 'jpeg'")
-        if self.encoding == "jpeg" and self.shape[2] == 4:
+        if self.encoding == "jpeg" and self.shape[2] in {2, 4}:
             raise SchemaError("Image: JPEG holds no alpha channel; declare encoding='png' or three channels")
+        if self.encoding == "jpeg" and self.dtype != "uint8":
+            raise SchemaError("Image: JPEG holds 8 bits per sample; declare encoding='png' or dtype='uint8'")
         object.__setattr__(self, "quality", checked_int(self.quality, "Image: quality"))
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"Image: quality is {self.quality}; want 1 to 100")
 
     @property
     def channels(self) -> int:
-        """Number of channels: 1, 3 or 4."""
+        """Number of channels, 1 to 4."""
         return int(self.shape[2] or 3)
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: "bytes"}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return self.dtype, self.shape
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
             info = codecs.probe(value, whole=True, name=name)
-            if codecs.can_keep_image(info, channels=self.channels):
+            if codecs.can_keep_image(info, channels=self.channels, dtype=self.dtype):
                 shape = (info.height, info.width, self.channels)
-                check_array(name, self, np.uint8, shape, self.shape, np.dtype(np.uint8))
+                check_array(name, self, self.dtype, shape, self.shape, np.dtype(self.dtype))
+                codecs.check_pixels(value, name=name)
                 return {name: value}
             value = self.prepare(name, value)
         value = array_of(name, self, value)
         if value.ndim == 2 and self.channels == 1:
             value = value[..., None]
-        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(np.uint8))
+        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
         if self.encoding == "jpeg":
             return _encoded(name, self, value, functools.partial(codecs.encode_jpeg, quality=self.quality))
         return _encoded(name, self, value, codecs.encode_png)
@@ -100,30 +128,88 @@ class Image(Feature):
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> np.ndarray:
         return codecs.decode_image(
-            one_bytes(name, columns), channels=self.channels, name=name, out=out, is_whole=are_intact
+            one_bytes(name, columns),
+            channels=self.channels,
+            dtype=self.dtype,
+            name=name,
+            out=out,
+            is_whole=are_intact,
         )
 
     def prepare(self, name: str, value: Any) -> Any:
         if isinstance(value, bytes):
-            return codecs.decode_image(value, channels=self.channels, name=name)
+            return codecs.decode_image(value, channels=self.channels, dtype=self.dtype, name=name)
         return value
 
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        encoder = codecs.JPEG_ENCODER if self.encoding == "jpeg" else codecs.PNG_ENCODER
+        return encoder | codecs.LOSSY_DECODERS if drawn else encoder
+
     def declared(self) -> str:
-        return f"uint8 {shape_text(self.shape)}"
+        return f"{self.dtype} {shape_text(self.shape)}"
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
+        return bytes(one_bytes(name, columns))
+
+    def is_ragged(self) -> bool:
+        return False  # most datasets have images of one size, which are one array
+
+    def is_large(self) -> bool:
+        return True
+
+    def target(self) -> Target:
+        return "image"
+
+    def extension(self, data: bytes) -> str:
+        return _extension(data)
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        if self.dtype == "uint16" or self.channels == 2:  # 0 has as many channels as the file, which are these two
+            channels = 0 if self.channels == 2 else self.channels
+            return tf.ensure_shape(tf.io.decode_png(columns[name][0], channels, self.dtype), self.shape)
+        # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as other readers have.
+        image = tf.io.decode_jpeg(columns[name][0], channels=self.channels, dct_method="INTEGER_ACCURATE")
+        return tf.ensure_shape(image, self.shape)
+
+    def tf_block(self) -> Literal["python"]:
+        return "python"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        if self.channels == 2:  # which TFDS does not decode
+            return {name: tfds_feature("text_feature.Text", text={})}
+        return {name: _tfds_image(self.shape, self.encoding, self.dtype)}
+
+    def hugging_face_type(self) -> str | None:
+        return "image" if self._fits_pillow else None
+
+    def croissant_type(self) -> str | None:
+        return _CROISSANT if self._fits_pillow else None
+
+    def display(self, value: Any) -> np.ndarray:
+        picture: np.ndarray = value if self.dtype == "uint8" else _spread(value, np.ones(value.shape[:2], bool))
+        return picture[..., :1] if self.channels == 2 else picture
+
+    @property
+    def _fits_pillow(self) -> bool:
+        """Whether Pillow, by which others decode images, keeps all bits: of colours it keeps the higher eight."""
+        return self.dtype == "uint8" or self.channels == 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mask(Feature):
-    """Class ids per pixel: uint8 (height, width), stored as PNG, always exact.
+    """Class ids per pixel: uint8 or uint16 (height, width), stored as PNG, always exact.
 
-    A sample holds it as an array, or as the `bytes` of a PNG file: 8-bit grey bytes are stored untouched, palette
-    and 1, 2 or 4 bit files are stored as what they mean, the ids.
+    A sample holds it as an array, or as the `bytes` of a PNG or TIFF file: grey PNG files of 8 bits (16 for uint16) are
+    stored untouched; the ids of TIFF and palette files, and of files with fewer bits, are stored as grey PNG.
 
     Args:
-        shape: (height, width); None where it varies.
-        names: class names in the order of the ids; an array with an id past them is refused, except 255, which
-            segmentation sets keep for `not labelled`. Empty: every id is fine.
-        palette: one (red, green, blue) per class, for drawing.
+        shape: (height, width); None for a size that varies.
+        names: class names in the order of the ids. An array with an id beyond them is refused, except 255 (65535 for
+            uint16), which segmentation datasets use for `not labelled`. Empty accepts every id.
+        palette: colour (red, green, blue) of each class, for drawing.
+        dtype: "uint8", or "uint16" for more than 256 ids: instances, panoptic segmentation.
 
     Example:
         >>> Mask(names=("road", "car")).declared()
@@ -133,30 +219,40 @@ class Mask(Feature):
     shape: Shape = (None, None)
     names: tuple[str, ...] = ()
     palette: tuple[tuple[int, int, int], ...] = ()
+    dtype: Literal["uint8", "uint16"] = "uint8"
+
+    preview = "mask"
+    unsaid: ClassVar[frozenset[str]] = frozenset({"dtype"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Mask"))
         object.__setattr__(self, "names", checked_names(self.names, "Mask"))
-        object.__setattr__(self, "palette", _checked_palette(self.palette))
+        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Mask", ("uint8", "uint16")))
+        object.__setattr__(self, "palette", _checked_palette(self.palette, _MOST_IDS[self.dtype]))
         if len(self.shape) != 2:
             raise SchemaError(f"Mask: shape is {self.shape}; want (height, width)")
-        if len(self.names) > 256:
-            raise SchemaError(f"Mask: {len(self.names)} class names; uint8 ids go to 255")
+        if len(self.names) > _MOST_IDS[self.dtype]:
+            raise SchemaError(
+                f"Mask: {len(self.names)} class names; {self.dtype} ids go to {_MOST_IDS[self.dtype] - 1}"
+            )
         if self.palette and self.names and len(self.palette) < len(self.names):
             raise SchemaError(f"Mask: {len(self.palette)} palette colours for {len(self.names)} class names")
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: "bytes"}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return self.dtype, self.shape
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
             info = codecs.probe(value, whole=True, name=name)
-            if codecs.can_keep_mask(info):
-                check_array(name, self, np.uint8, (info.height, info.width), self.shape, np.dtype(np.uint8))
+            if codecs.can_keep_mask(info, dtype=self.dtype):
+                check_array(name, self, self.dtype, (info.height, info.width), self.shape, np.dtype(self.dtype))
                 return {name: value}
             value = self.prepare(name, value)
         value = array_of(name, self, value)
-        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(np.uint8))
+        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
         self._check_ids(name, value)
         return _encoded(name, self, value, codecs.encode_png)
 
@@ -166,32 +262,498 @@ class Mask(Feature):
     def decode_into(
         self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
     ) -> np.ndarray:
-        return codecs.decode_mask(one_bytes(name, columns), name=name, out=out, is_whole=are_intact)
+        data = one_bytes(name, columns)
+        return codecs.decode_mask(data, dtype=self.dtype, name=name, out=out, is_whole=are_intact)
 
     def prepare(self, name: str, value: Any) -> Any:
-        return codecs.decode_mask(value, name=name) if isinstance(value, bytes) else value
+        return codecs.decode_mask(value, dtype=self.dtype, name=name) if isinstance(value, bytes) else value
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        del drawn  # every library decodes a mask to the same ids
+        return codecs.PNG_ENCODER
 
     def declared(self) -> str:
         shape = "(height, width)" if self.shape == (None, None) else shape_text(self.shape)
-        return f"uint8 {shape}" + (f" of {len(self.names)} classes" if self.names else "")
+        return f"{self.dtype} {shape}" + (f" of {len(self.names)} classes" if self.names else "")
+
+    def class_names(self) -> tuple[str, ...]:
+        return self.names
+
+    def class_colours(self) -> tuple[tuple[int, int, int], ...]:
+        return self.palette
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
+        return bytes(one_bytes(name, columns))
+
+    def is_ragged(self) -> bool:
+        return False  # as for images
+
+    def is_large(self) -> bool:
+        return True
+
+    def target(self) -> Target:
+        return "mask"
+
+    def extension(self, data: bytes) -> str:
+        return _extension(data)
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        mask = tf.io.decode_png(columns[name][0], 1, self.dtype)
+        return tf.ensure_shape(tf.squeeze(mask, -1), self.shape)  # not mask[..., 0], which copies the pixels
+
+    def tf_block(self) -> Literal["python"]:
+        return "python"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        entry = _tfds_image((*self.shape, 1), "png", self.dtype)
+        if self.names:
+            image = {**entry["image"], "label": {"numClasses": str(len(self.names))}}
+            entry = tfds_feature("labeled_image.LabeledImage", image=image)
+        return {name: entry}
+
+    def hugging_face_type(self) -> str:
+        return "image"
+
+    def croissant_type(self) -> str:
+        return _CROISSANT
 
     def _check_ids(self, name: str, mask: np.ndarray) -> None:
         if not self.names or mask.size == 0 or int(mask.max()) < len(self.names):
             return
-        wrong = (mask >= len(self.names)) & (mask != _IGNORED_CLASS)
+        ignored = _MOST_IDS[self.dtype] - 1
+        wrong = (mask >= len(self.names)) & (mask != ignored)
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise SchemaError(
                 f"field {name!r} is declared {self.declared()} but pixel (row {row}, column {column}) holds class id "
-                f"{int(mask[row, column])}; declare the class, or map the id in read (255 is free for `not labelled`)"
+                f"{int(mask[row, column])}; declare the class, or map the id in read ({ignored} is free for `not "
+                "labelled`)"
             )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Depth(Feature):
+    """A depth map: the distance of each pixel from the camera, (height, width).
+
+    By default uint16 millimetres, up to 65.535 m, with 0 where nothing was measured: the unit and the 16-bit grey PNG
+    of Kinect, RealSense, ScanNet and most RGB-D sets, half as large as floats and finer than their sensors. float32
+    metres, with 0 or NaN where nothing was measured, are for what needs more: rendered scenes, predictions, LiDAR of
+    long range. Either is stored exactly, as PNG. The PNG of float32 holds the four bytes of each number, little-endian,
+    as red, green, blue and alpha, which is how TFDS stores images of float32, and reads them.
+
+    A sample holds an array of that dtype, or the `bytes` of a file: for uint16 a grey PNG (stored untouched) or TIFF of
+    16 bits, for float32 a TIFF of 32-bit floats. Neither unit is converted into the other: convert in `read`.
+    Geometric transforms move it with the image as they move a mask, without mixing neighbours.
+
+    Args:
+        shape: (height, width); None for a size that varies.
+        dtype: "uint16" for millimetres, "float32" for metres.
+
+    Example:
+        >>> Depth().declared()
+        'uint16 (height, width) of millimetres'
+        >>> metres = np.array([[0.5, np.nan]], np.float32)
+        >>> depth = Depth(dtype="float32")
+        >>> depth.decode("depth", depth.encode("depth", metres))
+        array([[0.5, nan]], dtype=float32)
+    """
+
+    shape: Shape = (None, None)
+    dtype: Literal["uint16", "float32"] = "uint16"
+
+    preview = "depth"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", checked_shape(self.shape, "Depth"))
+        object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Depth", ("uint16", "float32")))
+        if len(self.shape) != 2:
+            raise SchemaError(f"Depth: shape is {self.shape}; want (height, width)")
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return self.dtype, self.shape
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        if isinstance(value, bytes):
+            info = codecs.probe(value, whole=True, name=name)
+            if self.dtype == "uint16" and codecs.can_keep_mask(info, dtype="uint16"):
+                check_array(name, self, np.uint16, (info.height, info.width), self.shape, np.dtype(np.uint16))
+                return {name: value}
+            value = self.prepare(name, value)
+        value = array_of(name, self, value)
+        if value.dtype != self.dtype and value.dtype.kind in "fiu" and value.ndim == 2:
+            remedy = "np.rint(metres * 1000).astype(np.uint16)" if self.dtype == "uint16" else "metres as float32"
+            found = f"{value.dtype.name} {shape_text(value.shape)}"
+            raise mismatch(name, self, found, f"convert it in read ({remedy}), or change the declaration")
+        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
+        if self.dtype == "float32":
+            value = np.ascontiguousarray(value, "<f4").view(np.uint8).reshape(*value.shape, 4)
+        return _encoded(name, self, value, codecs.encode_png)
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
+        return self.decode_into(name, columns, None)
+
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> np.ndarray:
+        data = one_bytes(name, columns)
+        if self.dtype == "uint16":
+            return codecs.decode_mask(data, dtype="uint16", name=name, out=out, is_whole=are_intact)
+        is_free = out is not None and out.dtype == np.float32 and out.flags.c_contiguous
+        levels = out.view(np.uint8).reshape(*out.shape, 4) if is_free and out is not None else None
+        found = codecs.decode_image(data, channels=4, name=name, out=levels, is_whole=are_intact)
+        return out if out is not None and found is levels else found.view("<f4")[..., 0]
+
+    def prepare(self, name: str, value: Any) -> Any:
+        if not isinstance(value, bytes):
+            return value
+        if self.dtype == "float32":
+            return codecs.decode_floats(value, name=name)
+        info = codecs.probe(value, name=name)
+        if info.bit_depth < 16:
+            found = f"a {info.encoding} file of {info.bit_depth} bits per sample"
+            raise mismatch(name, self, found, "decode it in read, and convert it to millimetres")
+        return codecs.decode_mask(value, dtype="uint16", name=name)
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        del drawn  # every library decodes it to the same numbers
+        return codecs.PNG_ENCODER
+
+    def declared(self) -> str:
+        shape = "(height, width)" if self.shape == (None, None) else shape_text(self.shape)
+        return f"{self.dtype} {shape} of {'millimetres' if self.dtype == 'uint16' else 'metres'}"
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return bytes(one_bytes(name, columns)) if self.dtype == "uint16" else self.decode(name, columns)
+
+    def is_ragged(self) -> bool:
+        return False  # as for images
+
+    def is_large(self) -> bool:
+        return True
+
+    def target(self) -> Target:
+        return "depth"
+
+    def display(self, value: Any) -> np.ndarray:
+        distances = value[..., None]
+        is_measured = np.isfinite(value) & (value > 0)
+        return np.where(is_measured[..., None], 255 - _spread(distances, is_measured), 0).astype(np.uint8)
+
+    def extension(self, data: bytes) -> str:
+        return _extension(data)
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        if self.dtype == "uint16":
+            return tf.ensure_shape(tf.squeeze(tf.io.decode_png(columns[name][0], 1, "uint16"), -1), self.shape)
+        return tf.ensure_shape(tf.bitcast(tf.io.decode_png(columns[name][0], 4), "float32"), self.shape)
+
+    def tf_block(self) -> Literal["python"]:
+        return "python"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return {name: _tfds_image((*self.shape, 1), "png", self.dtype)}
+
+    def hugging_face_type(self) -> str | None:
+        return "image" if self.dtype == "uint16" else None
+
+    def croissant_type(self) -> str | None:
+        return _CROISSANT if self.dtype == "uint16" else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Keypoints(Feature):
+    """Points of one image: float32, each (x, y) in pixels of it, or (x, y, visibility).
+
+    x counts from the left and y from the top, as in COCO, torchvision and albumentations; a point may lie outside of
+    the image. Visibility is COCO's: 0 not labelled, which has no place, 1 hidden, 2 visible. A sample holds an array or
+    nested lists of numbers.
+
+    Geometric transforms move them with the image. The `keypoint_params` of an albumentations pipeline say whether
+    points that leave the image are removed (`remove_invisible`, its default): those of an open list disappear, with
+    their entries in `label_fields`; those with a visibility become (0, 0, 0), and keep their row. Other lists cannot
+    lose a point, and need `remove_invisible=False`. A mirrored face keeps its points in order: nothing swaps left and
+    right.
+
+    Args:
+        shape: (None, 2) for any number of points; (17, 3) for 17 with visibility; (None, 17, 3) for those of each
+            person in the image. The last size is 2, or 3 with visibility; only the first may be None.
+        names: names of the points, in their order, for shapes that fix how many there are.
+
+    Example:
+        >>> Keypoints().encode("corners", [[10, 20.5]])
+        {'corners': array([10. , 20.5], dtype=float32)}
+        >>> Keypoints((None, 17, 3)).declared()
+        'float32 (?, 17, 3) of (x, y, visibility)'
+    """
+
+    shape: Shape = (None, 2)
+    names: tuple[str, ...] = ()
+
+    preview = "outlines"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", checked_shape(self.shape, "Keypoints"))
+        object.__setattr__(self, "names", checked_names(self.names, "Keypoints"))
+        if not 2 <= len(self.shape) <= 3 or self.shape[-1] not in {2, 3} or None in self.shape[1:]:
+            raise SchemaError(
+                f"Keypoints: shape is {self.shape}; want (points, 2), (points, 3) with visibility, or (instances, "
+                "points, 2 or 3), of which the first may be None"
+            )
+        if self.names and len(self.names) != self.shape[-2]:
+            raise SchemaError(f"Keypoints: {len(self.names)} names for the shape {self.shape}; want one for each point")
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "float32"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return "float32", self.shape
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        value = array_of(name, self, self.prepare(name, value))
+        check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(np.float32))
+        levels = value[..., 2] if self.shape[-1] == 3 else np.zeros(0, np.float32)
+        if not np.isfinite(value).all() or not np.isin(levels, (0, 1, 2)).all():
+            good = np.isfinite(value).all(-1) & (np.isin(levels, (0, 1, 2)) if levels.size else True)
+            place = tuple(np.argwhere(~good)[0].tolist())
+            remedy = "give finite numbers, and a visibility of 0 (not labelled), 1 (hidden) or 2 (visible)"
+            raise mismatch(name, self, f"point {place} = {value[place].tolist()}", remedy)
+        return {name: value.reshape(-1).astype(np.float32, copy=False)}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self._tensor.decode(name, columns)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return self._tensor.decode_block(name, columns)
+
+    def prepare(self, name: str, value: Any) -> Any:
+        return _numbers_of(name, self, value, self.shape) if isinstance(value, (list, tuple)) else value
+
+    def declared(self) -> str:
+        return f"float32 {shape_text(self.shape)} of (x, y{', visibility' if self.shape[-1] == 3 else ''})"
+
+    def target(self) -> Target:
+        return "points"
+
+    def points(self, value: Any) -> np.ndarray:
+        found = np.array(value[..., :2].reshape(-1, 2), np.float32)
+        if self.shape[-1] == 3:
+            found[value[..., 2].reshape(-1) == 0] = np.nan
+        return found
+
+    def with_points(
+        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
+    ) -> tuple[Any, np.ndarray | None]:
+        is_gone = np.isnan(points).any(axis=1)
+        if self.may_lose_rows() and size is not None:
+            rows = np.flatnonzero(~is_gone)
+            return points[rows], rows
+        moved = np.array(value, np.float32).reshape(-1, value.shape[-1])
+        moved[:, :2] = points
+        moved[is_gone] = 0
+        return moved.reshape(value.shape), None
+
+    def needs_every_point(self) -> bool:
+        return self.shape[-1] == 2 and not self.may_lose_rows()
+
+    def may_lose_rows(self) -> bool:
+        return self.shape == (None, 2)
+
+    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
+        del height, width
+        return [point for point in self.points(value)[:, None] if not np.isnan(point).any()]
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return self._tensor.arrow_types(name)
+
+    def is_large(self) -> bool:
+        return False
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return self._tensor.decode_tf(name, columns)
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return self._tensor.tfds_entries(name)
+
+    @property
+    def _tensor(self) -> Tensor:
+        return _floats(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Polygons(Feature):
+    """Outlines of objects in one image: a list of polygons, each float32 (k, 2) of (x, y) in pixels.
+
+    A sample holds a list of arrays (k, 2), of nested lists, or of COCO's flat lists [x0, y0, x1, y1, ...]; an empty
+    list is a polygon without vertices. It reads back as one array, float32 (n, most, 2), where polygons with fewer
+    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` are those of polygon i. Stored are the vertices, and how
+    many each polygon has.
+
+    Geometric transforms move the vertices with the image, as keypoints; those outside of it stay, and what draws the
+    polygon cuts it off. A polygon that lies wholly outside loses its vertices, and keeps its place, so that labels stay
+    in step; name the field in `label_fields` of `bbox_params` to have polygons dropped with their boxes.
+
+    Example:
+        >>> triangle, square = [[0, 0], [4, 0], [0, 4]], [5, 5, 9, 5, 9, 9, 5, 9]
+        >>> polygons = Polygons()
+        >>> columns = polygons.encode("outlines", [triangle, square])
+        >>> columns["outlines/sizes"]
+        array([3, 4])
+        >>> polygons.decode("outlines", columns)[0]
+        array([[ 0.,  0.],
+               [ 4.,  0.],
+               [ 0.,  4.],
+               [nan, nan]], dtype=float32)
+    """
+
+    preview = "outlines"
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "float32", f"{name}/sizes": "int64"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return "float32", (None, None, 2)
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        value = array_of(name, self, self.prepare(name, value))
+        check_array(name, self, value.dtype, value.shape, (None, None, 2), np.dtype(np.float32))
+        is_there = ~np.isnan(value).any(-1)
+        sizes = is_there.sum(axis=1)
+        is_padded = is_there == (np.arange(value.shape[1]) < sizes[:, None])
+        wrong = np.argwhere(~is_padded | (is_there & ~np.isfinite(value).all(-1)))
+        if len(wrong):
+            place = tuple(wrong[0].tolist())
+            remedy = "give finite numbers, and NaN only behind the last vertex of a polygon"
+            raise mismatch(name, self, f"vertex {place} = {value[place].tolist()}", remedy)
+        return {name: value[is_there].reshape(-1), f"{name}/sizes": sizes.astype(np.int64)}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        sizes = np.asarray(columns[f"{name}/sizes"], np.int64)
+        value = np.full((len(sizes), max(sizes.tolist(), default=0), 2), np.nan, np.float32)
+        value[np.arange(value.shape[1]) < sizes[:, None]] = np.asarray(columns[name], np.float32).reshape(-1, 2)
+        return value
+
+    def prepare(self, name: str, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value
+        polygons = [_numbers_of(name, self, polygon, (None, 2)).reshape(-1, 2) for polygon in value]
+        padded = np.full((len(polygons), max(map(len, polygons), default=0), 2), np.nan, np.float32)
+        for row, polygon in zip(padded, polygons, strict=True):
+            row[: len(polygon)] = polygon
+        return padded
+
+    def declared(self) -> str:
+        return "float32 polygons (n, vertices, 2) of (x, y)"
+
+    def target(self) -> Target:
+        return "points"
+
+    def points(self, value: Any) -> np.ndarray:
+        return np.array(value.reshape(-1, 2), np.float32)
+
+    def with_points(
+        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
+    ) -> tuple[Any, np.ndarray | None]:
+        moved = points.reshape(value.shape)
+        if moved.size and size is not None:
+            low = np.where(np.isnan(moved), np.inf, moved).min(axis=1)
+            high = np.where(np.isnan(moved), -np.inf, moved).max(axis=1)
+            is_out = (high <= 0).any(axis=1) | (low >= size[::-1]).any(axis=1)
+            moved = np.where(is_out[:, None, None], np.float32(np.nan), moved)
+        return moved, None
+
+    def needs_every_point(self) -> bool:
+        return True
+
+    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
+        del height, width
+        return [outline for row in value if len(outline := row[~np.isnan(row[:, 0])])]
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: ("float32", (None, 2)), f"{name}/sizes": ("int64", (None,))}
+
+    def is_large(self) -> bool:
+        return False
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def json_value(self, value: Any) -> Any:
+        return [row[~np.isnan(row[:, 0])].tolist() for row in value]
+
+    def value_of_json(self, plain: Any) -> Any:
+        return plain
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        vertices = tf.reshape(columns[name], [-1, 2])
+        ragged = tf.RaggedTensor.from_row_lengths(vertices, columns[f"{name}/sizes"])
+        return tf.ensure_shape(ragged.to_tensor(float("nan")), (None, None, 2))
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return {name: tfds_tensor((None,), "float32"), f"{name}/sizes": tfds_tensor((None,), "int64")}
+
+
+@functools.cache
+def _floats(shape: Shape) -> Tensor:
+    """Return how numbers of a shape are stored."""
+    return Tensor(shape, "float32")
+
+
+def _numbers_of(name: str, feature: Feature, value: Any, shape: Shape) -> np.ndarray:
+    """Return nested lists of numbers as an array; an empty list has no rows."""
+    try:
+        found = np.asarray(value, np.float32)
+    except (TypeError, ValueError) as error:
+        remedy = "give an array, or nested lists of numbers"
+        raise mismatch(name, feature, f"a {type(value).__name__} that is no array ({error})", remedy) from error
+    if not found.size:
+        return found.reshape([size or 0 for size in shape])
+    if found.ndim == 1 and len(found) % 2 == 0 and shape == (None, 2) and isinstance(feature, Polygons):
+        return found.reshape(-1, 2)  # COCO's flat lists
+    if found.ndim != len(shape) or found.shape[-1] != shape[-1]:
+        remedy = "give (x, y) for each vertex or a flat list of them" if shape == (None, 2) else "reshape it in read"
+        raise mismatch(name, feature, f"numbers of shape {shape_text(found.shape)}", remedy)
+    return found
+
+
+def _spread(values: np.ndarray, is_shown: np.ndarray) -> np.ndarray:
+    """Return numbers (height, width, channels) as uint8, spread from the least shown, 0, to the largest, 255."""
+    shown = values[is_shown]
+    least, most = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 0.0)
+    with np.errstate(invalid="ignore"):
+        levels = np.clip((values.astype(np.float64) - least) / max(most - least, 1e-9), 0, 1) * 255
+    return np.nan_to_num(levels).astype(np.uint8)
+
+
+def _checked_dtype(dtype: Any, where: str, dtypes: tuple[str, ...]) -> str:
+    try:
+        found = np.dtype(dtype).name
+    except TypeError:
+        found = ""
+    if found not in dtypes:
+        raise SchemaError(f"{where}: dtype is {dtype!r}; want {' or '.join(map(repr, dtypes))}")
+    return str(found)
 
 
 def _encoded(
     name: str, feature: Feature, pixels: np.ndarray, encode: Callable[[np.ndarray], bytes]
 ) -> dict[str, Column]:
-    """Return the column of an array; refuse what cannot be stored, or could not be read again."""
-    found = f"uint8 {shape_text(pixels.shape)}"
+    """Return the column of an array; refuse one that cannot be stored or read back."""
+    found = f"{pixels.dtype} {shape_text(pixels.shape)}"
     if pixels.shape[0] * pixels.shape[1] > codecs.MAX_PIXELS:
         remedy = f"readers take {codecs.MAX_PIXELS} pixels at most: tile it or shrink it in read"
         raise mismatch(name, feature, found, remedy)
@@ -201,11 +763,405 @@ def _encoded(
         raise mismatch(name, feature, found, str(error)) from error
 
 
-def _checked_palette(palette: Any) -> tuple[tuple[int, int, int], ...]:
+def _extension(data: bytes) -> str:
+    return "jpg" if data.startswith(_JPEG) else "png"
+
+
+def _tfds_image(shape: Shape, encoding: str, dtype: str) -> dict[str, Any]:
+    image = {"shape": tfds_shape(shape), "dtype": dtype, "encodingFormat": encoding}
+    return tfds_feature("image_feature.Image", image=image)
+
+
+def _checked_palette(palette: Any, most: int) -> tuple[tuple[int, int, int], ...]:
     try:
         colours = tuple((operator.index(r), operator.index(g), operator.index(b)) for r, g, b in palette)
     except (TypeError, ValueError) as error:
         raise SchemaError(f"Mask: palette is {palette!r}; want one (red, green, blue) per class") from error
-    if len(colours) > 256 or any(not 0 <= level <= 255 for colour in colours for level in colour):
-        raise SchemaError(f"Mask: palette is {some(colours)}; want levels from 0 to 255, and at most 256 colours")
+    if len(colours) > most or any(not 0 <= level <= 255 for colour in colours for level in colour):
+        raise SchemaError(
+            f"Mask: palette is {join_names(colours)}; want levels from 0 to 255, and at most {most} colours"
+        )
     return colours
+
+
+# ---------------------------------------------------------------- video
+
+
+_DEMUXERS = {
+    **dict.fromkeys(["mp4", "mov", "3gp"], "mov"),
+    **dict.fromkeys(["mkv", "webm"], "matroska"),
+    "avi": "avi",
+    "ts": "mpegts",
+    "mpg": "mpeg",
+    "flv": "flv",
+    "wmv": "asf",
+}
+"""FFmpeg's demuxer of each extension. Each is named to FFmpeg, which would otherwise follow a playlist anywhere."""
+_BRANDS = {b"qt  ": "mov", b"3gp": "3gp", **dict.fromkeys([b"hei", b"hev", b"avi", b"mif", b"msf", b"M4A", b"M4B"], "")}
+"""Extensions by how the brand of an ISO file begins, if not "mp4"; "" for pictures and sound."""
+_BOXES = {b"moov", b"mdat", b"free", b"skip", b"wide"}
+_MAGIC = {b"FLV\x01": "flv", b"\x00\x00\x01\xba": "mpg", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "wmv"}
+_TS_PACKET = 188
+_WHOLE = "want a whole MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file"
+_RATE_TOLERANCE = 1e-3
+"""Relative: containers round durations, and 29.97 is short for 30000/1001."""
+_SHEET = 4  # frames that a preview shows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Video(Feature):
+    """A video: uint8 (num_frames, height, width, 3) in RGB, stored as an encoded file.
+
+    A sample holds the `bytes` of an MP4, MOV, WebM, MKV, AVI, MPEG, FLV or WMV file, which are stored untouched, or an
+    array of uint8 (num_frames, height, width, 3), stored as FFV1 in MKV, without loss. A file is decoded when it is
+    written: one with a damaged frame, without frames, or cut short is refused. Frames are turned as the file says, and
+    converted by the colour space and range that it names. Sound in the file is kept, and not read. Needs the package
+    av, which the extra `video` installs.
+
+    `num_frames` and `stride` choose frames when a sample is read; the file is stored whole. A transform that chooses
+    other frames in each epoch declares `decoded=False` and calls `frames`.
+
+    Args:
+        shape: (height, width) of a frame; None for a size that varies.
+        fps: frames per second; a file with another rate is refused. None takes files of any rate, and no arrays.
+        num_frames: how many frames to read of each video: spread evenly from the first to the last, or `stride` apart
+            in its middle. The frames of a shorter video repeat. None for all.
+        stride: distance of the frames to read; None for 1, or as far apart as `num_frames` permits.
+        decoded: whether a sample holds frames; False gives transforms and readers the bytes of the file.
+
+    Example:
+        >>> Video((240, 320), num_frames=16).declared()
+        'video uint8 (16, 240, 320, 3)'
+        >>> Video(fps=25, decoded=False).declared()
+        'video file (?, ?, ?, 3) at 25 fps'
+    """
+
+    shape: Shape = (None, None)
+    fps: float | None = None
+    num_frames: int | None = None
+    stride: int | None = None
+    decoded: bool = True
+
+    preview = "image"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", checked_shape(self.shape, "Video"))
+        if len(self.shape) != 2 or 0 in self.shape:
+            raise SchemaError(f"Video: shape is {self.shape}; want (height, width) of a frame, None where one varies")
+        if self.fps is not None and not (isinstance(self.fps, (int, float)) and 0 < self.fps < float("inf")):
+            raise SchemaError(f"Video: fps is {self.fps!r}; want a positive number, or None")
+        for name in ("num_frames", "stride"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, checked_int(value, f"Video: {name}"))
+                if getattr(self, name) < 1:
+                    raise SchemaError(f"Video: {name} is {value}; want a positive number, or None")
+        if not isinstance(self.decoded, bool):
+            raise SchemaError(f"Video: decoded is {self.decoded!r}; want True or False")
+        if not self.decoded and (self.num_frames or self.stride):
+            raise SchemaError("Video: num_frames and stride choose frames, and decoded=False gives files; drop one")
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return ("uint8", (self.num_frames, *self.shape, 3)) if self.decoded else ("bytes", ())
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            data = bytes(value)
+            self._check(name, data)
+            return {name: data}
+        frames = array_of(name, self, value)
+        if self.fps is None:
+            found = f"an array, {frames.dtype.name} {shape_text(frames.shape)}"
+            remedy = "give the bytes of a file, declare fps= to store arrays"
+            raise mismatch(name, self, found, f"{remedy}, or decoded=False where a transform need not see frames")
+        check_array(name, self, frames.dtype, frames.shape, (None, *self.shape, 3), np.dtype(np.uint8))
+        if not frames.size:
+            raise mismatch(name, self, "no pixels", "leave the sample out: raise Skip(...)")
+        return {name: _ffv1(frames, self.fps)}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        data = one_bytes(name, columns)
+        return _frames(name, data, self._numbers) if self.decoded else data
+
+    def prepare(self, name: str, value: Any) -> Any:
+        # All frames: what a transform makes of them is stored, and `decode` chooses among what is stored.
+        return _frames(name, value, range) if self.decoded and isinstance(value, bytes) else value
+
+    def frames(self, data: bytes, numbers: Sequence[int] | Callable[[int], Iterable[int]] | None = None) -> np.ndarray:
+        """Return frames of a file, uint8 (n, height, width, 3): what a transform reads where `decoded` is False.
+
+        Args:
+            data: the file.
+            numbers: which frames, from 0, in any order, or a function of their number that says so; None for those
+                that `num_frames` and `stride` choose.
+
+        Raises:
+            IndexError: there is no frame of such a number.
+            InputError: the file does not decode.
+            MissingDependencyError: av is not installed.
+
+        Example:
+            >>> def clip(sample, rng):   # 16 frames in a row, others in each epoch
+            ...     def numbers(num_frames):
+            ...         start = rng.integers(max(num_frames - 16, 0) + 1)
+            ...         return range(start, min(start + 16, num_frames))
+            ...
+            ...     return {**sample, "video": Video().frames(sample["video"], numbers)}
+        """
+        if numbers is None:
+            return _frames("video", data, self._numbers)
+        return _frames("video", data, numbers if callable(numbers) else lambda _: numbers)
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
+        return one_bytes(name, columns)
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        del drawn  # files are kept, whatever decodes them
+        return frozenset() if self.fps is None else frozenset({"av"})
+
+    def declared(self) -> str:
+        rate = "" if self.fps is None else f" at {self.fps:g} fps"
+        return f"video {'uint8' if self.decoded else 'file'} {shape_text((self.num_frames, *self.shape, 3))}{rate}"
+
+    def is_large(self) -> bool:
+        return True
+
+    def extension(self, data: bytes) -> str:
+        return video_extension(data) or "bin"
+
+    def display(self, value: Any) -> np.ndarray:
+        """Return four frames, from the first to the last, two in a row: uint8 (2 * height, 2 * width, 3)."""
+
+        def numbers(num_frames: int) -> list[int]:
+            return _spread_over(num_frames, _SHEET)
+
+        frames = value[numbers(len(value))] if self.decoded else self.frames(value, numbers)
+        return np.concatenate([np.concatenate([*frames[row : row + 2]], axis=1) for row in (0, 2)])
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return Feature.decode_tf(self, name, columns) if self.decoded else columns[name][0]
+
+    def decodes_in_graph(self) -> bool:
+        return not self.decoded
+
+    def tf_block(self) -> Literal["tensor"] | None:
+        return None if self.decoded else "tensor"
+
+    def hugging_face_type(self) -> str:
+        return "video"
+
+    def croissant_type(self) -> str:
+        return "sc:VideoObject"
+
+    def _numbers(self, num_frames: int) -> Sequence[int]:
+        """Return which frames are read of a video with so many."""
+        if self.num_frames is None:
+            return range(0, num_frames, self.stride or 1)
+        if self.stride is None:
+            return _spread_over(num_frames, self.num_frames)
+        start = max(num_frames - 1 - (self.num_frames - 1) * self.stride, 0) // 2
+        return [min(start + place * self.stride, num_frames - 1) for place in range(self.num_frames)]
+
+    def _check(self, name: str, data: bytes) -> None:
+        """Refuse a file that is not as declared, or does not decode to its end."""
+        num_frames, size, rate = 0, (0, 0), None
+        for frame, average_rate in _decoded_video(name, data):
+            shown = _size_of(frame)
+            if num_frames and shown != size:
+                found = f"a video of {size} in which frame {num_frames} is {shown}"
+                raise mismatch(name, self, found, "scale it in read")
+            num_frames, size, rate = num_frames + 1, shown, average_rate
+        if missing := _missing_bytes(data):
+            raise InputError(
+                f"field {name!r} holds a {video_extension(data)} file that is cut short: {missing} bytes are missing; "
+                f"{_WHOLE}"
+            )
+        fits = all(want in (None, found) for want, found in zip(self.shape, size, strict=True))
+        if self.fps is not None:
+            fits &= rate is not None and abs(float(rate) - self.fps) <= _RATE_TOLERANCE * self.fps
+        if not fits:
+            at = "" if rate is None else f" at {float(rate):g} fps"
+            remedy = "scale or convert it in read, or change the declaration"
+            raise mismatch(name, self, f"a video of {shape_text((num_frames, *size, 3))}{at}", remedy)
+
+
+def video_extension(data: bytes) -> str:
+    """Return the extension of the format of a video file by its first bytes; "" if they are no video's."""
+    if data[4:8] == b"ftyp":
+        return next((kind for brand, kind in _BRANDS.items() if data[8:12].startswith(brand)), "mp4")
+    if data[:4] == b"\x1a\x45\xdf\xa3":  # EBML, whose header names the kind of document
+        return "webm" if b"webm" in data[:64] else "mkv" if b"matroska" in data[:64] else ""
+    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        return "avi"
+    if data[:1] == b"G" and data[_TS_PACKET : _TS_PACKET + 1] == b"G" == data[2 * _TS_PACKET : 2 * _TS_PACKET + 1]:
+        return "ts"
+    if data[4:8] in _BOXES:  # QuickTime before it had brands
+        return "mov"
+    return next((kind for magic, kind in _MAGIC.items() if data.startswith(magic)), "")
+
+
+def _missing_bytes(data: bytes) -> int:
+    """Return how many bytes a video file lacks at its end, where its container says how long it is."""
+    kind = video_extension(data)
+    if kind == "avi":
+        return max(8 + int.from_bytes(data[4:8], "little") - len(data), 0)
+    if _DEMUXERS.get(kind) == "matroska":
+        return max(_end_of_segment(data) - len(data), 0)
+    place = 0
+    while _DEMUXERS.get(kind) == "mov" and place + 8 <= len(data):
+        size = int.from_bytes(data[place : place + 4], "big")
+        if size == 1:
+            size = int.from_bytes(data[place + 8 : place + 16], "big")
+        if size < 8:  # 0: to the end of the file
+            return 0
+        place += size
+    return max(place - len(data), 0)
+
+
+def _end_of_segment(data: bytes) -> int:
+    """Return where the first segment of a Matroska file ends; 0 if it does not say."""
+    place = 4  # behind the ID of the header
+    for id_size in (4, 0):
+        if place >= len(data) or not data[place]:
+            return 0
+        width = 9 - data[place].bit_length()
+        size = int.from_bytes(data[place : place + width], "big") & ((1 << 7 * width) - 1)
+        is_open = size == (1 << 7 * width) - 1  # of a program that streams
+        place += width + size + id_size
+        if is_open:
+            return 0
+    return place
+
+
+def _spread_over(num_frames: int, count: int) -> list[int]:
+    """Return the numbers of so many frames, as far apart as possible; the first for one."""
+    return [place * (num_frames - 1) // max(count - 1, 1) for place in range(count)]
+
+
+def _av() -> Any:
+    try:
+        import av
+    except (ImportError, OSError) as error:
+        raise MissingDependencyError(
+            "Video needs the package av; install it with: pip install 'datamat[video]'"
+        ) from error
+    return av
+
+
+def _decoded_video(name: str, data: bytes) -> Iterator[tuple[Any, fractions.Fraction | None]]:
+    """Yield each frame of a file as an `av.VideoFrame`, in the order in which they are shown, with the rate.
+
+    Raises:
+        InputError: it is none of the formats, holds no frames, or one that is damaged.
+        MissingDependencyError: av is not installed.
+    """
+    av = _av()
+    kind = video_extension(data)
+    if not kind:
+        raise InputError(f"field {name!r}: {len(data)} bytes are no video; {_WHOLE}")
+    number = 0
+    try:
+        with _opened(av, data, kind) as file:
+            stream = _stream(av, file)
+            if stream is None:
+                raise InputError(f"field {name!r} holds a {kind} file without a video that FFmpeg decodes; {_WHOLE}")
+            stream.codec_context.thread_count = 1  # the others are taken by other samples
+            for frame in file.decode(stream):
+                if frame.is_corrupt:
+                    raise InputError(f"field {name!r} holds a {kind} file whose frame {number} is damaged; {_WHOLE}")
+                yield frame, stream.average_rate
+                number += 1
+    except (av.FFmpegError, EOFError) as error:
+        where = f"fails at frame {number}" if number else "does not decode"
+        raise InputError(f"field {name!r} holds a {kind} file that {where} ({error}); {_WHOLE}") from error
+    if not number:
+        raise InputError(f"field {name!r} holds a {kind} file without a frame; {_WHOLE}")
+
+
+def _opened(av: Any, data: bytes, kind: str) -> Any:
+    # Until version 19, tags that are no UTF-8 raise an error unless they are replaced; from then on there is no choice.
+    tags = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+    return av.open(io.BytesIO(data), format=_DEMUXERS[kind], **tags)
+
+
+def _stream(av: Any, file: Any) -> Any:
+    """Return the first video of a file that is no picture of its cover, and whose codec is known; None for none."""
+    cover = av.stream.Disposition.attached_pic
+    found = [one for one in file.streams.video if one.codec_context is not None and not one.disposition & cover]
+    return found[0] if found else None
+
+
+def _frames(name: str, data: bytes, choose: Callable[[int], Iterable[int]]) -> np.ndarray:
+    """Return frames of a file, uint8 (n, height, width, 3).
+
+    Args:
+        name: name of the field, for messages.
+        data: the file.
+        choose: returns which frames are wanted, given how many there are.
+    """
+    reformatter = _av().video.reformatter.VideoReformatter()
+    count = _count_packets(data)  # mostly one for each frame
+    while True:
+        wanted = [operator.index(number) for number in choose(count)]
+        places: dict[int, list[int]] = {}
+        for place, number in enumerate(wanted):
+            places.setdefault(number, []).append(place)
+        found, total = None, 0
+        for total, (frame, _) in enumerate(_decoded_video(name, data), start=1):
+            if found is None:
+                found = np.empty((len(wanted), *_size_of(frame), 3), np.uint8)
+            if total - 1 in places:
+                pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                found[places[total - 1]] = np.rot90(pixels, _turns(frame))
+        if total == count:
+            break
+        count = total  # a packet may hold no frame, or two
+    wrong = [number for number in places if not 0 <= number < total]
+    if wrong:
+        raise IndexError(f"frame {wrong[0]} of a video with {total}; frames are numbered from 0")
+    assert found is not None, "a video without frames is refused"
+    return found
+
+
+def _turns(frame: Any) -> int:
+    """Return how many quarter turns, counterclockwise, a frame is to be shown with."""
+    degrees: int = frame.rotation
+    return round(degrees / 90)
+
+
+def _size_of(frame: Any) -> tuple[int, int]:
+    """Return height and width of a frame as it is shown."""
+    return (frame.width, frame.height) if _turns(frame) % 2 else (frame.height, frame.width)
+
+
+def _count_packets(data: bytes) -> int:
+    """Return how many packets of a file hold frames; 0 where it does not open, which decoding it explains."""
+    av = _av()
+    kind = video_extension(data)
+    if not kind:
+        return 0
+    try:
+        with _opened(av, data, kind) as file:
+            stream = _stream(av, file)
+            return 0 if stream is None else sum(packet.size > 0 for packet in file.demux(stream))
+    except (av.FFmpegError, EOFError):
+        return 0
+
+
+def _ffv1(frames: np.ndarray, fps: float) -> bytes:
+    """Return frames as FFV1 in MKV: the same bytes each time, without the time of day or random numbers."""
+    av = _av()
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska", options={"fflags": "bitexact"}) as container:
+        stream = container.add_stream("ffv1", rate=fractions.Fraction(fps).limit_denominator(1001))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "bgr0"
+        stream.codec_context.thread_count = 1  # the number of threads would show in the bytes
+        stream.codec_context.flags |= av.codec.context.Flags.bitexact
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()

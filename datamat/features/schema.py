@@ -1,39 +1,250 @@
-"""The schema of a data set as a whole."""
+"""The schema of a dataset as a whole, types that are made of others, and the look-up of types by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any
+import abc
+import collections.abc
+import dataclasses
+import datetime
+import functools
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from datamat import codecs
-from datamat.errors import InputError, SchemaError
-from datamat.features.base import Column, Feature, Kind, some
-from datamat.features.pictures import Image, Mask
-from datamat.features.values import BBoxes, ClassLabel, Scalar, Tensor, Text
+from datamat.errors import InputError, MissingDependencyError, SchemaError
+from datamat.features.base import (
+    Column,
+    ColumnBlock,
+    Feature,
+    Kind,
+    RaggedColumn,
+    Shape,
+    Target,
+    as_array,
+    bytes_array,
+    dtype_of,
+    holds_numbers,
+    join_names,
+    mismatch,
+    one_bytes,
+    shape_text,
+    tf_dtype,
+    tfds_feature,
+    tfds_sequence,
+    tfds_tensor,
+)
+from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
+from datamat.features.values import (
+    Audio,
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Json,
+    Scalar,
+    Tensor,
+    Text,
+    Timestamp,
+    Tokens,
+    decode_raw,
+    numbers_in,
+    sound_extension,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NO_MEMORY", "Features"]
 
-_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Image, Mask, ClassLabel, BBoxes, Text, Scalar, Tensor)}
+__all__ = ["FLAT", "NO_MEMORY", "Features", "Nesting", "Optional", "Sequence", "register_feature"]
+
+_ENTRY_POINTS = "datamat.features"
+_registered: dict[str, type[Feature]] = {}
 
 NO_MEMORY: Mapping[str, np.ndarray] = {}
-"""No arrays to decode into."""
+"""No memory to decode into."""
+
+
+class Nesting:
+    """Which fields of a sample are dicts of others, lists of dicts, or dicts that may be missing.
+
+    Inside datamat a dict's field stands beside all others under the name `DICT/FIELD`. Samples and batches hold dicts;
+    a list of dicts is a dict of lists there.
+
+    Args:
+        groups: kind of each dict by its path, before those of the dicts in it: "one", "list" or "optional".
+        children: paths in each dict.
+    """
+
+    __slots__ = ("children", "groups")
+
+    def __init__(self, groups: Mapping[str, str], children: Mapping[str, collections.abc.Sequence[str]]) -> None:
+        self.groups = groups
+        self.children = children
+
+    def split(self, sample: Mapping[str, Any], *, strict: bool = False) -> Mapping[str, Any]:
+        """Return a sample, or a batch, with the fields of dicts in their place; what is split already stays.
+
+        Args:
+            sample: values by field.
+            strict: whether to refuse what is not as declared; else it stays, as what a transform made of a field.
+
+        Raises:
+            SchemaError: a field is no dict, or no list of dicts, with the declared fields.
+        """
+        if not self.groups:
+            return sample
+        found = dict(sample)
+        for path, kind in self.groups.items():
+            try:
+                parts = self._parts(path, kind, found[path]) if path in found else None
+            except SchemaError:
+                if strict:
+                    raise
+                continue
+            if parts is not None:
+                del found[path]
+                found.update(parts)
+        return found
+
+    def split_block(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the columns of a block, in which a dict is a dict of columns, or a list of n values."""
+        found = dict(columns)
+        for path, kind in self.groups.items():
+            value = found.get(path)
+            if value is not None and not isinstance(value, Mapping):
+                rows = [self._parts(path, kind, row) for row in value]
+                found.update({child: [row[child] for row in rows] for child in self.children[path]})
+                del found[path]
+            elif value is not None:
+                found.update(self._parts(path, "one", found.pop(path)))
+        return found
+
+    def join(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `split` was given, with each list of dicts as a dict of lists."""
+        return self._joined(values, is_batch=False) if self.groups else dict(values)
+
+    def join_batch(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of a batch with a dict of columns for each dict."""
+        return self._joined(columns, is_batch=True) if self.groups else dict(columns)
+
+    def _joined(self, values: Mapping[str, Any], *, is_batch: bool) -> dict[str, Any]:
+        found = dict(values)
+        for path in reversed([*self.groups]):
+            children = [child for child in self.children[path] if child in found]
+            parts = {child.removeprefix(f"{path}/"): found.pop(child) for child in children}
+            if parts:
+                may_miss = self.groups[path] == "optional" and not is_batch
+                found[path] = None if may_miss and all(value is None for value in parts.values()) else parts
+        return found
+
+    def _parts(self, path: str, kind: str, value: Any) -> dict[str, Any]:
+        names = [child.removeprefix(f"{path}/") for child in self.children[path]]
+        if value is None and kind == "optional":
+            return dict.fromkeys(self.children[path])
+        if kind == "list" and not isinstance(value, Mapping):
+            if not isinstance(value, (list, tuple)):
+                raise _no_dict(path, "a list of dicts", names, value)
+            rows = [self._checked(path, names, row, f", item {number}") for number, row in enumerate(value)]
+            return {f"{path}/{name}": [row[name] for row in rows] for name in names}
+        row = self._checked(path, names, value, "")
+        return {f"{path}/{name}": row[name] for name in names}
+
+    def _checked(self, path: str, names: list[str], value: Any, place: str) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise _no_dict(path + place, "a dict", names, value)
+        if value.keys() != set(names):
+            missing, unknown = (
+                sorted(set(names) - value.keys()),
+                sorted(str(name) for name in value.keys() - set(names)),
+            )
+            parts = [f"field {path!r}{place} is declared with {name!r} but the sample has none" for name in missing]
+            parts += [f"field {path!r}{place} is declared without {name!r} but the sample holds it" for name in unknown]
+            raise SchemaError(
+                "; ".join(parts)
+                + "; make read return exactly the declared fields, or declare Json() for dicts that differ"
+            )
+        return value
+
+
+FLAT = Nesting({}, {})
+"""No field is a dict."""
+
+
+def _no_dict(path: str, wanted: str, names: list[str], value: Any) -> SchemaError:
+    return SchemaError(
+        f"field {path!r} is declared {wanted} with {join_names(names)} but the sample holds a {type(value).__name__}; "
+        f"give {wanted}, or declare Json()"
+    )
+
+
+def _without_dicts(
+    fields: Mapping[str, Any], groups: dict[str, str], children: dict[str, list[str]]
+) -> Iterator[tuple[str, Any]]:
+    """Yield path and feature of each field that is no dict, and note the dicts."""
+
+    def visit(path: str, feature: Any, wrap: Callable[[Any], Any], kind: str) -> Iterator[tuple[str, Any]]:
+        inner = feature.feature if isinstance(feature, (Optional, Sequence)) else feature
+        if not isinstance(inner, Mapping):
+            yield path, feature if wrap is _same else wrap(_checked_part(feature, f"field {path!r}"))
+            return
+        if inner is not feature:
+            if wrap is not _same:
+                raise SchemaError(
+                    f"field {path!r}: a list of dicts, or one that may be missing, cannot be in another; declare Json()"
+                )
+            wrap, kind = type(feature), "list" if isinstance(feature, Sequence) else "optional"
+        parts = _parts_of(inner)
+        if not parts:
+            raise SchemaError(f"field {path!r} is declared as a dict without fields; declare Json()")
+        groups[path], children[path] = kind, [f"{path}/{name}" for name in parts]
+        for name, part in parts.items():
+            yield from visit(f"{path}/{name}", part, wrap, kind)
+
+    for name, feature in fields.items():
+        yield from visit(name, feature, _same, "one")
+
+
+def _chosen(fields: Mapping[str, Any], names: set[str], prefix: str) -> dict[str, Any]:
+    """Return the declarations of the fields with some paths."""
+    found: dict[str, Any] = {}
+    for name, feature in fields.items():
+        inner = feature.feature if isinstance(feature, (Optional, Sequence)) else feature
+        if f"{prefix}{name}" in names:
+            found[name] = feature
+        elif isinstance(inner, Mapping) and (parts := _chosen(_parts_of(inner), names, f"{prefix}{name}/")):
+            found[name] = parts if inner is feature else type(feature)(parts)
+    return found
+
+
+def _same(feature: Any) -> Any:
+    return feature
+
+
+def _parts_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dict in a sample; `key` is the whole sample's, which Features always have."""
+    found = fields if isinstance(fields, Features) else Features(fields)
+    return {name: feature for name, feature in found.as_declared.items() if name != "key"}
 
 
 class Features(Mapping[str, Feature]):
-    """The schema of a dataset: field name to feature type, always with the field `key`.
+    """The schema of a dataset: a feature type for each field, always including `key`.
 
-    A value: immutable, compares by content, goes to and from JSON. Names may hold `/` (`objects/bbox`).
+    Features are immutable, compare by content, and convert to and from JSON. Names may contain `/` (`objects/bbox`).
+
+    A field may be a dict of others: `Features`, or a plain dict, in their place. `Sequence({...})` is a list of such
+    dicts, `Optional({...})` a dict or None. The fields in them are stored and listed as `DICT/FIELD`. A sample holds
+    dicts, and reads back with them; a list of dicts reads back as a dict of lists or arrays, as in TFDS. A batch holds
+    a dict of columns for each.
 
     Args:
-        fields: feature by name; `key` (a `Text`) is added where it is missing.
+        fields: feature of each field, by name; `key` (a `Text`) is added if it is missing, but not in a dict.
 
     Raises:
-        SchemaError: a name is empty or odd, a value is not a feature, or two fields would share a column.
+        SchemaError: a name is empty or unprintable, a value is not a feature, or two fields would share a column.
 
     Example:
         >>> features = Features({"image": Image(), "label": ClassLabel(names=("cat", "dog"))})
@@ -41,14 +252,25 @@ class Features(Mapping[str, Feature]):
         ['image', 'key', 'label']
         >>> Features.from_json(features.to_json()) == features
         True
+        >>> sorted(Features({"camera": {"iso": Scalar("int32"), "lens": Text()}}))
+        ['camera/iso', 'camera/lens', 'key']
     """
 
-    __slots__ = ("_columns", "_fields")
+    __slots__ = ("_columns", "_fields", "_foreign", "as_declared", "nesting")
 
-    def __init__(self, fields: Mapping[str, Feature]) -> None:
+    def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping):
             raise SchemaError(f"features is a {type(fields).__name__}; want a dict of name to feature type")
-        self._fields: dict[str, Feature] = {"key": Text(), **fields}
+        declared = fields.as_declared if isinstance(fields, Features) else fields
+        self.as_declared: Mapping[str, Any] = {"key": Text(), **declared}
+        groups: dict[str, str] = {}
+        children: dict[str, list[str]] = {}
+        self._fields: dict[str, Feature] = {}
+        for name, feature in _without_dicts(self.as_declared, groups, children):
+            if name in self._fields:
+                raise SchemaError(f"field {name!r} is declared twice: in a dict, and by its path; rename one")
+            self._fields[name] = feature
+        self.nesting = Nesting(groups, children)
         self._columns: dict[str, Kind] = {}
         for name, feature in self._fields.items():
             _check_name(name, feature)
@@ -60,9 +282,12 @@ class Features(Mapping[str, Feature]):
                 self._columns[column] = kind
         if not isinstance(self._fields["key"], Text):
             raise SchemaError(f"field 'key' is declared {self._fields['key'].declared()}; it must be Text()")
+        self._foreign = {name: feature for name, feature in self._fields.items() if [*_foreign_parts(feature)]}
 
     def __getitem__(self, name: str) -> Feature:
-        return self._fields[name]
+        """Return the feature of a field; of one that is a dict, what was declared for it."""
+        found: Feature = self._fields[name] if name in self._fields else self.as_declared[name]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -71,7 +296,9 @@ class Features(Mapping[str, Feature]):
         return len(self._fields)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Features) and self._fields == other._fields
+        if not isinstance(other, Features):
+            return False
+        return self._fields == other._fields and self.nesting.groups == other.nesting.groups
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self._columns)))
@@ -81,44 +308,88 @@ class Features(Mapping[str, Feature]):
 
     @property
     def columns(self) -> Mapping[str, Kind]:
-        """The stored columns, by name, with their kinds."""
+        """Kind of each stored column, by name."""
         return self._columns
+
+    @property
+    def foreign(self) -> Mapping[str, Feature]:
+        """The feature of another package in each field that has one, as its type or as a part of it."""
+        return {name: next(_foreign_parts(feature)) for name, feature in self._foreign.items()}
+
+    def check(self) -> None:
+        """Refuse feature types of other packages that formats or readers could not handle; `plan()` calls it.
+
+        Raises:
+            SchemaError: the answers of a feature contradict each other, or its JSON does not give an equal feature.
+            MissingDependencyError: the class of a feature is neither registered nor named by an entry point.
+        """
+        for name, feature in self._foreign.items():
+            for part in [*_foreign_parts(feature), feature]:
+                _check_foreign(name, part)
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        """Return the top-level modules of other packages that decide the bytes of the stored columns.
+
+        Args:
+            drawn: whether to answer for copies that went through a transform.
+
+        Example:
+            >>> sorted(Features({"x": Scalar("int64")}).packages(drawn=True))
+            []
+        """
+        return frozenset[str]().union(*(feature.packages(drawn=drawn) for feature in self._fields.values()))
 
     def encode(self, sample: Mapping[str, Any]) -> dict[str, Column]:
         """Return the columns of one sample.
 
         Args:
-            sample: a value for every field, and nothing else.
+            sample: value of every field, and nothing else.
 
         Raises:
-            SchemaError: a field is missing, unknown, or not as declared.
-            InputError: bytes of an image do not decode.
+            SchemaError: a field is missing or unknown, or does not match its declaration.
+            InputError: the bytes of an image do not decode.
         """
+        sample = self.nesting.split(sample, strict=True)
         if sample.keys() != self._fields.keys():
             raise self._wrong_fields(sample)
         columns: dict[str, Column] = {}
         for name, feature in self._fields.items():
             columns.update(feature.encode(name, sample[name]))
+        self._check_lists(columns)
+        for name, feature in self._foreign.items():
+            _check_encoded(name, feature, columns)
         return columns
 
     def encode_block(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the stored columns of n samples given by columns: arrays (n,) and sequences of n bytes.
+        """Return the stored columns of n samples: the same that `encode` gives for each of them.
 
         Args:
-            columns: for every field, an array (n,) of its dtype or n strings.
+            columns: values of every field, as `DatasetWriter.read_block` returns them.
+
+        Returns:
+            For each column an array (n,) or (n, k), a `RaggedColumn`, or a list of n bytes.
 
         Raises:
-            SchemaError: a field is missing, unknown, not as declared, or of a kind that does not go in blocks.
+            SchemaError: a field is missing or unknown, or does not match its declaration.
+            InputError: the bytes of an image do not decode.
         """
+        columns = self.nesting.split_block(columns)
         if columns.keys() != self._fields.keys():
             raise self._wrong_fields(columns)
-        lengths = {name: len(values) if isinstance(values, Sized) else 1 for name, values in columns.items()}
+        values = {name: _column_of(name, self._fields[name], value) for name, value in columns.items()}
+        lengths = {name: len(value) for name, value in values.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise SchemaError(f"the columns of a block differ in length ({found}); give one value per row in each")
         block: dict[str, Any] = {}
         for name, feature in self._fields.items():
-            block.update(feature.encode_block(name, columns[name]))
+            if feature.encodes_blocks():
+                block.update(feature.encode_block(name, values[name]))
+            else:
+                block.update(Feature.encode_block(feature, name, values[name]))
+        self._check_lists(block)
+        for name, feature in self._foreign.items():
+            _check_encoded_block(name, feature, block)
         return block
 
     def decode(
@@ -128,17 +399,17 @@ class Features(Mapping[str, Feature]):
         *,
         are_intact: bool = False,
     ) -> dict[str, Any]:
-        """Return the sample whose columns these are.
+        """Return the sample in the columns of a record.
 
         Args:
-            columns: of one record.
-            memory: arrays by field that values may be decoded into; where that was done, the value is the array.
-            are_intact: a checksum has shown that the columns are what `encode` gave: files that were whole then are not
-                looked through again.
+            columns: columns of one record, by column name, `key` among them.
+            memory: arrays that values may be decoded into, by field; such a value is that array.
+            are_intact: whether a checksum has shown that the columns are what `encode` returned; encoded files are then
+                not checked for completeness again.
 
         Raises:
             SchemaError: a declared column is missing, or does not hold what is declared.
-            InputError: bytes of an image do not decode.
+            InputError: the bytes of an image do not decode.
         """
         sample, name = {}, ""
         try:
@@ -146,7 +417,7 @@ class Features(Mapping[str, Feature]):
                 sample[name] = feature.decode_into(name, columns, memory.get(name), are_intact=are_intact)
         except KeyError as error:
             raise SchemaError(
-                f"the record has no column {error.args[0]!r}; it holds {some(columns)}: "
+                f"the record has no column {error.args[0]!r}; it holds {join_names(columns)}: "
                 "was it written with other features?"
             ) from error
         except (InputError, SchemaError):
@@ -156,18 +427,58 @@ class Features(Mapping[str, Feature]):
                 f"field {name!r} is declared {self[name].declared()} but its column does not hold that ({error}): "
                 "was the record written with other features?"
             ) from error
-        return sample
+        for name in self._foreign:
+            if isinstance(sample[name], np.ndarray) and not sample[name].flags.writeable:  # as from `np.frombuffer`
+                sample[name] = sample[name].copy()
+        return self.nesting.join(sample) if self.nesting.groups else sample
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether `decode_block` knows every field: numbers and text do, files of pictures do not."""
+        return all(feature.decodes_blocks() for feature in self._fields.values())
+
+    def decode_block(self, columns: Mapping[str, ColumnBlock]) -> dict[str, Any]:
+        """Return n samples by field, those of dicts beside all others, whose columns these are.
+
+        Args:
+            columns: columns of n records, by column name, `key` among them.
+
+        Returns:
+            For each field an array (n, ...), or a list of n values where their shapes may differ.
+
+        Raises:
+            SchemaError: a column does not hold what is declared.
+        """
+        try:
+            return {name: feature.decode_block(name, columns) for name, feature in self._fields.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"the columns of a block do not hold what is declared: {error}") from error
 
     def prepare(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sample with every encoded image and mask decoded, as transforms want it."""
-        return {
-            name: self._fields[name].prepare(name, value) if name in self._fields else value
-            for name, value in sample.items()
-        }
+        """Return the sample with every encoded image and mask decoded, as transforms expect it."""
+        return self.nesting.join(
+            {
+                name: self._fields[name].prepare(name, value) if name in self._fields else value
+                for name, value in self.nesting.split(sample).items()
+            }
+        )
+
+    def only(self, names: collections.abc.Iterable[str]) -> Features:
+        """Return the schema of some fields and `key`; the path of a dict stands for all fields in it.
+
+        Args:
+            names: paths of the fields.
+
+        Example:
+            >>> features = Features({"camera": {"iso": Scalar("int32"), "lens": Text()}, "n": Scalar("int64")})
+            >>> sorted(features.only(["camera/iso"]))
+            ['camera/iso', 'key']
+        """
+        return Features(_chosen(self.as_declared, {"key", *names}, ""))
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON values."""
-        return {name: feature.to_json() for name, feature in self._fields.items()}
+        return {name: _json_of(feature) for name, feature in self.as_declared.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Features:
@@ -175,17 +486,40 @@ class Features(Mapping[str, Feature]):
 
         Raises:
             SchemaError: a type or an argument is unknown.
+            MissingDependencyError: the type comes from a package that is not installed.
         """
         return cls({name: _feature_from_json(name, declaration) for name, declaration in value.items()})
 
     @classmethod
     def infer(cls, sample: Mapping[str, Any]) -> Features:
-        """Return a schema that holds `sample` exactly: for functions that declare none.
+        """Return a schema that stores `sample` exactly, for functions that declare none.
 
-        Arrays of uint8 (height, width, 3 or 4) become lossless images; dimensions other than the number of
-        channels are left open. `bytes` must be a PNG or JPEG file.
+        Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
+        Lists become a `Sequence` where all items are texts, numbers, bytes or times; other lists, also empty ones,
+        become `Json`. So do dicts, unless arrays, bytes or times are in them, which become fields of their own; times
+        are `Timestamp`. `bytes` must be a file of an image, of sound or a video, so that a broken one is not taken for
+        something else: declare `Bytes` for others. Nothing is inferred to be missing in other samples: declare
+        `Optional` for a field that may be None.
+
+        Raises:
+            SchemaError: a value has no feature.
+            InputError: bytes are no image file.
         """
         return cls({name: _inferred(name, value) for name, value in sample.items() if name != "key"})
+
+    def _check_lists(self, columns: Mapping[str, Any]) -> None:
+        """Refuse a list of dicts whose fields, given as lists, differ in length."""
+        for path, kind in self.nesting.groups.items():
+            if kind != "list":
+                continue
+            leaves = [name for name in self._fields if name.startswith(f"{path}/")]
+            counts = {name: _num_items(self._fields[name], name, columns) for name in leaves}
+            if len({str(count) for count in counts.values()}) > 1:
+                found = ", ".join(f"{name}: {count}" for name, count in counts.items())
+                raise SchemaError(
+                    f"the lists in field {path!r} differ in length ({found}); give a list of dicts, or lists of one "
+                    "length"
+                )
 
     def _wrong_fields(self, sample: Mapping[str, Any]) -> SchemaError:
         missing = sorted(self._fields.keys() - sample.keys())
@@ -195,40 +529,1315 @@ class Features(Mapping[str, Feature]):
         return SchemaError("; ".join(parts) + "; make read return exactly the declared fields")
 
 
-def _feature_from_json(name: str, declaration: Mapping[str, Any]) -> Feature:
-    arguments = dict(declaration) if isinstance(declaration, Mapping) else {}
-    kind = arguments.pop("type", None)
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise SchemaError(f"field {name!r} has the type {kind!r}; want one of {some(_TYPES)}")
-    try:
-        feature: Feature = _TYPES[kind](**{key: _tuples(value) for key, value in arguments.items()})
-    except TypeError as error:
-        raise SchemaError(f"field {name!r} of type {kind}: {error}") from error
+# ---------------------------------------------------------------- types made of others
+#
+# Optional and Sequence hold none, one or many values of another type. A column of that type becomes one column of all
+# its values:
+#
+#     of the other type                Optional        Sequence        a record holds
+#     bytes                            bytes_list      bytes_list      each value
+#     numbers, as many in each         the same        the same        the numbers of all values
+#     numbers, any number of them      bytes_list      the same        Optional: the numbers as little-endian bytes;
+#                                                                      Sequence: those of all values, one after another
+#     numbers as little-endian bytes   bytes_list      bytes           the same
+#     bytes_list                       bytes_list      bytes_list      the items of all values, one after another
+#
+# Where a Sequence joins values that differ in size, COLUMN/lengths says how many items each has. `Optional` needs no
+# mark for None, whose columns are empty, and null in Arrow, except for lists of bytes, which may be empty themselves.
+# There, and in a Sequence of Optional, NAME/present holds 1 for each value, and 0 for each None in a list.
+
+
+class _Gathered(NamedTuple):
+    """How the values of a column are one column.
+
+    Attributes:
+        kind: kind of the one column.
+        inner: kind of the column of each value.
+        dtype: dtype of the numbers in it, where they are stored as bytes.
+        width: how many numbers a value has, where they are stored as numbers.
+    """
+
+    kind: Kind
+    inner: Kind
+    dtype: np.dtype[Any]
+    width: int
+
+    def join(self, values: collections.abc.Sequence[Column]) -> Column:
+        """Return the column of values, each in its own column."""
+        if self.kind != "bytes_list":
+            return np.concatenate([np.empty(0, self.kind), *values]).astype(self.kind, copy=False)
+        if self.inner == "bytes":
+            return [one_bytes("", {"": value}) for value in values]
+        return [np.asarray(value).astype(self.dtype).tobytes() for value in values]
+
+    def split(self, column: Column) -> list[Column]:
+        """Return the values in a column, each as a column of its own."""
+        if self.kind != "bytes_list":
+            if len(column) % self.width:
+                raise ValueError(f"{len(column)} numbers, where {self.width} make one value")
+            return [column[at : at + self.width] for at in range(0, len(column), self.width)]
+        values = [column] if isinstance(column, bytes) else column
+        if self.inner == "bytes":
+            return [value if isinstance(value, bytes) else bytes(value) for value in values]
+        return [np.frombuffer(value, self.dtype).astype(self.inner) for value in values]
+
+    def join_block(self, values: Any) -> RaggedColumn:
+        """Return the column of a block of values as a column of single values: `lengths` counts numbers of each."""
+        if self.kind != "bytes_list":
+            if isinstance(values, RaggedColumn):
+                return values
+            return RaggedColumn(values.reshape(-1), np.full(len(values), math.prod(values.shape[1:])))
+        if self.inner == "bytes":
+            return RaggedColumn(bytes_array(values), np.ones(len(values), np.int64))
+        rows = values.rows() if isinstance(values, RaggedColumn) else list(values)
+        packed = [np.ravel(row).astype(self.dtype).tobytes() for row in rows]
+        return RaggedColumn(bytes_array(packed), np.ones(len(packed), np.int64))
+
+    def split_block(self, column: RaggedColumn) -> tuple[ColumnBlock, np.ndarray]:
+        """Return all values in the column of a block, as a block of them, and how many each record has, int64 (n,)."""
+        if self.kind != "bytes_list":
+            if (column.lengths % self.width).any():
+                raise SchemaError(f"a record holds a number of values that is no multiple of {self.width}")
+            counts = column.lengths // self.width
+            return RaggedColumn(column.values, np.full(counts.sum(), self.width)), counts
+        values = [value.encode() if isinstance(value, str) else value for value in column.values.tolist()]
+        if self.inner == "bytes":
+            return values, column.lengths
+        numbers = np.frombuffer(b"".join(values), self.dtype).astype(self.inner)
+        lengths = np.fromiter(map(len, values), np.int64, len(values)) // self.dtype.itemsize
+        return RaggedColumn(numbers, lengths), column.lengths
+
+    def tf_first(self, column: Any) -> Any:
+        """Return the column of the first value in a tensor."""
+        import tensorflow as tf
+
+        if self.kind != "bytes_list":
+            return column[: self.width]
+        if self.inner == "bytes":
+            return column[:1]
+        return tf.cast(decode_raw(self.dtype.name, column[0]), self.inner)
+
+
+@functools.lru_cache(maxsize=1024)
+def _gathered_columns(feature: Feature, name: str) -> Mapping[str, _Gathered]:
+    """Return how an `Optional` stores columns of a feature that are no lists, and a `Sequence` those of one size."""
+    types = feature.arrow_types(name)
+    found: dict[str, _Gathered] = {}
+    for column, kind in feature.columns(name).items():
+        if kind == "bytes_list":
+            continue
+        dtype, sizes = types[column]
+        is_open = kind != "bytes" and None in sizes
+        raw = _raw_dtype(dtype) if is_open else np.dtype(np.uint8)
+        found[column] = _Gathered("bytes_list" if is_open or kind == "bytes" else kind, kind, raw, _width(sizes))
+    return found
+
+
+def _raw_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the dtype of the numbers in a column of an Arrow type, where they are bytes."""
+    return dtype_of("int64" if dtype.startswith("timestamp") else dtype).newbyteorder("<")
+
+
+def _width(sizes: Shape) -> int:
+    """Return how many numbers the lists of fixed size in an Arrow type hold."""
+    return math.prod(size for size in sizes if size is not None)
+
+
+def _holds_lists(feature: Feature) -> bool:
+    """Return whether a column of a feature holds any number of bytes, so that an empty list is a value."""
+    return "bytes_list" in feature.columns("value").values()
+
+
+def _alone(feature: Any, where: str) -> Feature:
+    if isinstance(feature, Mapping):
+        raise SchemaError(f"{where}: its fields are encoded by the Features that it is part of")
+    found: Feature = feature
+    return found
+
+
+def _checked_part(feature: Any, where: str) -> Any:
+    if isinstance(feature, Mapping):  # a dict of fields, which `Features` takes apart
+        return Features(feature)
+    if not isinstance(feature, Feature):
+        raise SchemaError(f"{where}: {feature!r} is no feature; want one such as Text() or Scalar('int64')")
     return feature
 
 
-def _inferred(name: str, value: Any) -> Feature:
-    if isinstance(value, str):
-        return Text()
-    if isinstance(value, bytes):
-        info = codecs.probe(value, name=name)
-        return Image((None, None, 4 if info.alpha else 3))
-    if isinstance(value, (bool, np.bool_)):
-        return Scalar("bool")
-    if isinstance(value, np.generic):
-        return Scalar(value.dtype.name)
-    if isinstance(value, int):
-        return Scalar("int64" if value < 1 << 63 else "uint64")
-    if isinstance(value, float):
-        return Scalar("float64")
-    if isinstance(value, np.ndarray):
-        if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in {3, 4} and value.size:
-            return Image((None, None, value.shape[2]))
-        return Tensor((None,) * value.ndim, value.dtype.name)
+class _OfAnother(Feature):
+    """A type that answers most questions as another feature does."""
+
+    __slots__ = ()
+
+    _holds_many: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def _asked(self) -> Feature:
+        """The feature that answers."""
+
+    @property
+    def preview(self) -> Any:  # type: ignore[override]  # a class has no single answer
+        """What previews draw: what they draw of the other feature, and nothing of many values."""
+        return None if self._holds_many else self._asked.preview
+
+    def value_type(self) -> tuple[str, Shape]:
+        return self._asked.value_type()
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        return self._asked.packages(drawn=drawn)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._asked.class_names()
+
+    def class_colours(self) -> tuple[tuple[int, int, int], ...]:
+        return self._asked.class_colours()
+
+    def target(self) -> Target | None:
+        return self._asked.target()
+
+    def points(self, value: Any) -> np.ndarray:
+        return self._asked.points(value)
+
+    def with_points(
+        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
+    ) -> tuple[Any, np.ndarray | None]:
+        return self._asked.with_points(value, points, size)
+
+    def needs_every_point(self) -> bool:
+        return self._asked.needs_every_point()
+
+    def may_lose_rows(self) -> bool:
+        return self._asked.may_lose_rows()
+
+    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
+        return self._asked.outlines(value, height, width)
+
+    def display(self, value: Any) -> np.ndarray:
+        return self._asked.display(value)
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return self._asked.arrow_types(name)
+
+    def is_large(self) -> bool:
+        return self._asked.is_large()
+
+    def tar_form(self) -> Literal["json", "npy", "file"]:
+        return self._asked.tar_form()
+
+    def extension(self, data: bytes) -> str:
+        return self._asked.extension(data)
+
+    def encodes_blocks(self) -> bool:
+        return self._asked.encodes_blocks()
+
+    def decodes_blocks(self) -> bool:
+        return self._asked.decodes_blocks()
+
+    def decodes_in_graph(self) -> bool:
+        return self._asked.decodes_in_graph()
+
+    def hugging_face_type(self) -> Any:
+        return self._asked.hugging_face_type()
+
+    def croissant_type(self) -> str | None:
+        return self._asked.croissant_type()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Optional(_OfAnother):
+    """A value that may be missing: None, or what another feature takes.
+
+    In Parquet None is null, in the .json of a tar sample null, in a `tf.train.Example` an empty list. A batch holds the
+    values as a list. TensorFlow, which has no None, gets a leading dimension with one value or none: int64 (0,) or (1,)
+    for `Optional(Scalar("int64"))`, a ragged tensor in batches. Lists of texts, bytes or pictures may be empty where
+    they are not missing; for them the column `NAME/present` holds 1, and nothing beside None.
+
+    Args:
+        feature: the feature of values that are there.
+
+    Example:
+        >>> Optional(Scalar("int64")).encode("age", 7)
+        {'age': array([7])}
+        >>> Optional(Scalar("int64")).encode("age", None)
+        {'age': array([], dtype=int64)}
+    """
+
+    takes_none = True
+    has_nulls = True
+
+    feature: Feature
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feature", _checked_part(self.feature, "Optional"))
+        if isinstance(self.feature, Mapping):
+            return
+        if isinstance(self.feature, Optional):
+            raise SchemaError("Optional: the feature is an Optional itself; declare it once")
+        _refuse_dicts_in(self.feature, "Optional")
+        if _holds_lists(self.feature) and "value/present" in self.feature.columns("value"):
+            raise SchemaError(
+                f"Optional: {self.feature.declared()} marks what is missing in itself; give an empty list for a list "
+                "that is missing, or declare Json()"
+            )
+
+    @property
+    def _asked(self) -> Feature:
+        return _alone(self.feature, "Optional")
+
+    def parts(self) -> tuple[Feature, ...]:
+        return (self.feature,)
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        found = {column: how.kind for column, how in self._gathered(name).items()}
+        if not _holds_lists(self.feature):
+            return found
+        kinds: dict[str, Kind] = {
+            column: found.get(column, kind) for column, kind in self.feature.columns(name).items()
+        }
+        return {**kinds, f"{name}/present": "int64"}
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        values = [] if value is None else [self._encoded(name, value)]
+        found: dict[str, Column] = {
+            column: how.join([one[column] for one in values]) for column, how in self._gathered(name).items()
+        }
+        if _holds_lists(self.feature):
+            lists = self.feature.columns(name).keys() - found.keys()
+            found.update({column: values[0][column] if values else [] for column in lists})
+            found[f"{name}/present"] = np.ones(len(values), np.int64)
+        return found
+
+    def encodes_blocks(self) -> bool:
+        return not _holds_lists(self.feature) and self._asked.encodes_blocks()
+
+    def decodes_blocks(self) -> bool:
+        return not _holds_lists(self.feature) and self._asked.decodes_blocks()
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        found = self._asked.arrow_types(name)
+        return {**found, f"{name}/present": ("int64", ())} if _holds_lists(self.feature) else found
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        rows = values.rows() if isinstance(values, RaggedColumn) else values
+        is_there = np.array([value is not None for value in rows], bool)
+        there = values if is_there.all() else [value for value in rows if value is not None]
+        block = self._encoded_block(name, there)
+        columns = {}
+        for column, found in self._gathered(name).items():
+            one = found.join_block(block[column])
+            lengths = np.zeros(len(is_there), np.int64)
+            lengths[is_there] = one.lengths
+            columns[column] = RaggedColumn(one.values, lengths)
+        return columns
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self.decode_into(name, columns, None)
+
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> Any:
+        there = self._there(name, columns)
+        return None if there is None else self.feature.decode_into(name, there, out, are_intact=are_intact)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        block: dict[str, ColumnBlock] = {}
+        counts = np.zeros(0, np.int64)
+        for column, found in self._gathered(name).items():
+            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        if (counts > 1).any():
+            raise SchemaError("a record holds several values, where one may be missing")
+        values = iter(self.feature.decode_block(name, block) if counts.any() else ())  # type: ignore[arg-type]
+        return [next(values) if count else None for count in counts.tolist()]
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        there = self._there(name, columns)
+        return None if there is None else self.feature.encoded_value(name, there)
+
+    def prepare(self, name: str, value: Any) -> Any:
+        return None if value is None else self.feature.prepare(name, value)
+
+    def is_ragged(self) -> bool:
+        return True
+
+    def declared(self) -> str:
+        return f"{self.feature.declared()}, or None"
+
+    def arguments(self) -> dict[str, Any]:
+        return {"feature": _json_of(self.feature)}
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Optional:
+        return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
+
+    def json_value(self, value: Any) -> Any:
+        return None if value is None else self.feature.json_value(value)
+
+    def value_of_json(self, plain: Any) -> Any:
+        return None if plain is None else self.feature.value_of_json(plain)
+
+    def tf_type(self) -> tuple[str, Shape]:
+        dtype, shape = self.feature.tf_type()
+        return dtype, (None, *shape)
+
+    def tf_value(self, value: Any) -> Any:
+        return _stacked_for_tf(self.feature, [] if value is None else [value])
+
+    def value_of_tf(self, value: Any) -> Any:
+        return self.feature.value_of_tf(value[0]) if len(value) else None
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        dtype, shape = self.feature.tf_type()
+        gathered = self._gathered(name)
+        mark = f"{name}/present" if _holds_lists(self.feature) else next(iter(gathered))
+
+        def there() -> Any:
+            first = {column: gathered[column].tf_first(columns[column]) if column in gathered else columns[column]
+                     for column in self.feature.columns(name)}  # fmt: skip
+            return self.feature.decode_tf(name, first)[None]
+
+        value = tf.cond(
+            tf.size(columns[mark]) > 0,
+            there,
+            lambda: tf.zeros([0, *(size or 0 for size in shape)], tf_dtype(dtype)),
+        )
+        return tf.ensure_shape(value, (None, *shape))
+
+    def tf_block(self) -> Literal["tensor"] | None:
+        return _tf_block_of_many(self.feature)
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        found = _tfds_entries_of_many(self._gathered(name), self.feature, name)
+        return {**found, f"{name}/present": tfds_tensor((None,), "int64")} if _holds_lists(self.feature) else found
+
+    def _gathered(self, name: str) -> Mapping[str, _Gathered]:
+        return _gathered_columns(self.feature, name)
+
+    def _encoded(self, name: str, value: Any) -> dict[str, Column]:
+        try:
+            return self.feature.encode(name, value)
+        except SchemaError as error:
+            raise _declared_as(self, self.feature, error) from error
+
+    def _encoded_block(self, name: str, values: Any) -> dict[str, Any]:
+        if self.feature.encodes_blocks():
+            return self.feature.encode_block(name, values)
+        return Feature.encode_block(self.feature, name, values)
+
+    def _there(self, name: str, columns: Mapping[str, Column]) -> dict[str, Column] | None:
+        """Return the columns of the value; None where there is none."""
+        found = {column: how.split(columns[column]) for column, how in self._gathered(name).items()}
+        counts = set(map(len, found.values()))
+        if _holds_lists(self.feature):
+            lists = self.feature.columns(name).keys() - found.keys()
+            found.update({column: [columns[column]] for column in lists})
+            counts.add(len(columns[f"{name}/present"]))
+        if counts == {0}:
+            return None
+        if counts != {1}:
+            raise ValueError(f"{max(counts)} values, not one or none")
+        return {column: values[0] for column, values in found.items()}
+
+
+def _refuse_dicts_in(feature: Feature, where: str) -> None:
+    if isinstance(feature, (Optional, Sequence)) and isinstance(feature.feature, Mapping):
+        raise SchemaError(
+            f"{where}: a list of dicts, or a dict that may be missing, cannot be in another; declare Json()"
+        )
+
+
+def _declared_as(outer: Feature, inner: Feature, error: SchemaError) -> SchemaError:
+    """Return an error of a value with the declaration of the whole field in it."""
+    return SchemaError(str(error).replace(f"is declared {inner.declared()} ", f"is declared {outer.declared()} ", 1))
+
+
+def _num_items(feature: Feature, name: str, columns: Mapping[str, Any]) -> Any:
+    """Return how many items the lists of a field have: of one record, or of each in a block."""
+    kinds, types = feature.columns(name), feature.arrow_types(name)
+    mark = next((mark for mark in (f"{name}/present", f"{name}/lengths") if mark in kinds), name)
+    (dtype, sizes), column = types[mark], columns[mark]
+    width = 1 if kinds[mark] == "bytes_list" else _width(sizes)
+    if isinstance(column, RaggedColumn):
+        return (column.lengths // width).tolist()
+    if kinds[mark] != "bytes":
+        return len(column) // width
+    size = width * dtype_of(dtype).itemsize
+    return len(column) // size if isinstance(column, bytes) else [len(value) // size for value in column]
+
+
+def _json_of(feature: Any) -> dict[str, Any]:
+    """Return the declaration of a field as JSON values: of a feature, or of a dict."""
+    if not isinstance(feature, Mapping):
+        found: dict[str, Any] = feature.to_json()
+        return found
+    return {"type": _DICT, "fields": {name: _json_of(part) for name, part in _parts_of(feature).items()}}
+
+
+def _tf_block_of_many(feature: Feature) -> Literal["tensor"] | None:
+    """Return how `tf.data` decodes values of a feature in one column, in many records at once."""
+    _, shape = feature.tf_type()
+    is_fixed = None not in shape and 0 not in shape
+    return "tensor" if is_fixed and feature.tf_block() == "tensor" and len(feature.columns("")) == 1 else None
+
+
+def _stacked_for_tf(feature: Feature, values: collections.abc.Sequence[Any]) -> np.ndarray:
+    """Return values as TensorFlow has them, along a new first dimension."""
+    dtype, shape = feature.tf_type()
+    found = [feature.tf_value(value) for value in values]
+    if not holds_numbers(dtype) and not shape:
+        return bytes_array(found)
+    if dtype.startswith("d") or not holds_numbers(dtype):
+        kind = np.dtype(object if tf_dtype(dtype) == "string" else tf_dtype(dtype))
+    else:
+        kind = dtype_of(dtype)
+    return np.stack(found) if found else np.empty((0, *(size or 0 for size in shape)), kind)
+
+
+def _tfds_entries_of_many(gathered: Mapping[str, _Gathered], feature: Feature, name: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of TFDS for columns of any number of values of a feature."""
+    text = tfds_feature("text_feature.Text", text={})
+    entries = feature.tfds_entries(name)
+    changed = {
+        column: tfds_sequence(text if found.kind == "bytes_list" != found.inner else entries[column], None)
+        for column, found in gathered.items()
+    }
+    return {**entries, **changed}
+
+
+def _in_tensor(value: Any) -> bytes:
+    """Return a value as `tf.io.serialize_tensor` writes it."""
+    import tensorflow as tf
+
+    found: bytes = tf.make_tensor_proto(value).SerializeToString()
+    return found
+
+
+def _from_tensor(data: bytes) -> Any:
+    """Return what `_in_tensor` was given: an array, a numpy number or bytes."""
+    import tensorflow as tf
+
+    kind = type(tf.make_tensor_proto(0))  # TensorFlow's API does not name it
+    return tf.make_ndarray(kind.FromString(data))[()]
+
+
+class _Flattened(NamedTuple):
+    """How the values of a column, which differ in size, are one column, beside another of their lengths.
+
+    Attributes:
+        kind: kind of the column, of one value and of all.
+        unit: how many bytes or numbers an item of a value takes; its length counts items.
+    """
+
+    kind: Kind
+    unit: int
+
+    def join(self, values: collections.abc.Sequence[Any]) -> Column:
+        """Return the column of values, each in its own column."""
+        if self.kind == "bytes":
+            return b"".join(one_bytes("", {"": value}) for value in values)
+        if self.kind == "bytes_list":
+            return [item for value in values for item in value]
+        return np.concatenate([np.empty(0, self.kind), *values]).astype(self.kind, copy=False)
+
+    def lengths(self, values: collections.abc.Sequence[Any]) -> np.ndarray:
+        """Return the length of each value, int64 (n,)."""
+        rows = [one_bytes("", {"": value}) for value in values] if self.kind == "bytes" else values
+        return np.array([len(row) // self.unit for row in rows], np.int64)
+
+    def split(self, column: Any, lengths: Any) -> list[Column]:
+        """Return the values in a column, each as a column of its own."""
+        data = one_bytes("", {"": column}) if self.kind == "bytes" else column
+        ends = np.cumsum(np.concatenate([[0], np.asarray(lengths, np.int64)])) * self.unit
+        if ends[-1] != len(data) or (np.diff(ends) < 0).any():
+            raise ValueError(f"{len(data)} numbers or bytes, where the lengths say {ends[-1]}")
+        return [data[start:stop] for start, stop in itertools.pairwise(ends.tolist())]
+
+
+@functools.lru_cache(maxsize=1024)
+def _flattened_columns(feature: Feature, name: str) -> Mapping[str, _Flattened]:
+    """Return how a `Sequence` stores the columns of a feature whose values differ in size."""
+    types = feature.arrow_types(name)
+    found: dict[str, _Flattened] = {}
+    for column, kind in feature.columns(name).items():
+        dtype, sizes = types[column]
+        holds_items = dtype not in _AS_THEY_ARE
+        if kind == "bytes_list":
+            found[column] = _Flattened(kind, 1)
+        elif kind == "bytes" and holds_items:
+            found[column] = _Flattened(kind, _raw_dtype(dtype).itemsize * _width(sizes))
+        elif kind != "bytes" and None in sizes:
+            found[column] = _Flattened(kind, _width(sizes))
+    return found
+
+
+_AS_THEY_ARE = {"binary", "string", "json"}
+"""Arrow types of values that are no lists of items."""
+
+
+class _ListOf(_OfAnother):
+    """A list of values of a feature, which is stored by more than one array."""
+
+    __slots__ = ()
+
+    _holds_many = True
+
+    feature: Feature
+
+    def value_type(self) -> tuple[str, Shape]:
+        dtype, shape = self.feature.value_type()
+        return dtype, (None, *shape)
+
+    def target(self) -> Target | None:
+        return None if self.feature.target() is None else "array"
+
+    def is_ragged(self) -> bool:
+        return True
+
+    def tar_form(self) -> Literal["json", "npy", "file"]:
+        return "json" if self.feature.tar_form() == "json" else "file"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Listed(_ListOf):
+    """Any number of values that no array holds: strings, bytes, JSON, times, pictures, lists, arrays of any size."""
+
+    feature: Feature
+
+    def __post_init__(self) -> None:
+        kinds = self.feature.columns("value")
+        if any(f"{column}/lengths" in kinds for column in _flattened_columns(self.feature, "value")):
+            raise SchemaError(
+                f"Sequence: {self.feature.declared()} is a list of lists itself; declare Json() for lists in lists in "
+                "lists"
+            )
+        if any(kind == "bytes_list" and self.feature.arrow_types("value")[column][0] not in _AS_THEY_ARE
+               for column, kind in kinds.items()):  # fmt: skip
+            raise SchemaError(
+                f"Sequence: {self.feature.declared()} is stored as numbers in a list of bytes, and cannot be an item; "
+                "declare Json()"
+            )
+
+    @property
+    def _asked(self) -> Feature:
+        return self.feature
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        flattened, gathered = self._flattened(name), self._gathered(name)
+        found: dict[str, Kind] = {}
+        for column in self.feature.columns(name):
+            found[column] = (flattened.get(column) or gathered[column]).kind
+        return {**found, **dict.fromkeys(map("{}/lengths".format, flattened), "int64")}
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        items = []
+        for number, item in enumerate(value):
+            try:
+                items.append(self.feature.encode(name, as_array(item)))
+            except SchemaError as error:
+                raise _of_item(name, self.feature, number, item, error) from error
+        columns: dict[str, Column] = {}
+        for column, found in self._gathered(name).items():
+            columns[column] = found.join([one[column] for one in items])
+        for column, flattened in self._flattened(name).items():
+            values = [one[column] for one in items]
+            columns[column], columns[f"{column}/lengths"] = flattened.join(values), flattened.lengths(values)
+        return columns
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        rows = values.rows() if isinstance(values, RaggedColumn) else [list(value) for value in values]
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        block = self.feature.encode_block(name, [item for row in rows for item in row])
+        columns = {}
+        for column, found in self._gathered(name).items():
+            one = found.join_block(block[column])
+            columns[column] = RaggedColumn(one.values, counts * (1 if found.kind == "bytes_list" else found.width))
+        return columns
+
+    def encodes_blocks(self) -> bool:
+        return not self._flattened("value") and self.feature.encodes_blocks()
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self.decode_into(name, columns, None)
+
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> Any:
+        del out
+        items = self._items(name, columns)
+        return self._together([self.feature.decode_into(name, one, None, are_intact=are_intact) for one in items])
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        block: dict[str, ColumnBlock] = {}
+        counts = np.zeros(0, np.int64)
+        for column, found in self._gathered(name).items():
+            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        items: Any = self.feature.decode_block(name, block) if counts.any() else []
+        bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
+        rows = [items[start:stop] for start, stop in itertools.pairwise(bounds)]
+        return [row if len(row) and isinstance(row, np.ndarray) else self._together(list(row)) for row in rows]
+
+    def decodes_blocks(self) -> bool:
+        return not self._flattened("value") and self.feature.decodes_blocks()
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return [self.feature.encoded_value(name, one) for one in self._items(name, columns)]
+
+    def prepare(self, name: str, value: Any) -> Any:
+        return [self.feature.prepare(name, item) for item in value]
+
+    def declared(self) -> str:
+        return f"list of {self.feature.declared()}"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        flattened, found = self._flattened(name), {}
+        for column, (dtype, sizes) in self.feature.arrow_types(name).items():
+            is_list = column in flattened and sizes[:1] == (None,)
+            found[column] = dtype, sizes if is_list else (None, *sizes)
+        return {**found, **{f"{column}/lengths": ("int64", (None,)) for column in flattened}}
+
+    def json_value(self, value: Any) -> Any:
+        return [self.feature.json_value(item) for item in value]
+
+    def value_of_json(self, plain: Any) -> Any:
+        return self._together([self.feature.value_of_json(item) for item in plain])
+
+    @property
+    def _is_serialized(self) -> bool:
+        """Whether items differ in shape, and so cannot be one tensor: TensorFlow gets each as a string."""
+        return None in self.feature.tf_type()[1]
+
+    def tf_type(self) -> tuple[str, Shape]:
+        dtype, shape = self.feature.tf_type()
+        return ("bytes", (None,)) if self._is_serialized else (dtype, (None, *shape))
+
+    def tf_value(self, value: Any) -> Any:
+        if self._is_serialized:
+            return bytes_array([_in_tensor(self.feature.tf_value(item)) for item in value])
+        return _stacked_for_tf(self.feature, value)
+
+    def value_of_tf(self, value: Any) -> Any:
+        items = map(_from_tensor, value) if self._is_serialized else value
+        return self._together([self.feature.value_of_tf(item) for item in items])
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        dtype, shape = self.tf_type()
+        if self.tf_block() and not holds_numbers(dtype):
+            return columns[name]
+        flattened = self._flattened(name)
+        items: dict[str, Any] = {}
+        for column, one in self._gathered(name).items():
+            values = columns[column]
+            items[column] = values if one.kind == "bytes_list" else tf.reshape(values, [-1, one.width])
+        for column, how in flattened.items():
+            sizes = columns[f"{column}/lengths"] * how.unit
+            if how.kind == "bytes":  # places in the one string
+                items[column] = tf.stack([tf.cumsum(sizes, exclusive=True), sizes], axis=1)
+            else:
+                items[column] = tf.RaggedTensor.from_row_lengths(columns[column], sizes)
+
+        def decoded(one: Mapping[str, Any]) -> Any:
+            item = {
+                column: tf.strings.substr(columns[column][:1], value[:1], value[1:])
+                if column in flattened and flattened[column].kind == "bytes"
+                else tf.reshape(value, [-1])
+                for column, value in one.items()
+            }
+            found = self.feature.decode_tf(name, item)
+            return tf.io.serialize_tensor(found) if self._is_serialized else found
+
+        found = tf.map_fn(decoded, items, fn_output_signature=tf.TensorSpec(shape[1:], tf_dtype(dtype)))
+        return tf.ensure_shape(found, shape)
+
+    def tf_block(self) -> Literal["tensor"] | None:
+        return None if self._flattened("value") else _tf_block_of_many(self.feature)
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        found = _tfds_entries_of_many(self._gathered(name), self.feature, name)
+        types = self.arrow_types(name)
+        for column, how in self._flattened(name).items():
+            if how.kind != "bytes_list":
+                dtype, sizes = types[column]
+                found[column] = tfds_tensor(sizes, dtype, is_raw=how.kind == "bytes")
+            found[f"{column}/lengths"] = tfds_tensor((None,), "int64")
+        return found
+
+    def _gathered(self, name: str) -> Mapping[str, _Gathered]:
+        """Return how the columns are stored whose values are all of one size."""
+        flattened = self._flattened(name)
+        found = _gathered_columns(self.feature, name)
+        return {column: how for column, how in found.items() if column not in flattened}
+
+    def _flattened(self, name: str) -> Mapping[str, _Flattened]:
+        """Return how the others are stored."""
+        return _flattened_columns(self.feature, name)
+
+    def _items(self, name: str, columns: Mapping[str, Column]) -> Iterator[dict[str, Column]]:
+        """Yield the columns of each item."""
+        found = {column: how.split(columns[column]) for column, how in self._gathered(name).items()}
+        for column, how in self._flattened(name).items():
+            found[column] = how.split(columns[column], columns[f"{column}/lengths"])
+        for values in zip(*found.values(), strict=True):
+            yield dict(zip(found, values, strict=True))
+
+    def _together(self, items: list[Any]) -> Any:
+        """Return items as one array where they all have one shape by declaration."""
+        dtype, shape = self.feature.value_type()
+        if not holds_numbers(dtype) or None in shape:
+            return items
+        return np.stack(items) if items else np.empty((0, *shape), dtype_of(dtype))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _WithGaps(_ListOf):
+    """A list in which each item is None or a value of a feature: a list of the values, and where they are."""
+
+    feature: Feature
+
+    def __post_init__(self) -> None:
+        if "value/present" in self._asked.columns("value"):
+            raise SchemaError(f"Sequence: {self.feature.declared()} marks what is missing in itself; declare Json()")
+
+    @property
+    def _asked(self) -> Sequence:
+        return Sequence(self.feature)
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {**self._asked.columns(name), f"{name}/present": "int64"}
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        rows = list(value)
+        present = np.array([row is not None for row in rows], np.int64)
+        try:
+            columns = self._asked.encode(name, [row for row in rows if row is not None])
+        except SchemaError:
+            for number in np.flatnonzero(present).tolist():
+                try:
+                    self.feature.encode(name, as_array(rows[number]))
+                except SchemaError as error:
+                    found = _of_item(name, self.feature, number, rows[number], error)
+                    raise _declared_as(self, self._asked, found) from error
+            raise
+        return {**columns, f"{name}/present": present}
+
+    def encodes_blocks(self) -> bool:
+        return False
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self.decode_into(name, columns, None)
+
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> Any:
+        del out
+        return self._spread(name, columns, self._asked.decode_into(name, columns, None, are_intact=are_intact))
+
+    def decodes_blocks(self) -> bool:
+        return False
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self._spread(name, columns, self._asked.encoded_value(name, columns))
+
+    def prepare(self, name: str, value: Any) -> Any:
+        return [None if item is None else self.feature.prepare(name, item) for item in value]
+
+    def declared(self) -> str:
+        return f"list of {self.feature.declared()}, or None"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {**self._asked.arrow_types(name), f"{name}/present": ("int64", (None,))}
+
+    def json_value(self, value: Any) -> Any:
+        return [None if item is None else self.feature.json_value(item) for item in value]
+
+    def value_of_json(self, plain: Any) -> Any:
+        return [None if item is None else self.feature.value_of_json(item) for item in plain]
+
+    def tf_type(self) -> tuple[str, Shape]:
+        return "bytes", (None,)
+
+    def tf_value(self, value: Any) -> Any:
+        return bytes_array([b"" if item is None else _in_tensor(self.feature.tf_value(item)) for item in value])
+
+    def value_of_tf(self, value: Any) -> Any:
+        return [self.feature.value_of_tf(_from_tensor(item)) if item else None for item in value]
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        found, present = self._asked.decode_tf(name, columns), columns[f"{name}/present"]
+        if None not in self.feature.tf_type()[1]:  # where they differ in shape, they are strings already
+            found = tf.map_fn(tf.io.serialize_tensor, found, fn_output_signature=tf.TensorSpec((), tf.string))
+        return tf.gather(tf.concat([[""], found], 0), tf.cumsum(present) * present)
+
+    def tf_block(self) -> None:
+        return None
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return {**self._asked.tfds_entries(name), f"{name}/present": tfds_tensor((None,), "int64")}
+
+    def _spread(self, name: str, columns: Mapping[str, Column], values: Any) -> list[Any]:
+        """Return values with None where one is missing."""
+        present = np.asarray(columns[f"{name}/present"], np.int64)
+        if present.sum() != len(values):
+            raise ValueError(f"{len(values)} values, where {present.sum()} are marked as present")
+        there = iter(values)
+        return [next(there) if is_there else None for is_there in present.tolist()]
+
+
+@functools.lru_cache(maxsize=1024)
+def _stored_list(feature: Feature) -> Feature:
+    """Return the feature that stores lists of values of a feature: where they can be one array, one of arrays."""
+    if type(feature) is Scalar:
+        return Tensor((None,), feature.dtype)
+    if type(feature) is Tensor and None not in feature.shape:
+        return Tensor((None, *feature.shape), feature.dtype, feature.encoding)
+    if type(feature) is ClassLabel and not feature.shape:
+        return dataclasses.replace(feature, shape=(None,))
+    return _WithGaps(feature.feature) if isinstance(feature, Optional) else _Listed(feature)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sequence(_OfAnother):
+    """A list of any length, all of whose items are values of one feature: texts, numbers, labels, times, files.
+
+    A sample holds a list, a tuple or an array. It reads back as an array (n, ...) where the items are numbers or arrays
+    of one shape, and else as a list; a batch is a list of those, and a ragged tensor in TensorFlow. `Sequence(
+    Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `Sequence(ClassLabel(...))` as one with
+    `shape=(None,)`.
+
+    Args:
+        feature: the feature of each item.
+
+    Example:
+        >>> Sequence(Text()).encode("tags", ["sea", "dusk"])
+        {'tags': [b'sea', b'dusk']}
+        >>> Sequence(Scalar("int32")).encode("ids", [1, 2, 3])
+        {'ids': array([1, 2, 3])}
+    """
+
+    _holds_many = True
+
+    feature: Feature
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feature", _checked_part(self.feature, "Sequence"))
+        if not isinstance(self.feature, Mapping):
+            _refuse_dicts_in(self.feature, "Sequence")
+            _stored_list(self.feature)
+
+    @property
+    def _asked(self) -> Feature:
+        return _stored_list(_alone(self.feature, "Sequence"))
+
+    def parts(self) -> tuple[Feature, ...]:
+        return (self.feature,)
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return self._asked.columns(name)
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        found = self._list(name, value)
+        try:
+            return self._asked.encode(name, found)
+        except SchemaError as error:
+            raise _declared_as(self, self._asked, error) from error
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if not isinstance(values, (np.ndarray, RaggedColumn)):
+            values = [self._list(name, value) for value in values]
+        try:
+            return self._asked.encode_block(name, values)
+        except SchemaError as error:
+            raise _declared_as(self, self._asked, error) from error
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self._asked.decode(name, columns)
+
+    def decode_into(
+        self, name: str, columns: Mapping[str, Column], out: np.ndarray | None, *, are_intact: bool = False
+    ) -> Any:
+        return self._asked.decode_into(name, columns, out, are_intact=are_intact)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return self._asked.decode_block(name, columns)
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return self._asked.encoded_value(name, columns)
+
+    def prepare(self, name: str, value: Any) -> Any:
+        return self._asked.prepare(name, value)
+
+    def is_ragged(self) -> bool:
+        return True
+
+    def declared(self) -> str:
+        return f"list of {_alone(self.feature, 'Sequence').declared()}"
+
+    def arguments(self) -> dict[str, Any]:
+        return {"feature": _json_of(self.feature)}
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Sequence:
+        return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
+
+    def json_value(self, value: Any) -> Any:
+        return self._asked.json_value(value)
+
+    def value_of_json(self, plain: Any) -> Any:
+        return self._asked.value_of_json(plain)
+
+    def tf_type(self) -> tuple[str, Shape]:
+        return self._asked.tf_type()
+
+    def tf_value(self, value: Any) -> Any:
+        return self._asked.tf_value(value)
+
+    def value_of_tf(self, value: Any) -> Any:
+        return self._asked.value_of_tf(value)
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return self._asked.decode_tf(name, columns)
+
+    def tf_block(self) -> Literal["tensor", "python"] | None:
+        return self._asked.tf_block()
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return self._asked.tfds_entries(name)
+
+    def _list(self, name: str, value: Any) -> Any:
+        """Return a value as the feature that stores it takes it: numbers as an array."""
+        value = as_array(value)
+        if isinstance(value, np.ndarray) and value.ndim:
+            return value
+        if not isinstance(value, (list, tuple)):
+            raise mismatch(name, self, f"a {type(value).__name__}", "give a list")
+        stored = self._asked
+        return _array_of_items(name, self, stored, value) if isinstance(stored, Tensor) else value
+
+
+def _array_of_items(name: str, feature: Sequence, stored: Tensor, items: Any) -> np.ndarray:
+    """Return numbers, or arrays of one shape, as one array."""
+    dtype = dtype_of(stored.dtype)
+    if isinstance(feature.feature, Scalar) and items:
+        found = numbers_in(items, dtype)
+        if found is not None:
+            return found
+    arrays = []
+    for number, item in enumerate(items):
+        try:
+            feature.feature.encode(name, as_array(item))
+        except SchemaError as error:
+            raise _of_item(name, feature.feature, number, item, error) from error
+        arrays.append(np.asarray(as_array(item), dtype))
+    return np.stack(arrays) if arrays else np.empty((0, *stored.shape[1:]), dtype)  # type: ignore[arg-type]
+
+
+def _of_item(name: str, feature: Feature, number: int, item: Any, error: SchemaError) -> SchemaError:
+    """Return an error of an item with its number in it."""
+    if item is None:
+        return SchemaError(
+            f"field {name!r} is declared list of {feature.declared()} but item {number} of the sample is None; give a "
+            "value, or declare Sequence(Optional(...))"
+        )
+    declared, outer = f"is declared {feature.declared()} but ", f"is declared list of {feature.declared()} but "
+    text = str(error).replace(f"{declared}the sample holds", f"{outer}item {number} of the sample is", 1)
+    return SchemaError(text.replace(f"{declared}item ", f"{outer}item {number}, item ", 1))
+
+
+_BUILT_IN: dict[str, type[Feature]] = {
+    kind.type_name: kind
+    for kind in (
+        *(Image, Mask, Depth, ClassLabel, BBoxes, Text, Scalar, Tensor, Tokens, Bytes, Json, Timestamp),
+        *(Keypoints, Polygons),
+        *(Audio, Video),
+        *(Optional, Sequence),
+    )
+}
+_FeatureType = TypeVar("_FeatureType", bound=type[Feature])
+
+
+def register_feature(feature_type: _FeatureType) -> _FeatureType:
+    """Register a feature class under its `type_name`, so that `load` finds it; return the class, as a decorator does.
+
+    Installed packages need no call: they name the class under the entry-point group `datamat.features`. A program that
+    defines a class registers it before it opens a directory with fields of that type.
+
+    Args:
+        feature_type: subclass of `Feature`. It replaces a class of the same module and name, such as that of a notebook
+            cell that is run again.
+
+    Raises:
+        SchemaError: the argument is not a subclass of `Feature`, or another class has its `type_name`.
+
+    Example:
+        >>> @register_feature
+        ... class Celsius(Scalar):
+        ...     pass
+        >>> Features.from_json({"t": {"type": "Celsius", "dtype": "float32"}})
+        Features(key: str, t: float32 scalar)
+    """
+    if not (isinstance(feature_type, type) and issubclass(feature_type, Feature)):
+        raise SchemaError(f"register_feature: {feature_type!r} is not a subclass of datamat.Feature")
+    name = feature_type.type_name
+    known = _BUILT_IN.get(name) or _registered.get(name)
+    if known is not None and _path_of(known) != _path_of(feature_type):
+        raise SchemaError(
+            f"register_feature: the name {name!r} of {_path_of(feature_type)} is that of {_path_of(known)}; "
+            "set type_name in the class"
+        )
+    _registered[name] = feature_type
+    return feature_type
+
+
+def _path_of(feature_type: type) -> str:
+    return f"{feature_type.__module__}.{feature_type.__qualname__}"
+
+
+def _type_of(name: str) -> type[Feature] | None:
+    """Return the feature class with a `type_name`, importing the module that an entry point names."""
+    found = _BUILT_IN.get(name) or _registered.get(name)
+    if found is None:
+        # Imported here because importlib.metadata costs more than this whole module, and built-in names never need it.
+        from importlib.metadata import entry_points
+
+        points = {point.value: point for point in entry_points(group=_ENTRY_POINTS, name=name)}
+        if len(points) > 1:
+            raise SchemaError(
+                f"several installed packages have a feature {name!r}: {join_names(sorted(points))}; remove all but one"
+            )
+        for point in points.values():
+            found = register_feature(point.load())
+    return found
+
+
+_DICT = "Features"  # in place of the name of a type
+
+
+def _feature_from_json(name: str, declaration: Mapping[str, Any]) -> Feature | dict[str, Any]:
+    arguments = dict(declaration) if isinstance(declaration, Mapping) else {}
+    kind, module = arguments.pop("type", None), arguments.pop("module", None)
+    if kind == _DICT and isinstance(fields := arguments.get("fields"), Mapping):
+        return {part: _feature_from_json(f"{name}/{part}", one) for part, one in fields.items()}
+    found = _type_of(kind) if isinstance(kind, str) else None
+    if found is None and module is not None:
+        raise MissingDependencyError(
+            f"field {name!r} has the feature type {kind!r} of the module {module!r}, which is not known here; install "
+            f"the package that brings it (its entry points name it under {_ENTRY_POINTS!r}), or call "
+            "datamat.register_feature with the class first"
+        )
+    if found is None:
+        raise SchemaError(
+            f"field {name!r} has the type {kind!r}; want one of {join_names({**_BUILT_IN, **_registered})}"
+        )
+    try:
+        return found.from_arguments(arguments)
+    except TypeError as error:
+        raise SchemaError(f"field {name!r} of type {kind}: {error}") from error
+
+
+def _foreign_parts(feature: Feature) -> Iterator[Feature]:
+    """Yield the features of other packages that a feature is, or is made of."""
+    if _BUILT_IN.get(feature.type_name) is not type(feature):
+        yield feature
+    for part in feature.parts():
+        yield from _foreign_parts(part)
+
+
+def _check_foreign(name: str, feature: Feature) -> None:
+    where = f"field {name!r}, a {_path_of(type(feature))}"
+    dtype, shape = feature.value_type()
+    kinds = feature.columns(name)
+    wrong = {
+        "value_type": not (_is_dtype(dtype) and (holds_numbers(dtype) or shape == () or feature.parts())),
+        "columns": not kinds or any(column != name and not column.startswith(f"{name}/") for column in kinds),
+        "the kinds of columns": not set(kinds.values()) <= {*get_args(Kind)},
+        "arrow_types": feature.arrow_types(name).keys() != kinds.keys(),
+        "tfds_entries": feature.tfds_entries(name).keys() != kinds.keys(),
+        "target": feature.target() not in {None, *get_args(Target)},
+        "tar_form": feature.tar_form() not in {"json", "npy", "file"},
+        "tf_block": feature.tf_block() not in {None, "tensor", "python"} or (feature.tf_block() and len(kinds) != 1),
+        "preview": feature.preview not in {None, "image", "mask", "depth", "outlines"},
+    }
+    found = [part for part, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise SchemaError(f"{where}: {join_names(found)} does not follow the documentation of datamat.Feature")
+    declaration = feature.to_json()
+    try:
+        again = _feature_from_json(name, json.loads(json.dumps(declaration)))
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"{where} has a declaration that is not JSON ({error}); write arguments") from error
+    if type(again) is not type(feature) or again != feature:
+        raise SchemaError(
+            f"{where} does not equal the feature that its JSON gives, {again!r}; make the class a frozen dataclass, or "
+            "fix __eq__, arguments and from_arguments"
+        )
+
+
+_OTHER_DTYPES = {"bfloat16", "datetime64[us]"}
+
+
+def _is_dtype(dtype: Any) -> bool:
+    try:
+        if not isinstance(dtype, str):
+            return False
+        return dtype in _OTHER_DTYPES or not holds_numbers(dtype) or np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        return False
+
+
+_DTYPES = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+
+
+def _check_encoded(name: str, feature: Feature, columns: Mapping[str, Column]) -> None:
+    """Refuse columns that only some formats could store."""
+    for column, kind in feature.columns(name).items():
+        value = columns.get(column)
+        if kind == "bytes":
+            fits = type(value) is bytes
+        elif kind == "bytes_list":
+            fits = isinstance(value, list) and set(map(type, value)) <= {bytes}
+        else:
+            fits = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == _DTYPES[kind]
+        if not fits:
+            wanted = {"bytes": "bytes", "bytes_list": "a list of bytes"}.get(kind, f"a 1-D {kind} array")
+            found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise SchemaError(
+                f"field {name!r}: encode of {_path_of(type(feature))} gives {found} for the column {column!r}; "
+                f"want {wanted}"
+            )
+
+
+def _check_encoded_block(name: str, feature: Feature, block: Mapping[str, Any]) -> None:
+    """Refuse columns of a block that a format could not store, as `_check_encoded` does those of a record."""
+    for column, kind in feature.columns(name).items():
+        values = block.get(column)
+        numbers = values.values if isinstance(values, RaggedColumn) else values
+        if kind == "bytes":
+            fits = isinstance(values, list) and set(map(type, values)) <= {bytes}
+        elif kind == "bytes_list":
+            fits = isinstance(values, RaggedColumn) and set(map(type, values.values.tolist())) <= {bytes}
+        else:
+            fits = isinstance(numbers, np.ndarray) and numbers.ndim in {1, 2} and numbers.dtype == _DTYPES[kind]
+        if not fits:
+            found = f"{numbers.dtype} {numbers.shape}" if isinstance(numbers, np.ndarray) else type(values).__name__
+            wanted = {"bytes": "n bytes", "bytes_list": "a RaggedColumn of bytes"}.get(
+                kind, f"{kind} (n,) or (n, k), or a RaggedColumn"
+            )
+            raise SchemaError(
+                f"field {name!r}: encode_block of {_path_of(type(feature))} gives {found} for the column {column!r}; "
+                f"want {wanted}"
+            )
+
+
+def _column_of(name: str, feature: Feature, values: Any) -> Any:
+    """Return a column of a block: a pair of arrays, which are values and lengths, as a `RaggedColumn`."""
+    values = as_array(values)
+    is_column = isinstance(values, (collections.abc.Sequence, RaggedColumn)) or (
+        isinstance(values, np.ndarray) and values.ndim > 0
+    )
+    if isinstance(values, str) or not is_column:
+        raise mismatch(name, feature, f"a {type(values).__name__}", "give one value per row of the block")
+    parts = [as_array(part) for part in values] if isinstance(values, tuple) and len(values) == 2 else []
+    if not parts or not all(isinstance(part, np.ndarray) for part in parts):
+        return values
+    numbers, lengths = parts
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not numbers.ndim or (lengths < 0).any():
+        found = f"a pair of {numbers.dtype} {shape_text(numbers.shape)} and {lengths.dtype} {shape_text(lengths.shape)}"
+        raise mismatch(name, feature, found, "give values (total, ...) and lengths, int64 (n,), or a list of n arrays")
+    if lengths.sum() != len(numbers):
+        found = f"{len(numbers)} values, and lengths with the sum {lengths.sum()}"
+        raise mismatch(name, feature, found, "give the length of the value of each row")
+    return RaggedColumn(numbers, lengths.astype(np.int64, copy=False))
+
+
+def _inferred(name: str, value: Any) -> Any:
+    for kinds, feature_of in _FEATURE_OF_TYPES:
+        if isinstance(value, kinds):
+            return feature_of(name, value)
     raise SchemaError(
         f"field {name!r} holds a {type(value).__name__}, for which no feature can be inferred; "
-        "return a numpy array, number, str, bool or encoded image bytes, or pass features="
+        "return a numpy array, number, str, bool, datetime, dict, list or encoded image bytes, or pass features="
     )
+
+
+def _of_bytes(name: str, value: bytes) -> Feature:
+    if sound_extension(value):
+        return Audio()
+    if video_extension(value):
+        return Video()
+    try:
+        info = codecs.probe(value, name=name)
+    except InputError as error:
+        raise InputError(f"{error}; if it is to be no image, pass features= with {name!r}: Bytes()") from error
+    if info.is_float:
+        raise InputError(
+            f"{name!r}: a TIFF of floats, of unknown unit; pass features=, with Depth(dtype='float32') for metres"
+        )
+    if info.bit_depth > 8:  # whose channels Image would not widen for others
+        return Image((None, None, info.channels), dtype="uint16")
+    return Image((None, None, 4 if info.alpha else 3))
+
+
+def _of_time(_: str, value: Any) -> Feature:
+    return Timestamp("UTC" if getattr(value, "tzinfo", None) else None)
+
+
+def _of_list(_: str, value: Any) -> Feature:
+    kinds = set(map(type, value))
+    if kinds == {int, float} and all(abs(item) <= _EXACT for item in value if type(item) is int):
+        return Sequence(Scalar("float64"))
+    if len(kinds) != 1:
+        return Json()
+    first = value[0]
+    if isinstance(first, int) and not isinstance(first, bool) and not all(-1 << 63 <= item < 1 << 63 for item in value):
+        return Json()
+    if isinstance(first, bytes):
+        return Sequence(Bytes())
+    if isinstance(first, datetime.datetime):
+        return Sequence(_of_time("", first)) if len({item.tzinfo is None for item in value}) == 1 else Json()
+    return Sequence(_inferred("", first)) if isinstance(first, (str, int, float, np.generic)) else Json()
+
+
+def _of_dict(name: str, value: dict[Any, Any]) -> Any:
+    if value and all(isinstance(key, str) for key in value) and any(map(_is_no_json, value.values())):
+        return {key: _inferred(f"{name}/{key}", item) for key, item in value.items()}
+    return Json()
+
+
+def _is_no_json(value: Any) -> bool:
+    """Return whether a value is an array, bytes or a time, or a dict that holds one: JSON would make others of them."""
+    if isinstance(value, dict):
+        return any(map(_is_no_json, value.values()))
+    return isinstance(value, (bytes, datetime.datetime, np.datetime64)) or (
+        isinstance(value, np.ndarray) and value.ndim > 0
+    )
+
+
+def _of_array(_: str, value: np.ndarray) -> Feature:
+    if value.ndim == 1 and value.dtype.kind in "UO" and all(isinstance(item, str) for item in value):
+        return Sequence(Text())
+    if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in {3, 4} and value.size:
+        return Image((None, None, value.shape[2]))
+    return Tensor((None,) * value.ndim, value.dtype.name)
+
+
+_EXACT = 1 << 53  # integers that float64 holds exactly
+_FEATURE_OF_TYPES: tuple[tuple[tuple[type, ...], Callable[[str, Any], Any]], ...] = (
+    ((str,), lambda _, value: Text()),
+    ((bytes,), _of_bytes),
+    ((bool, np.bool_), lambda _, value: Scalar("bool")),
+    ((np.datetime64, datetime.datetime), _of_time),
+    ((np.generic,), lambda _, value: Scalar(value.dtype.name)),
+    ((int,), lambda _, value: Scalar("int64" if value < 1 << 63 else "uint64")),
+    ((float,), lambda _, value: Scalar("float64")),
+    ((np.ndarray,), _of_array),
+    ((list, tuple), _of_list),
+    ((dict,), _of_dict),
+)
+"""What a value of some types is stored as; the first that fits counts."""
 
 
 def _check_name(name: Any, feature: Any) -> None:
@@ -238,7 +1847,3 @@ def _check_name(name: Any, feature: Any) -> None:
         raise SchemaError(
             f"field {name!r} is declared as {feature!r}; want a feature such as Image() or Scalar('int64')"
         )
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

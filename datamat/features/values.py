@@ -1,39 +1,88 @@
-"""Numbers, labels, boxes and text."""
+"""Numbers, labels, boxes, text, tokens, times, sound, and what has no other type: bytes and JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import io
+import itertools
+import json
+import math
+import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamat.errors import SchemaError
+from datamat.errors import InputError, MissingDependencyError, SchemaError
 from datamat.features.base import (
     Column,
+    ColumnBlock,
     Feature,
     Kind,
+    RaggedColumn,
     Shape,
+    Target,
     array_of,
     check_array,
     checked_int,
     checked_names,
     checked_shape,
+    dtype_of,
+    join_names,
     mismatch,
     one_bytes,
     shape_text,
-    some,
+    tfds_feature,
+    tfds_sequence,
+    tfds_shape,
+    tfds_tensor,
+    to_json_text,
 )
 
-__all__ = ["BBoxes", "ClassLabel", "Scalar", "Tensor", "Text"]
+__all__ = [
+    "Audio",
+    "BBoxes",
+    "Bytes",
+    "ClassLabel",
+    "Json",
+    "Scalar",
+    "Tensor",
+    "Text",
+    "Timestamp",
+    "Tokens",
+    "decode_raw",
+    "numbers_in",
+    "sound_extension",
+]
 
-# How each dtype travels. Exact always: int64 holds every smaller integer, float32 every float16; what neither
-# holds goes as little-endian bytes (`tf.io.decode_raw` reads them).
+# How each dtype is stored, always exactly: int64 holds every smaller integer, float32 every float16; dtypes that
+# neither holds are stored as little-endian bytes, which `tf.io.decode_raw` reads.
 _KIND_OF_DTYPE: dict[str, Kind] = {
     **dict.fromkeys(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"], "int64"),
     **dict.fromkeys(["float16", "float32"], "float32"),
-    **dict.fromkeys(["float64", "uint64", "complex64", "complex128"], "bytes"),
+    **dict.fromkeys(["float64", "uint64", "bfloat16", "complex64", "complex128"], "bytes"),
 }
+_TIME = "datetime64[us]"
+_EPOCHS = {
+    None: datetime.datetime(1970, 1, 1),
+    "UTC": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
+}
+"""What timestamps count microseconds from, by their zone."""
+_MOST_LISTED = 64
+"""Most integers of a tensor that are stored as numbers unless asked for."""
+_ROUNDING = 1e-3
+"""Relative error up to which four corners that were moved still make a rectangle."""
+_NOT_IN_ARROW = {"complex64", "complex128"}
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "b": (bool,),
+    **dict.fromkeys("iu", (int,)),
+    **dict.fromkeys("fV", (int, float)),  # numpy knows bfloat16 as kind "V"
+    "c": (int, float, complex),
+}
+"""Python's numbers that a scalar accepts, by the kind of its dtype."""
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
+"""Types of the same size for those that `tf.io.decode_raw` does not know."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +93,8 @@ class ClassLabel(Feature):
 
     Args:
         names: class names in the order of the ids.
-        num_classes: instead of names, where classes have none.
-        shape: () for one label, (None,) for a list of any length.
+        num_classes: number of classes, for classes without names.
+        shape: () for one label, (None,) for a list of any length, (n,) for a list of n.
 
     Example:
         >>> ClassLabel(names=("cat", "dog")).encode("label", "dog")
@@ -72,6 +121,9 @@ class ClassLabel(Feature):
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: "int64"}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return "int64", self.shape
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if not self.shape:
             return {name: np.array([self._id(name, value)], np.int64)}
@@ -81,19 +133,63 @@ class ClassLabel(Feature):
         check_array(name, self, ids.dtype, ids.shape, self.shape, ids.dtype)
         return {name: ids}
 
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if not self.shape and isinstance(values, (list, tuple)):
+            found = numbers_in(values, np.dtype(np.int64))
+        else:
+            found = _integers_of(values)
+        if found is None or not self._are_ids(found):
+            return Feature.encode_block(self, name, values)  # which knows names, and refuses other ids
+        numbers, lengths, _ = _stacked(name, self, values if self.shape else found, self.shape, found.dtype)
+        return {name: _block_column(numbers, lengths, "int64")}
+
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         ids = np.asarray(columns[name], np.int64)
         return ids if self.shape else _only(ids)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return _block_of(columns[name], self.shape, "int64")
 
     def declared(self) -> str:
         size = self.shape[0] if self.shape else None
         many = f"list of {'' if size is None else f'{size} '}" if self.shape else ""
         return f"{many}int64 class id of {self.num_classes} classes"
 
+    def class_names(self) -> tuple[str, ...]:
+        return self.names
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: ("int64", self.shape)}
+
+    def is_large(self) -> bool:
+        return False
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        return tf.ensure_shape(columns[name], self.shape) if self.shape else columns[name][0]
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        label = tfds_feature("class_label_feature.ClassLabel", classLabel={"numClasses": str(self.num_classes)})
+        return {name: tfds_sequence(label, self.shape[0]) if self.shape else label}
+
+    def hugging_face_type(self) -> Any:
+        names = {str(number): name for number, name in enumerate(self.names)}
+        return {"class_label": {"names": names}} if names else None
+
+    def _are_ids(self, values: np.ndarray) -> bool:
+        return not values.size or bool(values.min() >= 0 and values.max() < (self.num_classes or 0))
+
     def _id(self, name: str, value: Any) -> int:
         if isinstance(value, str):
             if value not in self.names:
-                raise mismatch(name, self, f"the name {value!r}", f"use one of {some(self.names)}")
+                raise mismatch(name, self, f"the name {value!r}", f"use one of {join_names(self.names)}")
             return self.names.index(value)
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
             raise mismatch(name, self, f"{value!r} ({type(value).__name__})", "give an int or a class name")
@@ -106,36 +202,128 @@ class ClassLabel(Feature):
 class BBoxes(Feature):
     """Boxes of one image: float32 (n, 4), each (ymin, xmin, ymax, xmax) as a fraction of height and width.
 
-    The layout of `tfds.features.BBoxFeature` (REL_YXYX), so that the boxes stay right when the image is resized.
+    This is the layout of `tfds.features.BBoxFeature` (REL_YXYX), in which boxes stay valid when the image is resized.
+
+    Rotated boxes are float32 (n, 5), each (x, y, width, height, angle) of its centre in pixels, with the angle in
+    degrees, clockwise on the screen from the x axis to the side called width, as in OpenCV's `RotatedRect`: fractions
+    of height and width would shear them. They may reach over the edge of the image. Transforms move their corners as
+    keypoints; where these no longer make a rectangle, it is the smallest one around them. A box that leaves the image
+    is dropped.
+
+    Args:
+        rotated: whether boxes have an angle.
 
     Example:
         >>> BBoxes().encode("boxes", np.array([[0, 0, 0.5, 1]], np.float32))
         {'boxes': array([0. , 0. , 0.5, 1. ], dtype=float32)}
     """
 
+    rotated: bool = False
+
+    preview = "outlines"
+    unsaid: ClassVar[frozenset[str]] = frozenset({"rotated"})
+
+    @property
+    def _width(self) -> int:
+        return 5 if self.rotated else 4
+
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: "float32"}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return "float32", (None, self._width)
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        boxes = np.zeros((0, 4), np.float32) if isinstance(value, (list, tuple)) and not value else value
+        boxes = np.zeros((0, self._width), np.float32) if isinstance(value, (list, tuple)) and not value else value
         boxes = array_of(name, self, boxes)
-        check_array(name, self, boxes.dtype, boxes.shape, (None, 4), np.dtype(np.float32))
-        good = (boxes >= 0).all(1) & (boxes <= 1).all(1) & (boxes[:, 2:] >= boxes[:, :2]).all(1)
+        check_array(name, self, boxes.dtype, boxes.shape, (None, self._width), np.dtype(np.float32))
+        good = _are_boxes(boxes)
         if not good.all():
             place = int(np.flatnonzero(~good)[0])
             raise mismatch(
                 name,
                 self,
                 f"box {place} = {boxes[place].tolist()}",
-                "clip it to [0, 1] with min <= max in read",
+                "give finite numbers, and sizes of 0 or more"
+                if self.rotated
+                else "clip it to [0, 1] with min <= max in read",
             )
         return {name: _to_column(boxes.reshape(-1), "float32")}
 
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if not isinstance(values, (np.ndarray, RaggedColumn)) and not all(isinstance(v, np.ndarray) for v in values):
+            return Feature.encode_block(self, name, values)  # which takes an empty list for no boxes
+        numbers, lengths, _ = _stacked(name, self, values, (None, self._width), np.dtype(np.float32))
+        if not _are_boxes(numbers.reshape(-1, self._width)).all():
+            return Feature.encode_block(self, name, values)  # which names the box
+        return {name: _block_column(numbers, lengths, "float32")}
+
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
-        return np.asarray(columns[name], np.float32).reshape(-1, 4)
+        return np.asarray(columns[name], np.float32).reshape(-1, self._width)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return _block_of(columns[name], (None, self._width), "float32")
 
     def declared(self) -> str:
+        if self.rotated:
+            return "float32 (n, 5) of (x, y, width, height, angle in degrees)"
         return "float32 (n, 4) of (ymin, xmin, ymax, xmax) in [0, 1]"
+
+    def target(self) -> Target:
+        return "points" if self.rotated else "bboxes"
+
+    def points(self, value: Any) -> np.ndarray:
+        turn = np.radians(value[:, 4:])
+        across = np.hstack([np.cos(turn), np.sin(turn)]) * value[:, 2:3] / 2
+        down = np.hstack([-np.sin(turn), np.cos(turn)]) * value[:, 3:4] / 2
+        corners = np.stack([-across - down, across - down, across + down, down - across], axis=1)
+        return np.asarray((value[:, None, :2] + corners).reshape(-1, 2), np.float32)
+
+    def with_points(
+        self, value: Any, points: np.ndarray, size: tuple[int, int] | None
+    ) -> tuple[Any, np.ndarray | None]:
+        corners = points.reshape(-1, 4, 2)
+        low, high = corners.min(axis=1, initial=np.inf), corners.max(axis=1, initial=-np.inf)
+        is_inside = (
+            np.ones(len(value), bool) if size is None else (high > 0).all(axis=1) & (low < size[::-1]).all(axis=1)
+        )
+        rows = np.flatnonzero(is_inside)
+        return np.array([_rectangle(four) for four in corners[rows]], np.float32).reshape(-1, 5), rows
+
+    def needs_every_point(self) -> bool:
+        return True
+
+    def may_lose_rows(self) -> bool:
+        return True
+
+    def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
+        if self.rotated:
+            return list(self.points(value).reshape(-1, 4, 2))
+        boxes = value * np.array([height, width, height, width], np.float32)
+        return list(boxes[:, [[1, 0], [3, 0], [3, 2], [1, 2]]])
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: ("float32", (None, self._width))}
+
+    def is_large(self) -> bool:
+        return False
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        return tf.reshape(columns[name], [-1, self._width])
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        if self.rotated:
+            return {name: tfds_tensor((None, 5), "float32")}
+        box = {"shape": tfds_shape((4,)), "dtype": "float32", "bboxFormat": "REL_YXYX"}
+        return {name: tfds_sequence(tfds_feature("bounding_boxes.BBoxFeature", boundingBox=box), None)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,37 +333,283 @@ class Text(Feature):
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: "bytes"}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return "string", ()
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if not isinstance(value, str):
             raise mismatch(name, self, f"{type(value).__name__}", "give a str; decode bytes in read")
-        try:
-            return {name: value.encode()}
-        except UnicodeEncodeError as error:
-            raise mismatch(name, self, f"{value!r}, which UTF-8 cannot hold", "replace the lone surrogate") from error
+        return {name: _utf8(name, self, value)}
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         if set(map(type, values)) <= {str}:
             try:
                 return {name: list(map(str.encode, values))}
             except UnicodeEncodeError:
-                pass  # found again below, with its value
+                pass  # the loop below raises, and names the value
         return {name: [self.encode(name, value)[name] for value in values]}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> str:
         return one_bytes(name, columns).decode()
 
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return [value if isinstance(value, str) else value.decode() for value in columns[name]]  # type: ignore[union-attr]
+
     def declared(self) -> str:
         return "str"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: ("string", ())}
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return columns[name][0]
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bytes(Feature):
+    """Any bytes, stored as they are: a PDF, a mesh, a pickle of another program.
+
+    A sample holds bytes, a bytearray or a memoryview; it reads back as bytes.
+
+    Example:
+        >>> Bytes().encode("mesh", bytearray(b"ply"))
+        {'mesh': b'ply'}
+    """
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return "bytes", ()
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            remedy = "encode text in read" if isinstance(value, str) else "give bytes, such as array.tobytes()"
+            raise mismatch(name, self, f"a {type(value).__name__}", remedy)
+        return {name: bytes(value)}
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if set(map(type, values)) <= {bytes}:
+            return {name: list(values)}
+        return {name: [self.encode(name, value)[name] for value in values]}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> bytes:
+        return one_bytes(name, columns)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return list(columns[name])  # type: ignore[arg-type]
+
+    def declared(self) -> str:
+        return "bytes"
+
+    def is_large(self) -> bool:
+        return True
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return columns[name][0]
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Json(Feature):
+    """What JSON can hold: dicts and lists, however nested, of str, numbers, booleans and None.
+
+    Stored as one line of UTF-8 with the keys of each dict in order, so equal values are equal bytes. Tuples and arrays
+    are stored as lists, numpy's numbers as Python's; a dict reads back with its keys in order.
+
+    Example:
+        >>> column = Json().encode("info", {"tags": ("sea", "dusk"), "f": 2.8, "by": None})
+        >>> column
+        {'info': b'{"by":null,"f":2.8,"tags":["sea","dusk"]}'}
+        >>> Json().decode("info", column)
+        {'by': None, 'f': 2.8, 'tags': ['sea', 'dusk']}
+    """
+
+    takes_none = True
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return "object", ()
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        try:
+            text = to_json_text(value)
+            if json.loads(text) == value:  # not so where a key is a number, which the encoder turns into text
+                return {name: text.encode()}
+        except (TypeError, ValueError, RecursionError):
+            pass  # what the encoder does not know is converted below, or refused with its place
+        try:
+            return {name: to_json_text(self._plain(name, value, "")).encode()}
+        except RecursionError as error:
+            raise mismatch(
+                name, self, "a value that is nested too deep, or holds itself", "flatten it in read"
+            ) from error
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        return {name: [self.encode(name, value)[name] for value in values]}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return json.loads(one_bytes(name, columns))
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return [json.loads(value) for value in columns[name]]  # type: ignore[union-attr]
+
+    def declared(self) -> str:
+        return "JSON"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: ("json", ())}
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return columns[name][0]
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def _plain(self, name: str, value: Any, place: str) -> Any:
+        """Return a part of a value in the types that JSON has; `place` says which, as in `["boxes"][2]`."""
+        where = f" at {place}" if place else ""
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._plain(name, value.tolist(), place)
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    remedy = "use str for keys, which is all that JSON has"
+                    raise mismatch(name, self, f"the key {key!r} ({type(key).__name__}){where}", remedy)
+            return {str(key): self._plain(name, item, f"{place}[{key!r}]") for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._plain(name, item, f"{place}[{number}]") for number, item in enumerate(value)]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise mismatch(name, self, f"{value!r}{where}, which JSON has not", "give None, or a field of its own")
+        if isinstance(value, str):
+            _utf8(name, self, value, where)
+        elif value is not None and not isinstance(value, (bool, int, float)):
+            remedy = "give dicts, lists, str, numbers, booleans and None"
+            raise mismatch(name, self, f"a {type(value).__name__}{where}", remedy)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timestamp(Feature):
+    """A moment, to the microsecond: datetime64[us], stored as int64 microseconds since 1970.
+
+    A sample holds a `datetime.datetime`, a `pandas.Timestamp` or a `numpy.datetime64` of any unit; none is rounded. It
+    reads back as `numpy.datetime64`; torch and TensorFlow, which have no times, give the int64.
+
+    Args:
+        tz: "UTC" for moments, from datetimes with any time zone; None for the time on a clock whose zone is not known,
+            from datetimes without one. numpy's times, which know no zones, are taken for either.
+
+    Example:
+        >>> import datetime
+        >>> noon = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.timezone.utc)
+        >>> column = Timestamp(tz="UTC").encode("taken", noon)
+        >>> column
+        {'taken': array([1795435200000000])}
+        >>> Timestamp(tz="UTC").decode("taken", column)
+        np.datetime64('2026-11-23T12:00:00.000000')
+    """
+
+    tz: Literal["UTC"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tz not in _EPOCHS:
+            raise SchemaError(f"Timestamp: tz is {self.tz!r}; want 'UTC', to which all others are converted, or None")
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "int64"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return _TIME, ()
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        return {name: np.array([self._microseconds(name, value)], np.int64)}
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "M":
+            found = values.astype(_TIME)
+            if (found.astype(values.dtype) == values).all():  # NaT equals nothing
+                return {name: found.view(np.int64)}
+        return {name: np.array([self._microseconds(name, value) for value in values], np.int64)}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return _only(np.asarray(columns[name], np.int64)).view(_TIME)
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        found = _block_of(columns[name], (), "int64")
+        return np.asarray(found).view(_TIME)
+
+    def declared(self) -> str:
+        return "timestamp[us]" if self.tz is None else f"timestamp[us, tz={self.tz}]"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: (self.declared(), ())}
+
+    def tar_form(self) -> Literal["json"]:
+        return "json"
+
+    def json_value(self, value: Any) -> str:
+        return str(np.datetime_as_string(value)) + ("" if self.tz is None else "Z")  # ISO 8601
+
+    def value_of_json(self, plain: Any) -> Any:
+        return np.datetime64(plain.removesuffix("Z"), "us")
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return columns[name][0]
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return {name: tfds_tensor((), "int64")}
+
+    def _microseconds(self, name: str, value: Any) -> int:
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value[()]
+        if isinstance(value, np.datetime64):
+            found = value.astype(_TIME)
+            if found.astype(value.dtype) != value:  # back in its own unit; NaT equals nothing
+                raise mismatch(name, self, f"{value!r}, which is no time in whole microseconds", "round it in read")
+            return int(found.view(np.int64))
+        if not isinstance(value, datetime.datetime):
+            raise mismatch(name, self, f"{value!r} ({type(value).__name__})", "give a datetime or a numpy.datetime64")
+        is_missing = value != value  # noqa: PLR0124 -- true of pandas' NaT
+        if is_missing or getattr(value, "nanosecond", None):  # which pandas has, too
+            raise mismatch(name, self, f"{value!r}, which is no time in whole microseconds", "round it in read")
+        if (value.utcoffset() is None) != (self.tz is None):
+            found, remedy = (
+                ("without a time zone", "add it in read, with value.replace(tzinfo=...), or declare Timestamp()")
+                if self.tz
+                else ("with a time zone", "declare Timestamp(tz='UTC'), which takes any, or remove it in read")
+            )
+            raise mismatch(name, self, f"{value!r}, {found}", remedy)
+        since = value - _EPOCHS[self.tz]
+        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scalar(Feature):
     """One number or truth value of a numpy dtype, stored exactly.
 
-    float64 and uint64, which a `tf.train.Example` cannot hold as numbers, go as eight little-endian bytes.
+    float64, uint64, bfloat16 and complex numbers, which a `tf.train.Example` cannot hold, are stored as little-endian
+    bytes.
 
     Args:
-        dtype: name of a numpy dtype: bool, int8 ... int64, uint8 ... uint64, float16, float32, float64.
+        dtype: name of a numpy dtype: bool, int8 ... int64, uint8 ... uint64, float16, float32, float64, complex64,
+            complex128; or bfloat16, which comes with the package ml_dtypes.
 
     Example:
         >>> Scalar("int32").encode("id", 7)
@@ -190,37 +624,62 @@ class Scalar(Feature):
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: _KIND_OF_DTYPE[self.dtype]}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return self.dtype, ()
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        found = _scalar_of(name, self, value, np.dtype(self.dtype))
+        found = _scalar_of(name, self, value, dtype_of(self.dtype))
         return {name: _to_column(found.reshape(1), _KIND_OF_DTYPE[self.dtype])}
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
         kind = _KIND_OF_DTYPE[self.dtype]
-        values = array_of(name, self, values)
-        check_array(name, self, values.dtype, values.shape, (None,), np.dtype(self.dtype))
-        if kind == "bytes":
-            return {name: [value.tobytes() for value in values.astype(values.dtype.newbyteorder("<"))]}
-        return {name: _to_column(values, kind)}
+        if not isinstance(values, np.ndarray):
+            numbers = numbers_in(values, dtype_of(self.dtype))
+            if numbers is None:
+                return Feature.encode_block(self, name, values)  # which names the value that does not fit
+            values = numbers
+        check_array(name, self, values.dtype, values.shape, (None,), dtype_of(self.dtype))
+        return {name: _block_column(values[:, None], None, kind) if kind == "bytes" else _to_column(values, kind)}
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> Any:
         return _only(_from_column(columns[name], self.dtype))
 
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return _block_of(columns[name], (), self.dtype)
+
     def declared(self) -> str:
         return f"{self.dtype} scalar"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: ("binary" if self.dtype in _NOT_IN_ARROW else self.dtype, ())}
+
+    def tar_form(self) -> Literal["json", "npy"]:
+        return "npy" if dtype_of(self.dtype).kind == "c" else "json"  # JSON has no complex numbers
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return _tf_numbers(self.dtype, columns[name])[0]
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return {name: tfds_tensor((), self.dtype, is_raw=_KIND_OF_DTYPE[self.dtype] == "bytes")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor(Feature):
     """An array of a numpy dtype, stored exactly.
 
-    Where the number of values does not give the shape (several None, or a None beside a 0), the shape of each value is
-    stored beside it in the column `NAME/shape`.
+    If the number of values does not determine the shape (several None, or None beside 0), the shape of each value is
+    stored in the column `NAME/shape`.
 
     Args:
-        shape: None where a dimension varies.
-        dtype: name of a numpy dtype.
-        encoding: "list" stores numbers as numbers (readable by `tf.io.parse_example` as they are), "raw" as
-            little-endian bytes, smaller and faster for large arrays of small integers. None: "list" where exact.
+        shape: size of each dimension; None for one that varies.
+        dtype: name of a numpy dtype, or bfloat16, as for `Scalar`.
+        encoding: "list" stores numbers as numbers, which `tf.io.parse_example` reads directly; "raw" stores
+            little-endian bytes. None chooses "raw" where numbers would not be exact, for float16, and for integers and
+            booleans where a value has more than 64 of them, or may have: where several sizes are open, or one size of
+            8- or 16-bit ones. As numbers these take up to ten bytes each, and ten times as long to read.
 
     Example:
         >>> Tensor((2,), "float32").encode("point", np.array([1, 2], np.float32))
@@ -241,22 +700,33 @@ class Tensor(Feature):
 
     @property
     def _kind(self) -> Kind:
-        return "bytes" if self.encoding == "raw" else _KIND_OF_DTYPE[self.dtype]
+        is_raw = self.encoding == "raw" or (self.encoding is None and _is_raw_by_default(self.shape, self.dtype))
+        return "bytes" if is_raw else _KIND_OF_DTYPE[self.dtype]
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether the shape of each value is stored beside it."""
+        """Whether the shape of each value is stored in a column of its own."""
         return self.shape.count(None) > (0 if 0 in self.shape else 1)
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: self._kind, **({f"{name}/shape": "int64"} if self.keeps_shape else {})}
 
+    def value_type(self) -> tuple[str, Shape]:
+        return self.dtype, self.shape
+
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         array = array_of(name, self, value)
-        check_array(name, self, array.dtype, array.shape, self.shape, np.dtype(self.dtype))
+        check_array(name, self, array.dtype, array.shape, self.shape, dtype_of(self.dtype))
         columns = {name: _to_column(array.reshape(-1), self._kind)}
         if self.keeps_shape:
             columns[f"{name}/shape"] = np.array(array.shape, np.int64)
+        return columns
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        numbers, lengths, shapes = _stacked(name, self, values, self.shape, dtype_of(self.dtype))
+        columns = {name: _block_column(numbers, lengths, self._kind)}
+        if self.keeps_shape:
+            columns[f"{name}/shape"] = shapes
         return columns
 
     def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
@@ -268,29 +738,236 @@ class Tensor(Feature):
         known = int(np.prod([size for size in self.shape if size is not None]))
         return flat.reshape([flat.size // known if size is None else size for size in self.shape])
 
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        if not self.keeps_shape:
+            return _block_of(columns[name], self.shape, self.dtype)
+        rows = _numbers_of(columns[name], self.dtype).rows()
+        shapes = _numbers_of(columns[f"{name}/shape"], "int64").matrix(len(self.shape))
+        return [row.reshape(shape) for row, shape in zip(rows, shapes.tolist(), strict=True)]
+
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        if self.encoding == "raw" or self.dtype in _NOT_IN_ARROW:
+            found: tuple[str, Shape] = "binary", ()
+        else:
+            # A size of 0 crashes pyarrow (26.0.1: a division by zero); such tensors hold no numbers anyway.
+            is_nested = None not in self.shape[1:] and 0 not in self.shape
+            found = self.dtype, self.shape if is_nested else (None,)
+        return {name: found, **({f"{name}/shape": ("int64", (None,))} if self.keeps_shape else {})}
+
+    def tar_form(self) -> Literal["npy"]:
+        return "npy"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        flat = _tf_numbers(self.dtype, columns[name])
+        if self.keeps_shape:
+            return tf.ensure_shape(tf.reshape(flat, columns[f"{name}/shape"]), self.shape)
+        return tf.reshape(flat, [-1 if size is None else size for size in self.shape])
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        is_raw = self._kind == "bytes"
+        if not self.keeps_shape:
+            return {name: tfds_tensor(self.shape, self.dtype, is_raw=is_raw)}
+        return {
+            name: tfds_tensor((None,), self.dtype, is_raw=is_raw),
+            f"{name}/shape": tfds_tensor((len(self.shape),), "int64"),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tokens(Feature):
+    r"""The token ids of one text, as many as it has: integers (n,), stored as little-endian bytes.
+
+    A sample holds a list of int, or an array (n,) of any integer dtype, as tokenizers return them; ids that the
+    declared dtype does not hold are refused. Reads back as an array (n,) of that dtype. Ids belong to no place of an
+    image, so transforms that move pixels leave them alone.
+
+    Args:
+        dtype: name of an integer dtype. None chooses it by `vocab_size`: uint8 for up to 256 tokens, uint16 for up to
+            65,536, else int32, which is also the choice where neither is given.
+        vocab_size: number of tokens; ids must lie from 0 to `vocab_size - 1`. None permits all that the dtype holds.
+
+    Example:
+        >>> Tokens(vocab_size=50_257)
+        Tokens(dtype='uint16', vocab_size=50257)
+        >>> Tokens(vocab_size=50_257).encode("text", [464, 3797])
+        {'text': b'\xd0\x01\xd5\x0e'}
+    """
+
+    dtype: str | None = None
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is not None:
+            object.__setattr__(self, "vocab_size", checked_int(self.vocab_size, "Tokens: vocab_size"))
+            if not 1 <= self.vocab_size <= np.iinfo(np.int64).max:
+                raise SchemaError(
+                    f"Tokens: vocab_size is {self.vocab_size}; want the number of tokens, from 1 to 2**63-1"
+                )
+        dtype = _dtype_of_ids(self.vocab_size) if self.dtype is None else _checked_dtype(self.dtype, "Tokens")
+        if dtype_of(dtype).kind not in "iu":
+            raise SchemaError(f"Tokens: dtype is {self.dtype!r}; want one of int8 to int64, uint8 to uint64")
+        object.__setattr__(self, "dtype", dtype)
+        if self.vocab_size is not None and self.vocab_size - 1 > np.iinfo(dtype).max:
+            raise SchemaError(f"Tokens: {dtype} does not hold the ids of vocab_size={self.vocab_size}; leave dtype out")
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return str(self.dtype), (None,)
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        ids = self._array(name, value)
+        low, high = self._bounds
+        wrong = np.flatnonzero((ids < low) | (ids > high))
+        if len(wrong):
+            remedy = f"ids run from {low} to {high}: declare a larger vocab_size or another dtype"
+            raise mismatch(name, self, f"token {wrong[0]} = {ids[wrong[0]]}", remedy)
+        return {name: _to_column(ids.astype(self.dtype), "bytes")}
+
+    def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        ids = _integers_of(values)
+        if ids is None or not self._holds(ids) or not _are_flat(values):
+            return Feature.encode_block(self, name, values)  # which takes lists, and names the token that does not fit
+        lengths = values.lengths if isinstance(values, RaggedColumn) else np.fromiter(map(len, values), np.int64)
+        return {name: _block_column(ids.reshape(-1).astype(self.dtype), lengths, "bytes")}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
+        return _from_column(columns[name], str(self.dtype))
+
+    def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
+        return _block_of(columns[name], (None,), str(self.dtype))
+
+    def declared(self) -> str:
+        return f"{self.dtype} tokens (?,)" + ("" if self.vocab_size is None else f" of {self.vocab_size}")
+
+    def target(self) -> None:
+        return None
+
+    def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
+        return {name: (str(self.dtype), (None,))}
+
+    def tar_form(self) -> Literal["npy"]:
+        return "npy"
+
+    def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
+        return _tf_numbers(str(self.dtype), columns[name])
+
+    def tf_block(self) -> Literal["tensor"]:
+        return "tensor"
+
+    def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
+        return {name: tfds_tensor((None,), str(self.dtype), is_raw=True)}
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        """The smallest and the largest id."""
+        if self.vocab_size is not None:
+            return 0, self.vocab_size - 1
+        bounds = np.iinfo(str(self.dtype))
+        return int(bounds.min), int(bounds.max)
+
+    def _holds(self, ids: np.ndarray) -> bool:
+        low, high = self._bounds
+        return not ids.size or (int(ids.min()) >= low and int(ids.max()) <= high)
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        """Return the ids as integers (n,) of any dtype."""
+        if isinstance(value, (list, tuple)):
+            for place, one in enumerate(() if set(map(type, value)) <= {int} else value):
+                if not isinstance(one, (int, np.integer)) or isinstance(one, bool):
+                    raise mismatch(name, self, f"{one!r} ({type(one).__name__}) as token {place}", "give ids as int")
+            try:
+                return np.array(value, np.int64)
+            except OverflowError:
+                return np.array(value, object)
+        found = array_of(name, self, value)
+        if found.dtype.kind not in "iu" or found.ndim != 1:
+            remedy = "give integers (n,): a list of int, or an array"
+            raise mismatch(name, self, f"{found.dtype.name} {shape_text(found.shape)}", remedy)
+        return found
+
+
+def _dtype_of_ids(vocab_size: int | None) -> str:
+    """Return the smallest dtype that holds all ids; not uint32, which `tf.io.decode_raw` and TFDS do not know."""
+    if vocab_size is None:
+        return "int32"
+    return next((dtype for dtype in ("uint8", "uint16", "int32") if vocab_size - 1 <= np.iinfo(dtype).max), "int64")
+
+
+def _are_flat(values: Any) -> bool:
+    """Return whether each value of a column of a block, all of which are arrays, has one dimension."""
+    if isinstance(values, RaggedColumn):
+        return values.values.ndim == 1
+    return values.ndim == 2 if isinstance(values, np.ndarray) else all(value.ndim == 1 for value in values)
+
+
+def _is_raw_by_default(shape: Shape, dtype: str) -> bool:
+    """Return whether numbers of a shape are stored as bytes where the declaration leaves it open.
+
+    Lists of int32 and int64, (None,), stay numbers: most are tokens or ids, which varints hold in two bytes. So do
+    uint32, which neither `tf.io.decode_raw` nor TFDS knows. float16 would take four bytes as a number.
+    """
+    if dtype == "float16":
+        return True
+    if dtype_of(dtype).kind not in "iub" or dtype == "uint32":
+        return False
+    num_open = shape.count(None)
+    is_narrow = dtype_of(dtype).itemsize <= 2
+    is_many = math.prod(size for size in shape if size is not None) > _MOST_LISTED
+    return is_many or num_open > 1 or (num_open == 1 and is_narrow)
+
+
+def decode_raw(dtype: str, values: Any) -> Any:
+    """Return the numbers in a tensor of little-endian bytes, as a new last dimension, in a `tf.data` pipeline."""
+    import tensorflow as tf
+
+    if dtype in _SIGNED:
+        return tf.bitcast(tf.io.decode_raw(values, _SIGNED[dtype]), dtype)
+    return tf.io.decode_raw(values, dtype)
+
+
+def _tf_numbers(dtype: str, column: Any) -> Any:
+    import tensorflow as tf
+
+    return decode_raw(dtype, column[0]) if column.dtype == tf.string else tf.cast(column, dtype)
+
+
+def _utf8(name: str, feature: Feature, text: str, where: str = "") -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        found = f"{text!r}{where}, which UTF-8 cannot hold"
+        raise mismatch(name, feature, found, "replace the lone surrogate") from error
 
 
 def _checked_dtype(dtype: Any, where: str) -> str:
     try:
-        name = np.dtype(dtype).name
+        name = (dtype_of(dtype) if isinstance(dtype, str) else np.dtype(dtype)).name
     except TypeError:
         name = ""
     if name not in _KIND_OF_DTYPE:
-        raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {some(_KIND_OF_DTYPE)}")
+        raise SchemaError(f"{where}: dtype is {dtype!r}; want one of {join_names(_KIND_OF_DTYPE)}")
     return str(name)
 
 
 def _scalar_of(name: str, feature: Feature, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return `value` as a 0-d array of `dtype`, refusing what would change it (a float32 of a float excepted)."""
+    """Return `value` as a 0-d array of `dtype`; refuse one that would change by more than rounding to a float32."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, np.generic):
         if value.dtype != dtype:
             raise mismatch(name, feature, f"{value!r} ({value.dtype.name})", "cast it in read")
         return np.asarray(value)
-    fits = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "c": (int, float, complex)}[dtype.kind]
+    fits = _PYTHON_TYPES[dtype.kind]
     if not isinstance(value, fits) or (isinstance(value, bool) and dtype.kind != "b"):
         raise mismatch(name, feature, f"{value!r} ({type(value).__name__})", "cast it in read")
     try:
@@ -304,10 +981,114 @@ def _scalar_of(name: str, feature: Feature, value: Any, dtype: np.dtype[Any]) ->
 
 
 def _is_changed(value: Any, found: np.ndarray) -> bool:
-    """Tell whether a number is another one now: rounding a float is what its declaration asks for, no more."""
+    """Return whether conversion changed a number; the declaration permits rounding a float, and nothing else."""
     if isinstance(value, int):
         return bool(found.item() != value)
     return bool(np.isfinite(value) and not np.isfinite(found))
+
+
+def _stacked(
+    name: str, feature: Feature, values: Any, shape: Shape, dtype: np.dtype[Any]
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Return the numbers of n arrays, all in one.
+
+    Args:
+        name: name of the field, for messages.
+        feature: feature of the field, for messages.
+        values: an array (n, ...), a `RaggedColumn` of values (total, ...), or a sequence of n arrays.
+        shape: wanted shape of each value.
+        dtype: dtype that every value must have; nothing is converted.
+
+    Returns:
+        Numbers (n, k), and no lengths, where all values have one shape; else numbers (total,), and how many each value
+        has, int64 (n,). Then the shape of each value, int64 (n, number of dimensions).
+
+    Raises:
+        SchemaError: a value has another shape or dtype.
+    """
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        check_array(name, feature, values.dtype, values.shape, (None, *shape), dtype)
+        shapes = np.tile(np.array(values.shape[1:], np.int64), (len(values), 1))
+        return values.reshape(len(values), math.prod(values.shape[1:])), None, shapes
+    if isinstance(values, RaggedColumn):
+        inner = values.values.shape[1:]
+        for length in np.unique(values.lengths).tolist():
+            check_array(name, feature, values.values.dtype, (length, *inner), shape, dtype)
+        sizes = [np.full(len(values), size) for size in inner]
+        return values.values.reshape(-1), values.lengths * math.prod(inner), np.stack([values.lengths, *sizes], axis=1)
+    for found_dtype, found in dict.fromkeys(
+        (array.dtype, array.shape) for array in (array_of(name, feature, value) for value in values)
+    ):
+        check_array(name, feature, found_dtype, found, shape, dtype)
+    shapes = np.array([value.shape for value in values], np.int64).reshape(len(values), len(shape))
+    numbers = np.concatenate([np.empty(0, dtype), *(value.reshape(-1) for value in values)])
+    return numbers, shapes.prod(axis=1), shapes
+
+
+def _block_column(numbers: np.ndarray, lengths: np.ndarray | None, kind: Kind) -> Any:
+    """Return a column of a block, of numbers (n, k), or of numbers (total,) and how many each record has."""
+    if kind != "bytes":
+        found = _to_column(numbers, kind)
+        return found if lengths is None else RaggedColumn(found, lengths)  # type: ignore[arg-type]
+    data = _to_column(numbers, kind)
+    if lengths is None:
+        lengths = np.full(len(numbers), numbers.shape[1])
+    ends = (np.cumsum(lengths) * numbers.dtype.itemsize).tolist()
+    return [data[start:stop] for start, stop in itertools.pairwise([0, *ends])]
+
+
+def numbers_in(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray | None:
+    """Return plain numbers as an array (n,) of a dtype; None where one might not fit."""
+    types = set(map(type, values))
+    if types == {dtype.type}:
+        return np.array(values, dtype)
+    if types == {bool} and dtype.kind == "b":
+        return np.array(values, dtype)
+    if types == {int} and dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return np.array(values, dtype) if bounds.min <= min(values) and max(values) <= bounds.max else None
+    if types == {float} and dtype.kind in "fV":
+        with np.errstate(over="ignore"):
+            found = np.array(values, dtype)
+        return found if np.isfinite(found).all() else None
+    return None
+
+
+def _integers_of(values: Any) -> np.ndarray | None:
+    """Return all numbers of a column of a block if they are integers in arrays."""
+    if isinstance(values, RaggedColumn):
+        values = values.values
+    elif not isinstance(values, np.ndarray):
+        if not all(isinstance(value, np.ndarray) for value in values) or not len(values):
+            return None
+        if len({value.dtype for value in values}) > 1:
+            return None
+        values = np.concatenate([value.reshape(-1) for value in values])
+    return values if values.dtype.kind in "iu" else None
+
+
+def _rectangle(corners: np.ndarray) -> list[float]:
+    """Return the rotated box with four corners, (4, 2) in order; of others the smallest around them."""
+    across, down = corners[1] - corners[0], corners[3] - corners[0]
+    width, height = float(np.hypot(*across)), float(np.hypot(*down))
+    is_parallel = np.abs(corners[0] + corners[2] - corners[1] - corners[3]).max() <= _ROUNDING * (width + height)
+    if is_parallel and abs(float(across @ down)) <= _ROUNDING * max(width * height, 1e-12):
+        return [*corners.mean(axis=0).tolist(), width, height, math.degrees(math.atan2(across[1], across[0]))]
+    import cv2
+
+    (x, y), (width, height), angle = cv2.minAreaRect(corners.astype(np.float32))
+    quarters = round((math.degrees(math.atan2(across[1], across[0])) - angle) / 90)
+    if quarters % 2:  # the side called width is the one that is nearest to where it was
+        width, height = height, width
+    angle += 90 * quarters
+    return [x, y, width, height, (angle + 180) % 360 - 180]
+
+
+def _are_boxes(boxes: np.ndarray) -> np.ndarray:
+    """Return bool (n,): which boxes lie in [0, 1] with min <= max, or are rotated, with sizes of 0 or more."""
+    if boxes.shape[1] == 5:
+        return np.asarray(np.isfinite(boxes).all(1) & (boxes[:, 2:4] >= 0).all(1))
+    return np.asarray((boxes >= 0).all(1) & (boxes <= 1).all(1) & (boxes[:, 2:] >= boxes[:, :2]).all(1))
 
 
 def _to_column(flat: np.ndarray, kind: Kind) -> Column:
@@ -324,7 +1105,249 @@ def _only(numbers: np.ndarray) -> Any:
 
 def _from_column(column: Column, dtype: str) -> np.ndarray:
     if isinstance(column, bytes):
-        return np.frombuffer(column, np.dtype(dtype).newbyteorder("<")).astype(dtype)
+        return np.frombuffer(column, dtype_of(dtype).newbyteorder("<")).astype(dtype_of(dtype))
     if isinstance(column, np.ndarray):
-        return column.astype(dtype)
-    return np.frombuffer(column[0], np.dtype(dtype).newbyteorder("<")).astype(dtype)
+        return column.astype(dtype_of(dtype))
+    return np.frombuffer(column[0], dtype_of(dtype).newbyteorder("<")).astype(dtype_of(dtype))
+
+
+def _block_of(column: ColumnBlock, shape: Shape, dtype: str) -> np.ndarray | list[Any]:
+    """Return n values of a shape with at most one open size: an array (n, ...), or a list where a size is open."""
+    found = _numbers_of(column, dtype)
+    known = math.prod(size for size in shape if size is not None)
+    if None not in shape:
+        return found.matrix(known).reshape(len(found), *shape)  # -1 fails where a size is 0
+    if (found.lengths % known).any():
+        raise SchemaError(f"a record holds a number of values that is no multiple of {known}")
+    sizes = tuple(-1 if size is None else size for size in shape)
+    return found.rows() if len(shape) == 1 else [row.reshape(sizes) for row in found.rows()]
+
+
+def _numbers_of(column: ColumnBlock, dtype: str) -> RaggedColumn:
+    if isinstance(column, RaggedColumn):
+        return RaggedColumn(column.values.astype(dtype_of(dtype), copy=False), column.lengths)
+    stored = dtype_of(dtype).newbyteorder("<")
+    lengths = np.fromiter(map(len, column), np.int64, len(column))
+    if (lengths % stored.itemsize).any():
+        raise SchemaError(f"a record holds a number of bytes that is no multiple of {stored.itemsize}")
+    values = np.frombuffer(b"".join(column), stored).astype(dtype_of(dtype))  # type: ignore[arg-type]
+    return RaggedColumn(values, lengths // stored.itemsize)
+
+
+# ---------------------------------------------------------------- sound
+
+
+_SOUNDS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "MP3": "mp3", "OGG": "ogg"}
+"""Formats of files that are kept, as soundfile names them, with their extensions."""
+_MOST_FLAC_CHANNELS, _MOST_FLAC_RATE = 8, 65_535
+_WAVE_WIDTH, _WAVE_HEIGHT = 320, 120
+_WAVE_INK, _WAVE_PAPER = (40, 90, 160), 255
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Audio(Feature):
+    """A recording: float32 (num_samples, num_channels) from -1 to 1, stored as an encoded file.
+
+    A sample holds the `bytes` of a WAV, FLAC, MP3 or Ogg file, which are stored untouched, or an array of float32 or
+    int16 (num_samples, num_channels), mono also as (num_samples,). A file that does not decode to its end is refused.
+    Needs the package soundfile, which the extra `audio` installs.
+
+    Args:
+        sample_rate: samples per second; a file with another rate is refused. None takes files of any rate, and no
+            arrays: store the rate in a field of its own where it varies.
+        num_channels: 1 for mono, 2 for stereo; None for any number.
+        encoding: how arrays are stored. "exact" stores FLAC of 16 or 24 bits where that holds every value, else WAV of
+            32-bit floats; "flac" stores FLAC of 16 bits, which rounds to steps of 1/32768.
+
+    Example:
+        >>> Audio(16_000, num_channels=1).declared()
+        'float32 (?, 1) at 16000 Hz'
+    """
+
+    sample_rate: int | None = None
+    num_channels: int | None = None
+    encoding: Literal["exact", "flac"] = "exact"
+
+    preview = "image"
+
+    def __post_init__(self) -> None:
+        for name in ("sample_rate", "num_channels"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, checked_int(value, f"Audio: {name}"))
+                if getattr(self, name) < 1:
+                    raise SchemaError(f"Audio: {name} is {value}; want a positive number, or None")
+        if self.encoding not in {"exact", "flac"}:
+            raise SchemaError(f"Audio: encoding is {self.encoding!r}; want 'exact' or 'flac'")
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return "float32", (None, self.num_channels)
+
+    def encode(self, name: str, value: Any) -> dict[str, Column]:
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            data = bytes(value)
+            samples, rate = _decoded_sound(name, data)
+            if self.sample_rate not in {None, rate} or self.num_channels not in {None, samples.shape[1]}:
+                found = f"a file of {rate} Hz with {samples.shape[1]} channels"
+                raise mismatch(name, self, found, "resample or mix it in read, or change the declaration")
+            return {name: data}
+        return {name: self._encoded(name, self._samples(name, value))}
+
+    def decode(self, name: str, columns: Mapping[str, Column]) -> np.ndarray:
+        return _decoded_sound(name, one_bytes(name, columns))[0]
+
+    def prepare(self, name: str, value: Any) -> Any:
+        return _decoded_sound(name, value)[0] if isinstance(value, bytes) else value
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
+        return one_bytes(name, columns)
+
+    def packages(self, *, drawn: bool) -> frozenset[str]:
+        del drawn  # files that are kept may lie beside arrays
+        return frozenset({"soundfile"})
+
+    def declared(self) -> str:
+        return f"float32 {shape_text((None, self.num_channels))}" + (
+            "" if self.sample_rate is None else f" at {self.sample_rate} Hz"
+        )
+
+    def target(self) -> None:
+        return None
+
+    def is_large(self) -> bool:
+        return True
+
+    def extension(self, data: bytes) -> str:
+        return sound_extension(data) or "bin"
+
+    def display(self, value: Any) -> np.ndarray:
+        """Return the waveform of all channels: uint8 (120, 320, 3)."""
+        picture = np.full((_WAVE_HEIGHT, _WAVE_WIDTH, 3), _WAVE_PAPER, np.uint8)
+        for column, part in enumerate(np.array_split(value, _WAVE_WIDTH)):
+            low, high = (float(part.min()), float(part.max())) if part.size else (0.0, 0.0)
+            top, bottom = (round((1 - np.clip(level, -1, 1)) / 2 * (_WAVE_HEIGHT - 1)) for level in (high, low))
+            picture[top : bottom + 1, column] = _WAVE_INK
+        return picture
+
+    def hugging_face_type(self) -> str:
+        return "audio"
+
+    def croissant_type(self) -> str:
+        return "sc:AudioObject"
+
+    def _samples(self, name: str, value: Any) -> np.ndarray:
+        """Return an array as float32 (num_samples, num_channels)."""
+        array = array_of(name, self, value)
+        if self.sample_rate is None:
+            found = f"an array, {array.dtype.name} {shape_text(array.shape)}"
+            raise mismatch(name, self, found, "declare its rate: Audio(sample_rate=...)")
+        array = array[:, None] if array.ndim == 1 else array
+        if array.dtype == np.int16:
+            array = array.astype(np.float32) / np.float32(1 << 15)
+        check_array(name, self, array.dtype, array.shape, (None, self.num_channels), np.dtype(np.float32))
+        if not array.shape[1] or not np.isfinite(array).all():
+            found = "no channels" if not array.shape[1] else "a sample that is not finite"
+            raise mismatch(name, self, found, "repair it in read")
+        return array
+
+    def _encoded(self, name: str, samples: np.ndarray) -> bytes:
+        assert self.sample_rate is not None, "`_samples` refuses arrays without it"
+        if self.encoding == "flac":
+            if not len(samples) or np.abs(samples).max() > 1:
+                found = "no samples" if not len(samples) else f"the level {np.abs(samples).max():.3g}, beyond 1"
+                raise mismatch(name, self, found, "scale it in read, or declare encoding='exact'")
+            if samples.shape[1] > _MOST_FLAC_CHANNELS or self.sample_rate > _MOST_FLAC_RATE:
+                raise mismatch(
+                    name, self, f"{samples.shape[1]} channels", "declare encoding='exact': FLAC has 8 at most"
+                )
+            levels = np.rint(samples * np.float32(1 << 15)).clip(-(1 << 15), (1 << 15) - 1)
+            return _flac(levels.astype(np.int16), self.sample_rate, "PCM_16")
+        if len(samples) and samples.shape[1] <= _MOST_FLAC_CHANNELS and self.sample_rate <= _MOST_FLAC_RATE:
+            for bits, dtype in ((16, np.int16), (24, np.int32)):
+                levels = samples.astype(np.float64) * (1 << (bits - 1))
+                if (
+                    (levels == np.rint(levels)).all()
+                    and levels.min() >= -(1 << (bits - 1))
+                    and levels.max() < 1 << (bits - 1)
+                ):
+                    shift = 8 * np.dtype(dtype).itemsize - bits  # soundfile takes the upper bits
+                    return _flac(np.left_shift(levels.astype(dtype), shift), self.sample_rate, f"PCM_{bits}")
+        return _float_wav(samples, self.sample_rate)
+
+
+def sound_extension(data: bytes) -> str:
+    """Return the extension of the format of a sound file by its first bytes; "" if they are no sound's."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "wav"
+    if data[:4] in {b"fLaC", b"OggS"}:
+        return "flac" if data[:1] == b"f" else "ogg"
+    is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0  # 11 bits, which begin a frame of MPEG
+    return "mp3" if data[:3] == b"ID3" or is_frame else ""
+
+
+def _soundfile() -> Any:
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # the latter where libsndfile is missing
+        raise MissingDependencyError(
+            "Audio needs the package soundfile; install it with: pip install 'datamat[audio]'"
+        ) from error
+    return soundfile
+
+
+def _decoded_sound(name: str, data: bytes) -> tuple[np.ndarray, int]:
+    """Return the samples of a file, float32 (num_samples, num_channels), and its rate.
+
+    Raises:
+        InputError: it is none of the formats, or does not decode to its end.
+        MissingDependencyError: soundfile is not installed.
+    """
+    soundfile = _soundfile()
+    wanted = "want a whole WAV, FLAC, MP3 or Ogg file"
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            kind, rate, num_samples = file.format, file.samplerate, file.frames
+            file.seek(0)  # as `soundfile.read` does: without it, the last bits of MP3 differ
+            samples = file.read(dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise InputError(
+            f"field {name!r}: {len(data)} bytes do not decode as sound ({error.error_string}); {wanted}"
+        ) from error
+    if kind not in _SOUNDS:
+        raise InputError(f"field {name!r} holds a sound file of the format {kind}; {wanted}")
+    missing = _missing_bytes(data) if _SOUNDS[kind] == "wav" else 0
+    if missing or len(samples) != num_samples:
+        found = f"{missing} bytes are missing" if missing else f"{len(samples)} of {num_samples} samples are there"
+        raise InputError(f"field {name!r} holds a {kind} file that is cut short: {found}; {wanted}")
+    return samples, int(rate)
+
+
+def _missing_bytes(data: bytes) -> int:
+    """Return how many bytes a WAV file lacks at its end; soundfile takes what is there."""
+    place = 12
+    while place + 8 <= len(data):
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        if data[place : place + 4] == b"data":
+            is_open = size >= 0xFFFFFF00  # a program that streams does not know it
+            return 0 if is_open else max(place + 8 + size - len(data), 0)
+        place += 8 + size + size % 2
+    return 0
+
+
+def _flac(levels: np.ndarray, rate: int, subtype: str) -> bytes:
+    file = io.BytesIO()
+    _soundfile().write(file, levels, rate, subtype, format="FLAC")
+    return file.getvalue()
+
+
+def _float_wav(samples: np.ndarray, rate: int) -> bytes:
+    """Return a WAV file of 32-bit floats; not by soundfile, which writes the time of day into it."""
+    data = samples.astype("<f4").tobytes()
+    num_channels = samples.shape[1]
+    head = struct.pack("<HHIIHHH", 3, num_channels, rate, 4 * num_channels * rate, 4 * num_channels, 32, 0)  # 3: floats
+    chunks = [(b"fmt ", head), (b"fact", struct.pack("<I", len(samples))), (b"data", data)]
+    body = b"WAVE" + b"".join(kind + struct.pack("<I", len(content)) + content for kind, content in chunks)
+    return b"RIFF" + struct.pack("<I", len(body)) + body

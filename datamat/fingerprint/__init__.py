@@ -1,31 +1,42 @@
-"""A digest of whatever decides the output: writers, transforms, callables, features, options.
+"""A digest of anything that decides the output: writers, transforms, callables, features, options.
 
-A `fingerprint` is equal wherever the meaning is equal (another process, host, hash seed or folder) and differs
-wherever the output may. How objects count:
+Fingerprints are equal if the meaning is equal (in another process, on another host, with another hash seed or folder),
+and differ if the output may. How objects count:
 
     values              by content; dicts and sets without their order
     the user's code     functions by bytecode, constants, defaults, closure and the globals they use; classes by bases
                         and attributes. Comments, docstrings, annotations of functions, line numbers and file names
-                        do not count. `datamat.writers` is treated like it
-    installed code      by module, name and version of its distribution
+                        do not count
+    installed code      by module and name; the version of its distribution is recorded beside the digest
+    datamat's own code  as installed code, with the `OUTPUT_VERSION` of its part as version, which is incremented if,
+                        and only if, the part produces different bytes
+    environment         by name and value, for variables that code reads by a literal name
+    bound methods       by their code, and by what it, and the methods that it calls, read of their object
     instances           by class and by what pickle would keep: `__getstate__`, `__dict__`, slots, `__reduce__`
     albumentations      without what a transform remembers of the last image
-    random generators,  by type alone: what they hold never reaches the output, or is set per record
+    random generators,  by type alone: their state never reaches the output, or is set for each record
     loggers, locks, threads
-    open files, connections, iterators    not at all: a `FingerprintError` names their place
+    open files, connections, iterators    not at all: a `FingerprintError` says where they are
 
 The files, each built on those below it:
 
-    graph       walks to everything a value is made of, and folds that up into the digest    <- start reading here
-    objects     what one object is made of: values, instances, and the tables that say how each type counts
-    code        what functions, classes and modules are made of
-    bytecode    the instructions of a function, the globals that it reads, the modules that it imports
-    origins     whose code a module is: the user's, or Python's or a distribution's of some version
-    parts       `Parts`, the answer of all of these
+    graph       finds everything that a value is made of and folds it into the digest    <- start reading here
+    objects     what one object is made of: values, instances, and the tables of how each type counts
+    code        what functions, classes and modules are made of: bytecode, what it reads, and who wrote it
 """
 
 from __future__ import annotations
 
-from datamat.fingerprint.graph import fingerprint
+from datamat.fingerprint.code import Reached, assume_versions, known_versions, versions_of
+from datamat.fingerprint.graph import Examined, ModuleValue, examine, fingerprint
 
-__all__ = ["fingerprint"]
+__all__ = [
+    "Examined",
+    "ModuleValue",
+    "Reached",
+    "assume_versions",
+    "examine",
+    "fingerprint",
+    "known_versions",
+    "versions_of",
+]

@@ -2,26 +2,863 @@
 
 from __future__ import annotations
 
+import bisect
+import builtins
 import contextlib
+import dataclasses
+import dis
 import enum
 import functools
+import importlib
 import importlib.machinery
+import importlib.util
+import inspect
+import itertools
+import os
+import pathlib
+import re
+import struct
+import sys
+import sysconfig
 import types
-from typing import TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xxhash
 
-from datamat.fingerprint.bytecode import DESCRIBING, Code, read_globals
-from datamat.fingerprint.origins import find_spec, is_installed, is_users_module, origin_of_file, origin_of_module
-from datamat.fingerprint.parts import ATOMS, Import, Parts, named
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from importlib.metadata import Distribution
 
-__all__ = ["LRU", "parts_of_class", "parts_of_function", "parts_of_import", "parts_of_module", "written_attributes"]
+
+__all__ = [
+    "ATOMS",
+    "DESCRIBING",
+    "CodeInPackage",
+    "Environment",
+    "Home",
+    "Import",
+    "Origin",
+    "Parts",
+    "Reach",
+    "Reached",
+    "Uses",
+    "assume_versions",
+    "find_spec",
+    "is_installed",
+    "is_users_module",
+    "is_users_object",
+    "known_versions",
+    "memos_of",
+    "named",
+    "origin_of_file",
+    "origin_of_function",
+    "origin_of_module",
+    "parts_of_class",
+    "parts_of_code",
+    "parts_of_function",
+    "parts_of_import",
+    "parts_of_module",
+    "reach",
+    "read_globals",
+    "read_imported",
+    "uses_of",
+    "versions_of",
+    "written_attributes",
+]
+
+# ---------------------------------------------------------------- parts
+#
+# What one object is made of, in the form that the walk over the graph expects.
+
+
+Origin: TypeAlias = "tuple[tuple[str, str], ...]"
+"""Origin of a module: distributions, or parts of datamat, each with its version; empty for the user's own code."""
+Home: TypeAlias = "tuple[str, str]"
+"""Where a value can be set: the name of a module, and a path of attributes in it (`Config.size`)."""
+
+ATOMS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda _: b"",
+    type(...): lambda _: b"",
+    type(NotImplemented): lambda _: b"",
+    bool: lambda value: b"%d" % value,
+    int: lambda value: b"%x" % value,
+    float: lambda value: struct.pack("<d", value) if value == value else b"nan",  # noqa: PLR0124 -- only NaN differs from itself
+    complex: lambda value: struct.pack("<dd", value.real, value.imag),
+    str: lambda value: value.encode("utf-8", "surrogatepass"),
+    bytes: lambda value: value,
+}
+"""Content of values that hold no other values, by exact type."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """What an object is made of.
+
+    Attributes:
+        tag: kind of the object, and all of its content that is not an object itself.
+        children: objects that the object holds.
+        steps: step of the path that leads to each child; its position if left out.
+        group: 0 if the order of children counts, otherwise the number of children that make one member of a set.
+        origins: installed packages, with versions, that decide the object as well; they do not count in its digest.
+        homes: module and attribute that the user's code reads a child from, by the position of the child.
+    """
+
+    tag: bytes
+    children: Sequence[Any] = ()
+    steps: Sequence[str] = ()
+    group: int = 0
+    origins: Origin = ()
+    homes: Mapping[int, Home] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Import:
+    """A module that code imports when it runs, by name; it need not be imported yet."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Environment:
+    """An environment variable that code reads, by name."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Reached:
+    """An object of which only some methods count, with whatever they use of it.
+
+    Attributes:
+        value: the object itself.
+        entries: names of the methods that make samples, and of further attributes that are read.
+        others: names of methods that are called earlier, and prepare the input of `entries`.
+        is_whole: whether the whole class counts, not only what is used of it.
+    """
+
+    value: Any
+    entries: frozenset[str]
+    others: tuple[str, ...] = ()
+    is_whole: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Key that equal values share, as long as the object lives."""
+        return ("reached", id(self.value), self.entries, self.others, self.is_whole)
+
+
+def named(
+    tag: bytes,
+    held: list[tuple[str, Any]],
+    attributes: dict[Any, Any],
+    *,
+    step: str = ".",
+    homes: Mapping[Any, Home] | None = None,
+) -> Parts:
+    """Return the parts of an object that holds attributes by name, beside objects by position.
+
+    Args:
+        tag: tag as in `Parts`; the names are added to it.
+        held: objects held by position, each with the step of the path that leads to it.
+        attributes: objects held by name, in any order.
+        step: text before a name in a path.
+        homes: module and attribute that each attribute is read from, by name.
+    """
+    names = sorted(attributes, key=str)
+    places = {len(held) + number: homes[name] for number, name in enumerate(names) if homes and name in homes}
+    return Parts(
+        tag + repr([str(name) for name in names]).encode(),
+        [*(part for _, part in held), *(attributes[name] for name in names)],
+        [*(place for place, _ in held), *(f"{step}{name}" for name in names)],
+        homes=places,
+    )
+
+
+# ---------------------------------------------------------------- origins
+#
+# Who wrote a module: the user, whose code counts by content, or others, whose installed code counts by version.
+#
+# Finding that out imports nothing, and reads nothing of installed packages but the names of their files.
+
+
+_PYTHON = (("Python", f"{sys.version_info.major}.{sys.version_info.minor}"),)
+_STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_assumed: dict[str, Origin] = {}  # spares a worker 13 ms at its start
+_looked_up: dict[str, Origin] = {}
+
+
+def is_installed(module: Any) -> bool:
+    """Return whether an imported module is not the user's code; accepts any value of `__module__`."""
+    # The metatype of Cython has a descriptor for `__module__`; functions made by exec have None.
+    return isinstance(module, str) and bool(origin_of_file(module, getattr(sys.modules.get(module), "__file__", None)))
+
+
+def is_users_module(value: Any) -> bool:
+    """Return whether a value is a module of the user's."""
+    return isinstance(value, types.ModuleType) and not origin_of_file(value.__name__, vars(value).get("__file__"))
+
+
+def origin_of_module(module: str) -> Origin:
+    """Return the origin of a module that need not be imported yet; see `origin_of_file`."""
+    spec = find_spec(module)
+    if spec is None:
+        return origin_of_file(module, None)
+    return origin_of_file(module, spec.origin or next(iter(spec.submodule_search_locations or []), None))
+
+
+@functools.cache
+def origin_of_file(module: str, file: str | None) -> Origin:
+    """Return the origin of a module: what installed it, with versions; nothing for the user's own code.
+
+    The version of a module of datamat is the `OUTPUT_VERSION` of its part, if that has one.
+
+    Args:
+        module: full name of the module.
+        file: path of its code, or None.
+    """
+    top = module.partition(".")[0]
+    if top == "datamat":
+        return _part_of_datamat(module)
+    if file in {None, "built-in", "frozen"}:
+        return _PYTHON if top in sys.stdlib_module_names else ()
+    folders = pathlib.PurePath(file).parts
+    if "site-packages" in folders or "dist-packages" in folders:
+        return _version(top)
+    if file.startswith(_STDLIB):
+        return _PYTHON
+    return _version(top) if _is_beside_distributions(file, top) and _version(top) != _unknown(top) else ()
+
+
+def _is_beside_distributions(file: str, top: str) -> bool:
+    """Return whether packages were installed into the folder of a module, as `pip install --target` does with any.
+
+    A project that is installed in place has an `egg-info` beside it, or a `dist-info` elsewhere.
+    """
+    path = pathlib.PurePath(file)
+    root = next((folder.parent for folder in path.parents if folder.name == top), path.parent)
+    return _has_distributions(str(root))
+
+
+@functools.cache
+def _has_distributions(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
+
+
+def origin_of_function(function: types.FunctionType) -> Origin:
+    """Return the origin of the code of a function; for one that a decorator made, that of the decorator.
+
+    The file in the code decides, because a function that was sent to a worker by value lacks the globals of its module.
+    """
+    file, held = function.__code__.co_filename, function.__globals__
+    folders = pathlib.PurePath(file).parts
+    for name in ("site-packages", "dist-packages"):
+        if name in folders[:-1]:
+            top = folders[folders.index(name) + 1].removesuffix(".py")
+            return origin_of_file(top, file) if top != "datamat" else origin_of_file(str(held.get("__name__")), file)
+    if file.startswith(_STDLIB):
+        return _PYTHON
+    return origin_of_file(held.get("__name__") or "", held.get("__file__"))
+
+
+def versions_of(modules: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the distributions that installed modules come from, by name.
+
+    Args:
+        modules: full names of modules; `zlib` stands for the library that Python is linked with.
+
+    Example:
+        >>> list(versions_of(["numpy", "not_installed"]))
+        ['numpy']
+    """
+    found: dict[str, str] = {}
+    for module in sorted(modules):
+        if module == "zlib":
+            found["zlib"] = zlib_version()
+        elif find_spec(module) is not None:
+            found |= {name: version for name, version in origin_of_module(module) if version}
+    return found
+
+
+@functools.cache
+def zlib_version() -> str:
+    """Return the version of the zlib that Python is linked with, whatever else this process has loaded.
+
+    `zlib.ZLIB_RUNTIME_VERSION` is the version of the library whose symbols the loader found first: TensorFlow's copy,
+    if that was imported before `zlib`. Workers that never import TensorFlow would report another.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):  # built into the interpreter: there is no other zlib
+        ask = ctypes.CDLL(zlib.__file__).zlibVersion  # looked up in the module and the libraries that it is linked with
+        ask.restype = ctypes.c_char_p
+        return str(ask().decode())
+    return zlib.ZLIB_RUNTIME_VERSION
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Find a module without importing it or its packages."""
+    spec, path, steps = None, None, name.split(".")
+    for depth in range(len(steps)):
+        if depth and path is None:  # inside a module that is not a package
+            return None
+        partial = ".".join(steps[: depth + 1])
+        specs = (finder.find_spec(partial, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((found for found in specs if found), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+def _part_of_datamat(module: str) -> Origin:
+    """Return the part of datamat that a module belongs to, with its version, and the packages that decide its bytes.
+
+    The innermost package or module around it with an `OUTPUT_VERSION`, or `PACKAGES`, defines these.
+    """
+    steps = module.split(".")
+    number, packages = None, None
+    for depth in range(len(steps), 1, -1):
+        name = ".".join(steps[:depth])
+        with contextlib.suppress(ImportError):
+            part = importlib.import_module(name)
+            if packages is None:
+                packages = getattr(part, "PACKAGES", None)
+            if number is None and hasattr(part, "OUTPUT_VERSION"):
+                number = (name, str(part.OUTPUT_VERSION))
+    return (number or ("datamat", ""), *versions_of(packages or ()).items())
+
+
+@functools.cache
+def _version(top: str) -> Origin:
+    """Return the distributions that a top-level module comes from, with their versions."""
+    if top in _assumed:
+        return _assumed[top]
+    _looked_up[top] = found = _look_up(top)
+    return found
+
+
+def known_versions() -> dict[str, Origin]:
+    """Return the origins of top-level modules found so far, for other processes of the same installation."""
+    return {**_assumed, **_looked_up}
+
+
+def assume_versions(known: Mapping[str, Origin]) -> None:
+    """Adopt the origins that another process of the same installation found."""
+    _assumed.update(known)
+
+
+def _look_up(top: str) -> Origin:
+    from importlib.metadata import PackageNotFoundError, distributions, version
+
+    try:
+        return ((top, version(top)),)
+    except PackageNotFoundError:  # not named like its module, as opencv-python is not named cv2
+        names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
+        return tuple((name, version(name)) for name in names) or _unknown(top)
+
+
+def _unknown(top: str) -> Origin:
+    return ((top, "of no version"),)
+
+
+def _provides(distribution: Distribution, top: str) -> bool:
+    """Return whether a distribution installs a top-level module, by its declaration or else by its files.
+
+    `importlib.metadata.packages_distributions` answers that for all modules at once, in 70 ms among 130 distributions;
+    this takes 9.
+    """
+    declared = (distribution.read_text("top_level.txt") or "").split()
+    if declared:
+        return top in declared
+    files = distribution.read_text("RECORD") or ""
+    return re.search(rf"^{re.escape(top)}(/|\.[^/\n]+,)", files, re.MULTILINE) is not None
+
+
+# ---------------------------------------------------------------- bytecode
+#
+# The bytecode of a function: what it does, which globals it reads, which modules it imports.
+#
+# Instructions count by names and operands. It does not matter where they were written, how Python specializes them at
+# run time, or whether the code was compiled together with the imports that it uses (a script) or separately (a cell of
+# a notebook).
+
+
+DESCRIBING = frozenset(
+    {"__doc__", "__module__", "__qualname__", "__firstlineno__", "__static_attributes__", "_abc_impl"}
+)
+"""Names in a class or module that only describe it."""
+
+_OF_THE_PLACE = frozenset({"__name__", "__file__", "__package__", "__spec__", "__loader__", "__cached__", "__doc__"})
+"""Globals that say where code is and how it was started."""
+
+_IMPORTERS = frozenset({"import_module", "__import__"})
+_ENVIRONMENTS = frozenset({"environ", "environb", "getenv", "getenvb"})
+
+_CALL_FLAGS = (
+    inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
+    | inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+)
+_NAMED_OPERANDS = frozenset([*dis.hasname, *dis.haslocal, *dis.hasfree, *dis.hascompare])
+_JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
+
+# `np.sum(x)` is compiled as the call of an attribute if the same file or cell imports `np`, and of a method otherwise.
+# The two differ in the instructions below, and so in the distances of jumps across them.
+_LIKE_ATTR = "LOAD_METHOD"
+_PASSED_OVER = frozenset({"EXTENDED_ARG", "PUSH_NULL"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CodeInPackage:
+    """Bytecode, and the package that its relative imports are relative to."""
+
+    code: types.CodeType
+    package: str
+
+
+def parts_of_code(value: CodeInPackage) -> Parts:
+    """Return the parts of code: its instructions, and the constants, modules and environment variables in use."""
+    code = value.code
+    text: list[Any] = [
+        code.co_name, code.co_flags & _CALL_FLAGS, code.co_posonlyargcount, code.co_kwonlyargcount,
+        code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
+    ]  # fmt: skip
+    held: list[Any] = []
+    instructions = _instructions(code)
+    offsets = [instruction.offset for instruction in instructions]
+    for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]  # since 3.11, not in typeshed
+        span = [bisect.bisect_left(offsets, offset) for offset in (entry.start, entry.end, entry.target)]
+        text.append((*span, entry.depth, entry.lasti))
+    for number, instruction in enumerate(instructions):
+        operand = instruction.argval if instruction.opcode in _NAMED_OPERANDS else instruction.arg
+        if instruction.opcode in _JUMPS:
+            operand = bisect.bisect_left(offsets, instruction.argval)
+        if _loads_constant(instruction):
+            operand = None
+            constant = code.co_consts[instruction.arg or 0]
+            held.append(CodeInPackage(constant, value.package) if isinstance(constant, types.CodeType) else constant)
+        if instruction.opname == "IMPORT_NAME":
+            level, names = (before.argval for before in instructions[number - 2 : number])
+            held += _imports("." * level + instruction.argval, names or (), value.package)
+        elif instruction.argval in _IMPORTERS and isinstance(module := _argument(instructions, number), str):
+            held += _imports(module, (), value.package)
+        elif instruction.argval in _ENVIRONMENTS and isinstance(variable := _variable(instructions, number), str):
+            held.append(Environment(variable))
+        name = "LOAD_ATTR" if instruction.opname == _LIKE_ATTR else instruction.opname
+        text.append((name, operand))
+    return Parts(b"code" + repr(text).encode(), held)
+
+
+def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home | None]]:
+    """Yield the globals that a function reads; of the user's modules, only the attributes that it reads.
+
+    A global that the function itself assigns is its memory between calls, not its input.
+
+    Yields:
+        Path (`cfg.sizes`), value, and where it can be set: None for a namespace that belongs to no module.
+    """
+    reads, writes = set(), set()
+    for code in _nested(function.__code__):
+        instructions = _instructions(code)
+        for number, instruction in enumerate(instructions):
+            if instruction.opname in {"STORE_GLOBAL", "DELETE_GLOBAL"}:
+                writes.add(instruction.argval)
+            if instruction.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+                attributes = itertools.takewhile(
+                    lambda following: following.opname in {"LOAD_ATTR", "LOAD_METHOD"}, instructions[number + 1 :]
+                )
+                reads.add((instruction.argval, *(following.argval for following in attributes)))
+    held, name = function.__globals__, str(function.__globals__.get("__name__"))
+    # When multiprocessing runs the main program again, runpy gives its functions a dictionary of their own.
+    own = name if name == "__mp_main__" or getattr(sys.modules.get(name), "__dict__", None) is held else None
+    for path in sorted(reads):
+        if path[0] in held and path[0] not in writes | _OF_THE_PLACE:
+            module: str | None = own
+            value: Any = held[path[0]]
+            depth = 1
+            if _is_of_the_shell(path[0], value):
+                continue
+            while depth < len(path) and is_users_module(value) and path[depth] in vars(value):
+                name = str(vars(value)["__name__"])
+                module = name if sys.modules.get(name) is value else None
+                value, depth = vars(value)[path[depth]], depth + 1
+            yield ".".join(path[:depth]), value, None if module is None else (module, path[depth - 1])
+
+
+def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home]]:
+    """Yield what a function reads from modules of the user's that it imports itself, if the program has set it.
+
+    Modules count by their source, imported or not. So only values set later count beside that: those of names to which
+    the source assigns a plain constant (`size = 256`), and that hold something else now.
+
+    Yields:
+        The same as `read_globals`.
+    """
+    package = str(function.__globals__.get("__package__") or "")
+    found = {read for code in _nested(function.__code__) for read in _reads_of_imported(code, package)}
+    for name, attribute in sorted(found):
+        module = sys.modules.get(name)
+        if is_users_module(module) and attribute in vars(module):
+            value = vars(module)[attribute]
+            constants = _constants_of(name)
+            said = constants.get(attribute)
+            if attribute in constants and (type(value) is not type(said) or value != said):
+                yield f"{name}.{attribute}", value, (name, attribute)
+
+
+def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str, str]]:
+    """Yield module and attribute for `from cfg import size`, and for `cfg.size` after `import cfg`."""
+    if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:  # true of most code, whose instructions are slow to list
+        return
+    instructions = _instructions(code)
+    for number, instruction in enumerate(instructions):
+        if instruction.opname != "IMPORT_NAME":
+            continue
+        level, names = (before.argval for before in instructions[number - 2 : number])
+        try:
+            name = importlib.util.resolve_name("." * level + instruction.argval, package)
+        except ImportError:
+            continue
+        yield from ((name, attribute) for attribute in names or ())
+        held = instructions[number + 1 : number + 2]
+        if not names and held and held[0].opname in {"STORE_FAST", "STORE_DEREF"}:
+            for reading in _nested(code):
+                steps = _instructions(reading)
+                for load, following in itertools.pairwise(steps):
+                    is_read = load.argval == held[0].argval and load.opname in {"LOAD_FAST", "LOAD_DEREF"}
+                    if is_read and following.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
+                        yield name, following.argval
+
+
+def _constants_of(name: str) -> dict[str, Any]:
+    """Return the plain constants that the top level of a module's source assigns, by name."""
+    loader: Any = getattr(find_spec(name), "loader", None)
+    code = loader.get_code(name) if hasattr(loader, "get_code") else None
+    steps = [] if code is None else _instructions(code)
+    return {
+        store.argval: before.argval
+        for before, store in itertools.pairwise(steps)
+        if store.opname == "STORE_NAME" and _loads_constant(before) and not isinstance(before.argval, types.CodeType)
+    }
+
+
+def _argument(instructions: list[dis.Instruction], number: int) -> Any:
+    """Return the constant that is the first argument in a call of what an instruction loads, or None."""
+    following = (step for step in instructions[number + 1 :] if step.opname not in {"PUSH_NULL", "CACHE"})
+    first = next(following, None)
+    return first.argval if first is not None and _loads_constant(first) else None
+
+
+def _variable(instructions: list[dis.Instruction], number: int) -> Any:
+    """Return the environment variable that is read after an instruction loads `environ` or `getenv`.
+
+    Recognizes `environ["X"]`, `environ.get("X")`, `"X" in environ` and `getenv("X")`; returns None if the name is
+    computed or the variable is set.
+    """
+    if instructions[number].argval.startswith("getenv"):
+        return _argument(instructions, number)
+    following = instructions[number + 1 : number + 3]
+    if following and following[0].opname == "CONTAINS_OP":
+        before = instructions[number - 2] if instructions[number].opname == "LOAD_ATTR" else instructions[number - 1]
+        return before.argval if _loads_constant(before) else None
+    if following and following[0].argval in {"get", "setdefault", "pop"}:
+        return _argument(instructions, number + 1)
+    is_read = len(following) == 2 and _loads_constant(following[0]) and following[1].opname == "BINARY_SUBSCR"
+    return following[0].argval if is_read else None
+
+
+def _is_of_the_shell(name: str, value: Any) -> bool:
+    """Return whether a value is IPython's replacement of a builtin: `open`, `exit`, `quit`."""
+    held = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else type(value).__module__
+    return name in vars(builtins) and str(held).partition(".")[0] == "IPython"
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _instructions(code: types.CodeType) -> list[dis.Instruction]:
+    """Return the instructions of code, without those that describe a class or module."""
+    found = [instruction for instruction in dis.get_instructions(code) if instruction.opname not in _PASSED_OVER]
+    stores = {
+        number
+        for number, instruction in enumerate(found)
+        if instruction.opname == "STORE_NAME"
+        and instruction.argval in DESCRIBING
+        and _loads_constant(found[number - 1])
+    }
+    return [part for number, part in enumerate(found) if number not in stores and number + 1 not in stores]
+
+
+def _loads_constant(instruction: dis.Instruction) -> bool:
+    return instruction.opcode in dis.hasconst or instruction.opname == "KW_NAMES"
+
+
+def _imports(name: str, names: Iterable[str], package: str) -> Iterator[Import]:
+    """Yield the modules that `from name import names` loads."""
+    try:
+        name = importlib.util.resolve_name(name, package)
+    except ImportError:  # a relative import outside a package: it fails when it runs
+        return
+    steps = name.split(".")
+    yield from (Import(".".join(steps[: depth + 1])) for depth in range(len(steps)))
+    if not origin_of_module(name):
+        yield from (Import(f"{name}.{part}") for part in names if find_spec(f"{name}.{part}"))
+
+
+# ---------------------------------------------------------------- attributes that code reads
+#
+# Which attributes of an object code reads: of a training class with two hundred, those that `make_sample` uses.
+#
+# The bytecode of the entry methods leads to the methods and properties of the object that they use. An attribute counts
+# if it is read. If the object escapes (`helper(self)`, `getattr(self, name)`, `vars(self)`, `self.__dict__`), or a
+# method of an installed base class gets it, everything counts.
+#
+# An attribute that only the entry code fills is its memory between calls, a memo, and does not count. Filling is to
+# assign it (`self._table = load()`) or to change it in place (`self._seen[key] = value`). If other code of the class
+# assigns it anything but None, zero or an empty collection, it is an option, and counts.
+
 
 LRU = type(functools.lru_cache(lambda: None))
+_MUTATORS = frozenset(
+    {
+        "add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
+        "popleft", "remove", "setdefault", "update",
+    }
+)  # fmt: skip
+_LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+_OF_CLOSURES = frozenset({"LOAD_CLOSURE", "MAKE_CELL", "COPY_FREE_VARS"})
+_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
+_EMPTY: tuple[Any, ...] = (None, False, 0, "", b"", (), frozenset())
+_COLLECTIONS = frozenset({"dict", "list", "set", "OrderedDict", "Counter", "defaultdict", "deque"})
+_BUILDS = frozenset({"BUILD_MAP", "BUILD_LIST", "BUILD_SET"})
+_DATAMATS = "datamat.writers.base"  # home of the base of all writers, whose methods do nothing
+
+
+@dataclasses.dataclass(slots=True)
+class Uses:
+    """What code does with the attributes of a variable.
+
+    Attributes:
+        reads: names of attributes that it reads.
+        fills: names of attributes that it assigns, deletes or changes in place.
+        gives: names of attributes to which it assigns anything but None, zero or an empty collection.
+        escapes: whether the object itself is passed on.
+    """
+
+    reads: set[str] = dataclasses.field(default_factory=set)
+    fills: set[str] = dataclasses.field(default_factory=set)
+    gives: set[str] = dataclasses.field(default_factory=set)
+    escapes: bool = False
+
+    def add(self, other: Uses) -> None:
+        """Add what other code does."""
+        self.reads |= other.reads
+        self.fills |= other.fills
+        self.gives |= other.gives
+        self.escapes |= other.escapes
+
+
+@dataclasses.dataclass(slots=True)
+class Reach:
+    """What methods of an object, and all methods that they use, do with it.
+
+    Attributes:
+        uses: uses of the object in all of these methods.
+        names: names of the methods and properties that were followed.
+    """
+
+    uses: Uses
+    names: set[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def uses_of(code: types.CodeType, variable: str) -> Uses:
+    """Return what code, and code nested in it, does with a variable, local or of a closure."""
+    found = Uses()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in {"EXTENDED_ARG", "CACHE"}]
+    for number, step in enumerate(steps):
+        if isinstance(step.argval, tuple) and variable in step.argval and step.opname.startswith(("LOAD_F", "STORE_F")):
+            found.escapes = True  # two loads in one (Python 3.13): not distinguished
+        if step.argval != variable or step.opcode not in _OF_VARIABLES or step.opname in _OF_CLOSURES:
+            continue
+        if step.opname == "LOAD_FAST" and variable in code.co_cellvars:  # Python 3.13 builds a closure this way
+            continue
+        if step.opname in _LOADS:
+            _note_use(found, steps, number)
+        else:
+            found.escapes = True  # it is bound to another name
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and variable in constant.co_freevars:
+            found.add(uses_of(constant, variable))
+    return found
+
+
+_OF_VARIABLES = frozenset([*dis.haslocal, *dis.hasfree])
+
+
+def _note_use(found: Uses, steps: Sequence[dis.Instruction], number: int) -> None:
+    following = steps[number + 1] if number + 1 < len(steps) else None
+    name: Any = None if following is None else following.argval
+    if following is None:
+        found.escapes = True
+    elif following.opname in _ATTRIBUTE:
+        found.reads.add(name)
+        if _is_changed(steps, number + 1):
+            found.fills.add(name)
+    elif following.opname == "STORE_ATTR":
+        found.fills.add(name)
+        if not _is_empty(steps, number):
+            found.gives.add(name)
+    elif following.opname == "DELETE_ATTR":
+        found.fills.add(name)
+    elif following.opname == "COPY" and following.arg == 1 and steps[number + 2].opname == "LOAD_ATTR":
+        name = steps[number + 2].argval  # self.count += 1
+        found.reads.add(name)
+        found.fills.add(name)
+        found.gives.add(name)
+    else:
+        found.escapes = True
+
+
+def _is_changed(steps: Sequence[dis.Instruction], number: int) -> bool:
+    """Return whether the value that an instruction pushes is changed in place, directly or under a local name."""
+    following = steps[number + 1] if number + 1 < len(steps) else None
+    if following is None:
+        return False
+    if following.opname in _ATTRIBUTE:
+        return following.argval in _MUTATORS
+    if following.opname == "STORE_FAST":
+        loads = [n for n, step in enumerate(steps) if step.opname in _LOADS and step.argval == following.argval]
+        return any(_is_changed(steps, load) for load in loads if steps[load + 1].opname != "STORE_FAST")
+    above = 0  # number of values above it on the stack
+    for step in steps[number + 1 :]:
+        if step.opname in {"STORE_SUBSCR", "DELETE_SUBSCR"} and above == 1:
+            return True
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs or step.opname == "RETURN_VALUE":
+            return False
+        above += dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None)
+        if above < 0:
+            return False
+    return False
+
+
+def _is_empty(steps: Sequence[dis.Instruction], number: int) -> bool:
+    """Return whether None, zero or an empty collection is assigned to an attribute of the object that is loaded."""
+    before = [step for step in steps[max(number - 6, 0) : number] if step.opname not in {"PRECALL", "PUSH_NULL"}]
+    if not before:
+        return False
+    last = before[-1]
+    if last.opname == "LOAD_CONST":
+        return any(last.argval is value or (last.argval == value and last.argval.__class__ is value.__class__)
+                   for value in _EMPTY)  # fmt: skip
+    if last.opname in _BUILDS:
+        return last.arg == 0
+    if last.opname != "CALL" or last.arg not in {0, 1} or len(before) < last.arg + 2:
+        return False
+    called, arguments = before[-2 - last.arg], before[-1 - last.arg : -1]
+    return called.argval in _COLLECTIONS and all(step.opname == "LOAD_GLOBAL" for step in arguments)
+
+
+def reach(value: Any, entries: Iterable[str]) -> Reach:
+    """Return what methods of an object, and the methods that they use, do with it.
+
+    Args:
+        value: object whose methods are examined.
+        entries: names of the methods, and of further attributes that are read.
+    """
+    names = list(entries)
+    found, calls_super = _reach(value, names, with_overridden=False)
+    return _reach(value, names, with_overridden=True)[0] if calls_super else found
+
+
+def _reach(value: Any, entries: Iterable[str], *, with_overridden: bool) -> tuple[Reach, bool]:
+    """Return the result of `reach`, and whether `super()` is used, so that overridden methods must be followed."""
+    kind: Any = type(value)
+    calls_super = False
+    found = Reach(Uses(), set())
+    found.uses.escapes = kind.__getattribute__ is not object.__getattribute__
+    waiting = list(entries)
+    while waiting:
+        name = waiting.pop()
+        if name in found.names:
+            continue
+        found.names.add(name)
+        found.uses.reads.add(name)
+        found.uses.escapes |= name == "__dict__"
+        held = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
+        if not held and name not in getattr(value, "__dict__", {}) and hasattr(kind, "__getattr__"):
+            waiting.append("__getattr__")
+        for function in (each for part in held[: None if with_overridden else 1] for each in _functions(part)):
+            uses = _uses_of_function(function)
+            found.uses.add(uses)
+            waiting += uses.reads
+            if isinstance(function, types.FunctionType) and "super" in function.__code__.co_names:
+                calls_super = True
+                waiting += [other for other in function.__code__.co_names if hasattr(kind, other)]
+    return found, calls_super
+
+
+def _uses_of_function(function: Any) -> Uses:
+    """Return what a method does with its object."""
+    if not isinstance(function, types.FunctionType):
+        return Uses(escapes=True)
+    if function.__globals__.get("__name__") == _DATAMATS:
+        return Uses()
+    if origin_of_function(function) or not function.__code__.co_argcount:
+        return Uses(escapes=True)
+    return uses_of(function.__code__, function.__code__.co_varnames[0])
+
+
+def _functions(part: Any) -> Iterator[Any]:
+    """Yield the functions that get the object when an attribute of its class is used; None for one out of sight."""
+    if isinstance(part, property):
+        yield from (each for each in (part.fget, part.fset) if each is not None)
+    elif isinstance(part, (functools.cached_property, functools.partialmethod)):
+        yield part.func
+    elif isinstance(part, LRU):
+        yield part.__wrapped__
+    elif isinstance(part, types.FunctionType):
+        yield part
+    elif isinstance(part, (staticmethod, classmethod, types.MemberDescriptorType, type)):
+        return
+    elif hasattr(type(part), "__get__"):
+        yield None
+
+
+def memos_of(value: Any, making: Reach, others: Iterable[str] = ()) -> set[str]:
+    """Return the attributes of an object that only the code that makes samples fills.
+
+    Args:
+        value: object whose attributes are examined.
+        making: uses of the object in the methods that make samples.
+        others: methods that are called earlier, and prepare the input of these.
+    """
+    before = reach(value, others)
+    given = set(before.uses.gives)
+    for base in type(value).__mro__:
+        for name, part in vars(base).items():
+            if name in making.names and name not in before.names:
+                continue
+            for function in _functions(part):
+                if isinstance(function, types.FunctionType) and function.__code__.co_argcount:
+                    given |= uses_of(function.__code__, function.__code__.co_varnames[0]).gives
+    return making.uses.fills - given
+
+
+# ---------------------------------------------------------------- functions, classes and modules
+
+
 _CODE = (
     types.FunctionType,
     classmethod,
@@ -34,33 +871,56 @@ _CODE = (
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _PLAIN = frozenset([*ATOMS, list, tuple, dict, set, frozenset, np.ndarray])
 _DECLARED = frozenset({"__slots__", "__match_args__", "__annotations__", "__pydantic_fields__"})
-"""Attributes of a class with names between double underscores that its author declares."""
+"""Attributes with names between double underscores that the author of a class declares."""
 
 
 def parts_of_function(value: types.FunctionType) -> Parts:
-    """Return a function by its bytecode and by what that uses: defaults, closure, globals."""
-    if is_installed(value.__module__) and "<" not in value.__qualname__:  # no lambda, nor local to another function
+    """Return the parts of a function: its bytecode, and the defaults, closure and globals in use."""
+    if is_installed(value.__module__) and "<" not in value.__qualname__:  # neither a lambda nor a local function
         return Parts(f"function {value.__qualname__}".encode(), [Import(value.__module__)], [""])
-    # A function that an installed decorator made has the name of what it wraps, but its own globals.
-    origin = origin_of_file(value.__globals__.get("__name__") or "", value.__globals__.get("__file__"))
+    # A function made by an installed decorator has the name of the wrapped one, but its own globals.
+    origin = origin_of_function(value)
+    read = () if origin else (*read_globals(value), *read_imported(value))
     held: list[tuple[str, Any]] = [
-        ("", Code(value.__code__, value.__globals__.get("__package__") or "")),
+        ("", CodeInPackage(value.__code__, value.__globals__.get("__package__") or "")),
         (" defaults", value.__defaults__),
         (" defaults", value.__kwdefaults__),
         ("", None if origin else vars(value)),
     ]
-    used = dict(_closure_of(value)) | ({} if origin else dict(read_globals(value)))
-    return named(f"function {origin}".encode(), held, used, step=" -> ")
+    used = dict(_closure_of(value)) | {path: part for path, part, _ in read}
+    homes = {path: home for path, _, home in read if home is not None}
+    return counted(named(tag_of(b"function", origin), held, used, step=" -> ", homes=homes), origin)
 
 
 def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
-            yield name, cell.cell_contents
+            value = cell.cell_contents
+            uses = uses_of(function.__code__, name) if is_users_object(value) else None
+            if uses is None or uses.escapes or uses.fills:
+                yield name, value
+            else:
+                yield name, Reached(value, frozenset(uses.reads))
+
+
+def is_users_object(value: Any) -> bool:
+    """Return whether a value is an instance, with attributes, of a class that the user wrote."""
+    is_code = isinstance(value, (type, types.FunctionType, types.ModuleType, enum.Enum))
+    return not is_code and hasattr(value, "__dict__") and not is_installed(type(value).__module__)
+
+
+def tag_of(kind: bytes, origin: Origin) -> bytes:
+    """Return a tag with the names of origins; versions are recorded beside the digest."""
+    return kind + repr([name for name, _ in origin]).encode()
+
+
+def counted(parts: Parts, origin: Origin) -> Parts:
+    """Return parts with their origins."""
+    return dataclasses.replace(parts, origins=origin) if origin else parts
 
 
 def parts_of_class(value: type) -> Parts:
-    """Return a class by its bases and by the attributes that its author wrote."""
+    """Return the parts of a class: its bases, and the attributes that its author wrote."""
     if is_installed(value.__module__):
         return Parts(f"class {value.__qualname__}".encode(), [Import(value.__module__)], [""])
     body = written_attributes(dict(vars(value)))
@@ -68,11 +928,14 @@ def parts_of_class(value: type) -> Parts:
         members: dict[str, Any] = {name: value[name].value for name in value.__members__}
         body = {name: part for name, part in body.items() if isinstance(part, _CODE)} | members
     tag = f"class {value.__name__} {len(value.__bases__)} ".encode()
-    return named(tag, [(" class", base) for base in (type(value), *value.__bases__)], body)
+    homes = {}
+    if "<locals>" not in value.__qualname__ and value.__module__ in sys.modules:
+        homes = {name: (value.__module__, f"{value.__qualname__}.{name}") for name in body if isinstance(name, str)}
+    return named(tag, [(" class", base) for base in (type(value), *value.__bases__)], body, homes=homes)
 
 
 def written_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a class that its author wrote, out of all that it has."""
+    """Return the attributes of a class that its author wrote."""
     return {
         name: value
         for name, value in attributes.items()
@@ -85,7 +948,7 @@ def written_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def parts_of_module(value: types.ModuleType) -> Parts:
-    """Return a module that code uses as a whole: by version, or by what the user defined in it."""
+    """Return the parts of a module that code uses as a whole: its version, or what the user defined in it."""
     if not is_users_module(value):
         return Parts(b"module", [Import(value.__name__)], [""])
     own = {
@@ -93,19 +956,19 @@ def parts_of_module(value: types.ModuleType) -> Parts:
         for name, part in vars(value).items()
         if not name.startswith("__") and (type(part) in _PLAIN or getattr(part, "__module__", None) == value.__name__)
     }
-    return named(b"module", [], own)
+    return named(b"module", [], own, homes={name: (value.__name__, name) for name in own})
 
 
 def parts_of_import(value: Import) -> Parts:
-    """Return a module that code imports: by version, or by the user's source, which is compiled but not run."""
+    """Return the parts of a module that code imports: its version, or the user's source, compiled but not run."""
     origin, spec = origin_of_module(value.name), find_spec(value.name)
     if origin:
-        return Parts(f"module {value.name} of {origin}".encode())
+        return counted(Parts(tag_of(f"module {value.name} of ".encode(), origin)), origin)
     if spec is None or spec.origin is None:
         return Parts(b"module without source")
     if spec.origin.endswith((".py", ".pyc")):
         package = value.name if spec.submodule_search_locations is not None else value.name.rpartition(".")[0]
         code = importlib.machinery.SourceFileLoader(value.name, spec.origin).get_code(value.name)
-        return Parts(b"module", [] if code is None else [Code(code, package)], [f" ({value.name})"])
+        return Parts(b"module", [] if code is None else [CodeInPackage(code, package)], [f" ({value.name})"])
     with open(spec.origin, "rb") as file:
         return Parts(b"module " + xxhash.xxh3_128_digest(file.read()))

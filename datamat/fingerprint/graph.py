@@ -1,60 +1,114 @@
 """The objects that a value is made of, as a graph, and its digest.
 
-There is no recursion, so that depth and cycles do not matter: `_Graph.grow` follows what `parts_of` says of each
-object, and `_Graph.digest` folds the graph up, one strongly connected component after the other. Inside a component (a
-class and the methods that name it) nodes are told apart by colour refinement: the digest depends neither on where the
-walk came in nor on which equal parts are one object.
+There is no recursion, so depth and cycles do not matter. `_Graph.grow` follows the parts of each object, and
+`_Graph.digest` folds the graph, one strongly connected component after another. Inside a component (such as a class and
+the methods that name it), colour refinement distinguishes nodes: the digest depends neither on where the walk entered
+nor on which equal parts are the same object.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from datamat.errors import FingerprintError
+from datamat.fingerprint.code import ATOMS, Environment, Import, Parts, Reached
 from datamat.fingerprint.objects import parts_of
-from datamat.fingerprint.parts import ATOMS, Import, Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["fingerprint"]
+    from datamat.fingerprint.code import Home
+
+
+__all__ = ["Examined", "ModuleValue", "examine", "fingerprint"]
 
 _UNREADABLE = (
     TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, OSError, ReferenceError,
     pickle.PickleError,
 )  # fmt: skip
-"""What `__getstate__` and `__reduce__` raise where an object has no content to give."""
+"""Errors of `__getstate__` and `__reduce__` for objects without content."""
+_BY_VALUE = (Environment, Import)
 
 
 def fingerprint(value: Any, *, where: str) -> str:
     """Return the digest of a value as 32 hex digits (XXH3-128 over a prefix-free form).
 
-    Not for adversaries: XXH3 is no cryptographic hash.
+    XXH3 is not a cryptographic hash, and no protection against adversaries.
 
     Args:
-        value: whatever decides the output.
-        where: what messages call it: `writer`.
+        value: value that decides output: code, arrays, containers, or any object that pickles.
+        where: name of the value in messages, such as `writer`.
 
     Raises:
-        FingerprintError: something in it cannot count; the message names its place.
+        FingerprintError: part of the value has no content to digest; the message says where.
 
     Example:
         >>> fingerprint({"a": 1, "b": {2, 3}}, where="options") == fingerprint({"b": {3, 2}, "a": 1}, where="options")
         True
     """
+    found = examine(value, where=where)
+    if not found.packages and not found.environment:
+        return found.digest
+    beside = repr([sorted(found.packages.items()), sorted(found.environment.items())])
+    return _hash(b"value", found.digest.encode(), beside.encode()).hex()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModuleValue:
+    """A value that code reads from a module of the user's, or from a class in one, and that may be set at run time.
+
+    Attributes:
+        path: how the value is reached, such as `writer.read -> cfg.sizes`.
+        digest: digest of the value, 16 bytes.
+        value: the value itself.
+    """
+
+    path: str
+    digest: bytes
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Examined:
+    """Everything that decides a value.
+
+    Attributes:
+        digest: digest of everything but packages and environment, as 32 hex digits.
+        packages: versions of the installed packages, and of the parts of datamat, that the value uses, by name.
+        environment: digests of the environment variables that the value reads, by name.
+        module_values: values read from modules of the user's, by module and attribute path.
+    """
+
+    digest: str
+    packages: dict[str, str]
+    environment: Mapping[str, str]
+    module_values: Mapping[Home, ModuleValue]
+
+
+def examine(value: Any, *, where: str) -> Examined:
+    """Return everything that decides a value; arguments and errors are those of `fingerprint`.
+
+    Example:
+        >>> import numpy as np
+        >>> found = examine(np.zeros, where="fn")
+        >>> sorted(found.packages)
+        ['numpy']
+    """
     graph = _Graph(where)
-    return graph.digest(graph.grow(value)).hex()
+    root = graph.grow(value)
+    return Examined(graph.digest(root).hex(), graph.packages(), graph.environment(), graph.module_values())
 
 
 @dataclasses.dataclass(slots=True)
-class _Node:
-    """One object of the graph; `links` are its children: the number of a node, or the digest of an atom."""
+class _ObjectNode:
+    """One object in the graph; `links` are its children, each the number of a node or the digest of an atom."""
 
-    value: Any  # kept: its id names the node
+    value: Any  # kept alive, because its id names the node
     parent: int
     position: int
     parts: Parts = dataclasses.field(init=False)
@@ -63,17 +117,17 @@ class _Node:
 
 
 class _Graph:
-    """The objects that a value is made of, as nodes in the order of a breadth-first walk."""
+    """The objects that a value is made of: nodes, in the order of a breadth-first walk."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._nodes: list[_Node] = []
+        self._nodes: list[_ObjectNode] = []
         self._numbers: dict[Any, int] = {}
 
     def grow(self, value: Any) -> int | bytes:
-        """Follow a value to everything it is made of, and return its link."""
+        """Add a value and everything it is made of, and return its link."""
         root = self._link(value, -1, 0)
-        for number, node in enumerate(self._nodes):  # grows as it goes
+        for number, node in enumerate(self._nodes):  # the list grows meanwhile
             try:
                 node.parts = parts_of(node.value)
             except _UNREADABLE as error:
@@ -89,18 +143,41 @@ class _Graph:
             self._fold(component)
         return self._nodes[root].digest
 
+    def packages(self) -> dict[str, str]:
+        """Return the versions of the installed packages and parts of datamat in the graph, by name."""
+        return {name: version for node in self._nodes for name, version in node.parts.origins if version}
+
+    def environment(self) -> dict[str, str]:
+        """Return the digest of each environment variable that is read, as hex digits."""
+        names = {node.value.name for node in self._nodes if type(node.value) is Environment}
+        return {name: _hash(b"unset" if value is None else b"set", os.fsencode(value or "")).hex()
+                for name in sorted(names) for value in [os.environ.get(name)]}  # fmt: skip
+
+    def module_values(self) -> dict[Home, ModuleValue]:
+        """Return the values read from modules of the user's; call `digest` first."""
+        found: dict[Home, ModuleValue] = {}
+        for number, node in enumerate(self._nodes):
+            for position, (module, path) in node.parts.homes.items():
+                # A worker of multiprocessing runs the main program again, as `__mp_main__`.
+                home = ("__main__" if module == "__mp_main__" else module, path)
+                if home not in found:
+                    link, value = node.links[position], node.parts.children[position]
+                    digest = link if isinstance(link, bytes) else self._nodes[link].digest
+                    found[home] = ModuleValue(self._path(number) + _step(node.parts, position), digest, value)
+        return found
+
     def _link(self, value: Any, parent: int, position: int) -> int | bytes:
         atom = ATOMS.get(type(value))
         if atom is not None:
             return _hash(b"atom " + type(value).__name__.encode(), atom(value))
-        key = value if isinstance(value, Import) else id(value)
+        key = value.key if isinstance(value, Reached) else value if isinstance(value, _BY_VALUE) else id(value)
         number = self._numbers.setdefault(key, len(self._nodes))
         if number == len(self._nodes):
-            self._nodes.append(_Node(value, parent, position))
+            self._nodes.append(_ObjectNode(value, parent, position))
         return number
 
     def _fold(self, component: list[int]) -> None:
-        """Set the digests of nodes that reach each other; whatever else they reach has its digest."""
+        """Set the digests of nodes that reach each other; other nodes that they reach already have theirs."""
         nodes = self._nodes
         colours = dict.fromkeys(component, bytes(16))
         classes = 0
@@ -122,25 +199,28 @@ class _Graph:
 
     def _refusal(self, number: int, error: BaseException) -> FingerprintError:
         kind = type(self._nodes[number].value)
+        place = f"{self._path(number)}: {kind.__module__}.{kind.__qualname__}"
+        return FingerprintError(
+            f"{place} has no content to fingerprint ({error}); drop it in __getstate__, or create it in setup_worker"
+        )
+
+    def _path(self, number: int) -> str:
+        """Return the path from the root to a node."""
         steps = []
         while (node := self._nodes[number]).parent >= 0:
             steps.append(_step(self._nodes[node.parent].parts, node.position))
             number = node.parent
-        path = self._where + "".join(reversed(steps))
-        return FingerprintError(
-            f"{path}: {kind.__module__}.{kind.__qualname__} has no content that a fingerprint could count ({error}); "
-            "drop it in __getstate__, or make it in setup_worker"
-        )
+        return self._where + "".join(reversed(steps))
 
 
 def _components(links: Sequence[Sequence[int | bytes]]) -> Iterator[list[int]]:
-    """Yield the strongly connected components of a graph, each after those it leads to.
+    """Yield the strongly connected components of a graph, each after those that it leads to.
 
     Tarjan, Depth-first search and linear graph algorithms, SIAM J. Comput. 1 (1972), without its recursion.
     """
     edges = [[link for link in each if isinstance(link, int)] for each in links]
     order: dict[int, int] = {}
-    low: dict[int, int] = {}  # of the nodes of no component yet: the earliest node known to be in theirs
+    low: dict[int, int] = {}  # for nodes without a component: the earliest node known to share theirs
     unassigned: list[int] = []
     for start in range(len(edges)):
         walk = [] if start in order else [(start, iter(edges[start]))]
@@ -172,7 +252,7 @@ def _combine(parts: Parts, digests: Sequence[bytes]) -> bytes:
 
 
 def _hash(*pieces: bytes) -> bytes:
-    """Return the XXH3-128 of pieces whose borders count where the first one's does: it alone varies in length."""
+    """Return the XXH3-128 of pieces, of which only the first may vary in length, and counts with its length."""
     digest = xxhash.xxh3_128(b"%d:" % len(pieces[0]))
     for piece in pieces:
         digest.update(piece)
@@ -180,10 +260,10 @@ def _hash(*pieces: bytes) -> bytes:
 
 
 def _step(parts: Parts, position: int) -> str:
-    """Return how a path goes on to a child."""
+    """Return the step of a path that leads to a child."""
     if parts.steps:
         return parts.steps[position]
-    if parts.group == 2:  # a dict: keys and values in turn
+    if parts.group == 2:  # a dict: keys and values alternate
         key = parts.children[position - position % 2]
         return f"[{key!r}]" if isinstance(key, (str, int)) else f"[{type(key).__name__}]"
     return f"[{position}]"

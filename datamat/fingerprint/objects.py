@@ -1,4 +1,4 @@
-"""What one object is made of: values, instances, and the tables that say how each type counts."""
+"""What one object is made of: values, instances, and the tables of how each type counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import enum
 import functools
 import logging
 import random
+import sys
 import threading
 import types
 import weakref
@@ -17,20 +18,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from datamat.fingerprint.bytecode import Code, parts_of_code
 from datamat.fingerprint.code import (
     LRU,
+    CodeInPackage,
+    Environment,
+    Import,
+    Parts,
+    Reached,
+    is_installed,
+    is_users_object,
+    memos_of,
+    named,
     parts_of_class,
+    parts_of_code,
     parts_of_function,
     parts_of_import,
     parts_of_module,
+    reach,
     written_attributes,
 )
-from datamat.fingerprint.origins import is_installed
-from datamat.fingerprint.parts import Import, Parts, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
 
 __all__ = ["parts_of"]
 
@@ -40,24 +50,28 @@ _LAST_IMAGE = frozenset(
         "_images_was_list", "_masks_was_list",
     }
 )  # fmt: skip
-"""Attributes of albumentations transforms that they set anew for each image, or derive from the others."""
+"""Attributes that albumentations transforms set for each image, or derive from others."""
 
 _ALONE_MODULES = frozenset({"multiprocess.synchronize", "multiprocessing.synchronize"})
 _USUAL_STATE: Any = object.__getstate__
 
 
 def parts_of(value: Any) -> Parts:
-    """Return what an object is made of; raises what pickle does where it has no content to give."""
+    """Return what an object is made of; raise what pickle raises if it has no content."""
     kind = type(value)
     if kind in _TABLE:
         return _TABLE[kind](value)
     for base in kind.__mro__[:-1]:
         if base in _KINDS:
             return _KINDS[base](value)
+    if any((base.__module__, base.__qualname__) == ("torch", "Tensor") for base in kind.__mro__):
+        return _tensor(value)
     if kind.__module__ in _ALONE_MODULES:
         return _alone(value)
+    if kind.__module__ == "datamat.parallel.standins":
+        return _standin(value)
     if isinstance(value, collections.abc.Iterator) and is_installed(kind.__module__):
-        raise TypeError("what it yields depends on what was read from it before")
+        raise TypeError("its items depend on how many were read before")
     return _instance(value)
 
 
@@ -70,13 +84,26 @@ def _set(value: Iterable[Any]) -> Parts:
 
 
 def _dict(value: Any) -> Parts:
-    if "__module__" in value and "__qualname__" in value:  # the body of a class, as metaclasses keep it
+    if "__module__" in value and "__qualname__" in value:  # the body of a class, which metaclasses keep
         value = written_attributes(value)
     return Parts(b"dict", [part for item in value.items() for part in item], group=2)
 
 
 def _alone(value: Any) -> Parts:
-    return Parts(b"any", [type(value)], [" type"])
+    return Parts(f"any {_kind_of(type(value))}".encode())
+
+
+def _kind_of(kind: type) -> str:
+    """Return the name of the base that a type stands for: a worker may have another kind of logger than its caller."""
+    base = next((base for base in kind.__mro__ if base in _LONERS), kind)
+    return f"{base.__module__}.{base.__qualname__}"
+
+
+def _standin(value: Any) -> Parts:
+    """Return the parts of a stand-in, which counts as the object that stayed in the caller."""
+    module, _, name = value._datamat_type.rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    return Parts(f"any {_kind_of(kind) if isinstance(kind, type) else value._datamat_type}".encode())
 
 
 def _array(value: np.ndarray) -> Parts:
@@ -85,18 +112,33 @@ def _array(value: np.ndarray) -> Parts:
     tag = repr(("array", value.dtype, value.shape)).encode()
     if value.dtype.hasobject:
         return Parts(tag, value.ravel().tolist())
-    if value.dtype.names:  # field by field: the padding between them is whatever memory held
+    if value.dtype.names:  # field by field: the padding between fields is arbitrary
         return Parts(tag, [np.asarray(value[name]) for name in value.dtype.names], value.dtype.names)
-    flat = np.ascontiguousarray(value).reshape(-1)  # a copy only of what is not contiguous
+    flat = np.ascontiguousarray(value).reshape(-1)  # copies only arrays that are not contiguous
     return Parts(tag + xxhash.xxh3_128_digest(flat.view(np.uint8).data if flat.nbytes else b""))
 
 
-def _instance(value: Any) -> Parts:
-    """Take an object apart as pickle does, without what it computes anew."""
+def _tensor(value: Any) -> Parts:
+    """Return the parts of a torch tensor, by content: its pickle holds memory addresses."""
+    torch = sys.modules["torch"]
+    if value.layout is not torch.strided or value.is_quantized:
+        raise TypeError(f"tensors of layout {value.layout} are not supported; keep a dense one, or its parts")
+    tag = repr((type(value).__qualname__, str(value.dtype), tuple(value.shape), value.requires_grad)).encode()
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return Parts(b"tensor " + tag + xxhash.xxh3_128_digest(flat.data if flat.nbytes else b""))
+
+
+def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
+    """Return the parts of an object as pickle sees them, without what it recomputes.
+
+    Args:
+        value: object that has no rule of its own.
+        counts: predicate for the names of attributes that count; None if all do.
+    """
     kind = type(value)
     reduce = copyreg.dispatch_table.get(kind)
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    if isinstance(reduced, str):  # a global, as pickle finds it
+    if isinstance(reduced, str):  # a global, by the name that pickle finds it under
         module = getattr(value, "__module__", None) or kind.__module__
         return Parts(f"global {reduced}".encode(), [kind, Import(module)], ["", ""])
     build, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -113,11 +155,38 @@ def _instance(value: Any) -> Parts:
         state = {**(state[0] or {}), **state[1]}  # `__dict__` and slots
     if not isinstance(state, dict):
         return named(b"instance", [*held, (" state", state)], {})
-    return named(b"instance", held, _lasting(kind, state))
+    lasting = _lasting(kind, state)
+    return named(b"instance", held, {name: lasting[name] for name in lasting if counts is None or counts(str(name))})
+
+
+def _reached(found: Reached) -> Parts:
+    """Return the parts of an object that some methods use, without those that they fill themselves."""
+    value = found.value
+    kind: Any = type(value)
+    making = reach(value, found.entries)
+    memos = memos_of(value, making, found.others)
+    uses = reach(value, [*found.entries, *found.others]).uses
+    if found.is_whole or uses.escapes or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return _instance(value, lambda name: name not in memos and (uses.escapes or name in uses.reads))
+    whole = _instance(value)
+    state = {step.removeprefix("."): part for step, part in zip(whole.steps, whole.children, strict=True) if step}
+    # The state of an object without attributes is None; its methods count one by one nonetheless.
+    has_usual_state = state.get(" state") is None and kind.__getstate__ is _USUAL_STATE
+    if (" state" in state and not has_usual_state) or kind.__reduce__ is not object.__reduce__:
+        return whole
+    attributes: dict[str, Any] = {name: state[name] for name in uses.reads - memos if name in state}
+    homes = {}
+    for name in uses.reads:
+        base = next((base for base in kind.__mro__ if name in vars(base)), object)
+        if base is not object and not is_installed(base.__module__):
+            attributes[f"{name} of the class"] = vars(base)[name]
+            homes[f"{name} of the class"] = (base.__module__, f"{base.__qualname__}.{name}")
+    is_of_the_class = any(isinstance(part, classmethod) for part in attributes.values()) or "__class__" in uses.reads
+    return named(b"reached", [("", kind)] if is_of_the_class else [], attributes, homes=homes)
 
 
 def _lasting(kind: type, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an instance without those that using it sets."""
+    """Return the attributes of an instance, without those that its use sets."""
     computed = {
         name
         for base in kind.__mro__
@@ -127,7 +196,7 @@ def _lasting(kind: type, state: dict[str, Any]) -> dict[str, Any]:
     if not _is_albumentations(kind):
         return {name: value for name, value in state.items() if name not in computed and name != "__doc__"}
     lasting = {name: value for name, value in state.items() if name not in computed | _LAST_IMAGE}
-    # Processors remember the labels that they saw; their parameters decide.
+    # Processors remember the labels that they saw, but only their parameters decide.
     lasting["processors"] = {name: vars(processor.params) for name, processor in state.get("processors", {}).items()}
     return lasting
 
@@ -138,11 +207,20 @@ def _is_albumentations(kind: type) -> bool:
 
 
 def _method(value: types.MethodType) -> Parts:
+    owner, name = value.__self__, value.__func__.__name__
+    if is_users_object(owner) and _is_same_code(getattr(type(owner), name, None), value.__func__):
+        return Parts(b"method", [value.__func__, Reached(owner, frozenset({name}))], ["", ".__self__"])
     return Parts(b"method", [value.__func__, value.__self__], ["", ".__self__"])
 
 
+def _is_same_code(one: Any, other: Any) -> bool:
+    """Return whether two functions are the same, or copies: in a worker, a class may come with another message."""
+    code = getattr(one, "__code__", None)
+    return one is other or (code is not None and code == getattr(other, "__code__", None))
+
+
 def _builtin(value: Any) -> Parts:
-    """Return a function or method written in C: by name, and by the object it is bound to."""
+    """Return the parts of a function or method written in C: its name, and the object it is bound to."""
     owner = getattr(value, "__self__", None)
     if owner is None or isinstance(owner, types.ModuleType):
         return Parts(f"builtin {value.__qualname__}".encode(), [Import(value.__module__ or "builtins")], [""])
@@ -187,12 +265,23 @@ _TABLE: dict[type, Callable[[Any], Parts]] = {
     types.ClassMethodDescriptorType: _descriptor,
     types.GetSetDescriptorType: _descriptor,
     types.MemberDescriptorType: _descriptor,
-    types.CodeType: lambda value: Parts(b"", [Code(value, "")], [""]),
+    types.CodeType: lambda value: Parts(b"", [CodeInPackage(value, "")], [""]),
     weakref.ref: lambda value: Parts(b"weakref", [value()], [""]),
-    Code: parts_of_code,
+    CodeInPackage: parts_of_code,
+    Reached: _reached,
+    Environment: lambda value: Parts(f"environment {value.name}".encode()),
     Import: parts_of_import,
 }
-"""What objects of exactly these types are made of."""
+"""Parts of objects of exactly these types."""
+
+_LONERS: tuple[type, ...] = (
+            np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random,
+            logging.Logger, logging.Handler,
+            type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
+            threading.Barrier, threading.Thread, threading.local, concurrent.futures.Executor,
+            weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+)  # fmt: skip
+"""Types of objects that never reach the output, or are set for each record."""
 
 _KINDS: dict[type, Callable[[Any], Parts]] = {
     type: parts_of_class,
@@ -203,15 +292,6 @@ _KINDS: dict[type, Callable[[Any], Parts]] = {
     np.dtype: lambda value: Parts(b"dtype " + repr(value).encode()),
     set: lambda value: Parts(b"", [type(value), frozenset(value), getattr(value, "__dict__", {})]),
     frozenset: lambda value: Parts(b"", [type(value), frozenset(value), getattr(value, "__dict__", {})]),
-    **dict.fromkeys(
-        [
-            np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random,
-            logging.Logger, logging.Handler,
-            type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore,
-            threading.Barrier, threading.Thread, threading.local, concurrent.futures.Executor,
-            weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
-        ],
-        _alone,
-    ),
+    **dict.fromkeys(_LONERS, _alone),
 }  # fmt: skip
-"""What objects of these types, and of types derived from them, are made of."""
+"""Parts of objects of these types and of types derived from them."""

@@ -1,19 +1,20 @@
-"""What a shard format is: a small interface, a record's values, and a look-up by name.
+"""Shard formats: what one promises, and how a name finds it.
 
-A format turns encoded records into the bytes of a file and back. It knows nothing of splits or plans: a record is a
-mapping of column names to bytes, int64 numbers or float32 numbers.
+A format turns encoded records into the bytes of a file and back. It knows nothing of splits, plans or samples: a record
+maps column names to bytes, int64 numbers or float32 numbers.
 
     workers   columns {name: kind} ── writer(file) ── append / append_block ── finish() ──> a part, its Offsets
-    driver    parts, joined byte for byte, and the trailer ──> the shard          where the format allows it
-              parts ── assembler(path) ── add ... finish() ──> the shard, its Offsets     elsewhere
+    workers   parts, one behind another, and the trailer ──> the shard        if joins_parts
+              parts ── assembler(path) ── add ... finish() ──> the shard, its Offsets     otherwise
     readers   a file ── read(path) ──> every record in order, every checksum tested
-              a file, its Offsets ── reader(path, places) ── read(number) ──> one record
+              a file, its Offsets ── reader(path, spans) ── read(number) ──> one record
 
-A worker writes a *part* (a run of records) into a file that its caller opened, hashes and syncs. No record is encoded
-twice, and the parts of a shard come from the plan alone, so that equal records give equal files.
+A worker writes a *part*, which is a run of records, into a file that its caller opens, hashes and syncs. No record is
+encoded twice. The plan alone decides where parts begin, so equal records give equal files.
 
-To add a format, implement `ShardFormat`, `ShardWriter` and, where records can't be found by their range of bytes alone,
-`ShardReader`; name the class under the entry-point group `datamat.formats`. `get_format` imports it on first use.
+To add a format, subclass `ShardFormat` and `ShardWriter`, and `ShardReader` too where a record needs more than its own
+range of bytes (`io.RangeReader` reads ranges). Name the format's class under the entry-point group `datamat.formats`;
+`get_format` imports it on first use. `datamat.testing.ShardFormatConformance` tests every promise made below.
 """
 
 from __future__ import annotations
@@ -22,44 +23,40 @@ import abc
 import importlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias, final
 
 import numpy as np
 
 from datamat.errors import MissingDependencyError, OptionError
-from datamat.formats.offsets import Offsets, Place, Places
+from datamat.formats.offsets import Offsets, RecordSpan, RecordSpans
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
 
-    from datamat.features import Features
+    from datamat.features import Column, ColumnBlock, Features, Kind, RaggedColumn
+
 
 __all__ = [
     "Block",
     "Buffer",
-    "ColumnKind",
     "Offsets",
-    "Place",
-    "Places",
     "Record",
+    "RecordSpan",
+    "RecordSpans",
     "ShardAssembler",
     "ShardFormat",
     "ShardReader",
     "ShardWriter",
-    "Value",
     "format_names",
     "get_format",
 ]
 
-ColumnKind: TypeAlias = Literal["bytes", "int64", "float32"]
-Value: TypeAlias = "bytes | Sequence[bytes] | NDArray[Any]"
-"""One column of one record: one bytes value, several of them, or a 1-D int64 or float32 array."""
-Record: TypeAlias = Mapping[str, Value]
+Record: TypeAlias = Mapping[str, "Column"]
 """One encoded record: column name to value."""
-Block: TypeAlias = Mapping[str, "NDArray[Any] | Sequence[bytes]"]
-"""n records: column name to int64 or float32 (n,) or (n, k), or to n bytes values."""
+Block: TypeAlias = Mapping[str, "NDArray[Any] | RaggedColumn | Sequence[bytes]"]
+"""n records: column name to int64 or float32 (n,) or (n, k) or a `RaggedColumn` of such, or to n bytes values."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _ENTRY_POINTS = "datamat.formats"
@@ -73,50 +70,63 @@ _BUILT_IN = {
 
 
 class ShardWriter(abc.ABC):
-    """Writes the records of one part into a binary file that its caller opened and will hash, sync and close.
+    """Writes the records of one part to a binary file that its caller opens, hashes, syncs and closes.
 
-    A writer buffers about 256 KiB and only ever calls `file.write`, with a buffer that it uses again: `write` must be
-    done with it when it returns. The same records give the same shard, whether they come by `append` or by
-    `append_block`. One thread uses a writer; it does not travel between processes. After an exception from
-    `file.write` the file is of no use; after a `SchemaError` nothing of the refused record or block was written.
+    What an implementation promises:
+
+    - It calls nothing but `file.write`, in order, and never seeks: the file may be a shard that already holds earlier
+      parts, or an upload. It buffers little (datamat's own 256 KiB) and may reuse the buffer once `write` returns.
+    - Equal records give equal parts, whether they come through `append` or `append_block`. Neither the time nor the
+      process leaves a trace in the bytes.
+    - After a `SchemaError` nothing of the refused record or block is written, and the writer accepts more records.
+      After an exception of `file.write` the caller discards the part.
+    - After a crash the caller discards an unfinished part and writes it again from its first record: there is no state
+      to recover.
+
+    One thread uses a writer, in the process that created it.
     """
 
     @property
     @abc.abstractmethod
     def num_records(self) -> int:
-        """How many records were appended."""
+        """Number of records appended."""
 
     @property
     @abc.abstractmethod
     def num_bytes(self) -> int:
-        """How many bytes of file they make so far, those still buffered included."""
+        """Bytes that these records take in the file, including those still buffered."""
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
         """Append one record.
 
         Raises:
-            SchemaError: the record's columns or their types are not those of the writer.
+            SchemaError: the columns of the record, or their types, differ from the writer's.
+            OptionError: `finish` was called.
         """
 
     @abc.abstractmethod
     def append_block(self, columns: Block) -> None:
-        """Append n records given column by column; much faster than `append` for small rows.
+        """Append n records given by columns, which is much faster than `append` for small rows.
 
         Raises:
-            SchemaError: the columns, their types or their lengths don't fit.
+            SchemaError: the columns, their types or their lengths differ from what the writer expects.
+            OptionError: `finish` was called.
         """
 
     @abc.abstractmethod
     def finish(self) -> Offsets:
-        """Write what is still buffered and return where the records lie. The file stays open."""
+        """Flush the buffer and return where each record lies in the part; leave the file open."""
 
 
 class ShardAssembler(abc.ABC):
-    """Makes a shard of its parts, where joining their bytes does not. One thread uses it, in one process.
+    """Builds a shard from its parts, for formats whose parts cannot be joined byte for byte.
 
-    Memory does not grow with the shard. What a kill leaves of the file is of no use: parts are kept until the shard is
-    finished, and assembled anew.
+    What an implementation promises: equal parts give equal shards. Memory does not grow with the shard. A run that is
+    killed leaves the parts in place, and the next one assembles the shard again from the first part, overwriting the
+    unfinished file.
+
+    One thread uses an assembler, in one process.
     """
 
     @abc.abstractmethod
@@ -124,117 +134,213 @@ class ShardAssembler(abc.ABC):
         """Append the records of the next part.
 
         Raises:
-            CorruptDataError: the part is not whole.
+            CorruptDataError: the part is incomplete or damaged; the message names it.
         """
 
     @abc.abstractmethod
     def finish(self) -> Offsets:
-        """Write what is still buffered, close the file, and return where the records lie in it."""
+        """Complete the shard, close the file, and return where each record lies in it."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the file free, finished or not; may be called again."""
+        """Release the file, finished or not; may be called more than once."""
 
 
 class ShardReader(abc.ABC):
-    """Reads records of one finished file by their number, in any order. Thread-safe; works in forked children, too.
+    """Reads single records of one finished file by number, in any order.
 
-    It closes itself when nobody holds it any more: of thousands of shards few are open at a time.
+    What an implementation promises: several threads may call `read` at a time, and so may children forked after the
+    reader was created. It never returns a wrong record: what its checksums show is a `CorruptDataError`. The file is
+    closed when the last reference to the reader goes, because few of thousands of shards are open at a time.
+
+    Attributes:
+        groups_to_keep: number of groups of records that a loader mixes, and needs in memory to read each of them once.
     """
 
+    groups_to_keep: int = 0
+
     @abc.abstractmethod
-    def read(self, number: int) -> dict[str, Value]:
-        """Return one record, decoded, its checksums tested.
+    def read(self, number: int) -> dict[str, Column]:
+        """Return one decoded record after testing its checksums.
 
         Args:
-            number: the record's place in the file, from 0.
+            number: position of the record in the file, from 0.
 
         Returns:
             For each column a list of bytes, an int64 array (k,) or a float32 array (k,).
 
         Raises:
-            CorruptDataError: names path, record, byte and what is wrong.
+            CorruptDataError: the record is damaged; the message gives path, record, byte and what is wrong.
         """
+
+    def read_intact(self, number: int) -> dict[str, Column] | None:
+        """Return a record that `read` refuses for damage beside it, if checksums of its own prove it intact; else None.
+
+        Args:
+            number: position of the record in the file, from 0.
+        """
+        del number
+        return None
+
+    @property
+    def group_records(self) -> int | None:
+        """Number of records in the largest group of the file; None where a file does not say, or has no groups."""
+        return None
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the file free; may be called again, of a reader whose making failed, and while the interpreter ends."""
+        """Release the file; may be called more than once, after a failed `__init__`, and while the interpreter ends."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class ShardFormat(abc.ABC):
-    """One file format. An immutable value: thread-safe, picklable, equal output from equal instances.
+    """One file format.
+
+    A format is an immutable value: thread-safe, picklable, and equal instances write equal bytes. A frozen dataclass is
+    all that.
 
     Attributes:
-        name: what the user passes as `format=`.
-        extension: the ending of shard names, without the dot.
-        joins_parts: whether part files, one after the other, and the trailer are a valid file of the format. Where they
-            are not, `assembler` makes one.
-        trailer: what stands behind the last part of a joined file.
-        has_checksums: whether a reader finds every change of a record's values by a checksum.
+        name: name of the format, as users pass it in `format=`; also the name of its entry point.
+        extension: extension of shard names, without the dot.
+        joins_parts: whether parts, one behind another, followed by the `trailer`, are a valid shard. Workers then write
+            parts straight to the end of the growing shard. Otherwise `assembler` builds it from them.
+        has_checksums: whether a reader detects every change of a record's values by checksums in the file.
+        groups_at_once: number of groups of records that shuffling mixes at a time; about half of those that readers
+            keep in memory, since one window ends while the next begins.
+        packages: top-level modules of other packages that decide the bytes; a new version of one has shards rebuilt.
+            The package that the format comes from counts in any case.
+
+    Example:
+        >>> get_format("tfrecord").joins_parts
+        True
     """
 
     name: ClassVar[str]
     extension: ClassVar[str]
     joins_parts: ClassVar[bool]
-    trailer: ClassVar[bytes] = b""
     has_checksums: ClassVar[bool] = False
+    groups_at_once: ClassVar[int] = 4
+    packages: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def group_records(self) -> int:
+        """Number of records that the format stores together, where a reader must read all of them to get at one."""
+        return 1
 
     @abc.abstractmethod
     def options(self) -> dict[str, str | int | float | bool | None]:
-        """Return everything that decides the bytes written, for fingerprints; it must survive JSON."""
+        """Return every option that decides the bytes, as JSON values: shards are rebuilt where one differs."""
 
     def with_features(self, features: Features) -> ShardFormat:
-        """Return the format for records of these features: itself where only the kinds of columns matter."""
+        """Return the format for records of these features; itself, if the kinds of columns are all it needs."""
         del features
         return self
 
     @abc.abstractmethod
-    def writer(self, file: BinaryIO, columns: Mapping[str, ColumnKind]) -> ShardWriter:
-        """Return a writer of records with these columns into a part: `file`, any object with a `write` for bytes.
+    def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
+        """Return a writer of one part.
+
+        Args:
+            file: where the part goes: any object whose `write` takes bytes and returns how many it took.
+            columns: kind of each column of the records.
 
         Raises:
-            OptionError: the format stores features and was not given them by `with_features`.
+            OptionError: the format stores features, and `with_features` has not set them.
         """
 
+    def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
+        """Return the bytes that follow the last part of a joined shard; only called where `joins_parts` is true.
+
+        Args:
+            file: the parts, one behind another, open for reading.
+            parts: first byte and size of each part, of which there is at least one.
+
+        Raises:
+            CorruptDataError: a part is not as the writer left it.
+        """
+        del file, parts
+        return b""
+
     def assembler(self, path: str | os.PathLike[str]) -> ShardAssembler:
-        """Return what makes the shard `path` of its parts; only for formats whose parts can't be joined."""
-        raise OptionError(f"{path}: parts of the format {self.name!r} are joined byte for byte; do that")
+        """Return an assembler of the shard `path`; only called where `joins_parts` is false."""
+        raise OptionError(f"{path}: parts of the format {self.name!r} are joined byte for byte; join them")
 
     @abc.abstractmethod
-    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
+    def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader of single records of a finished file.
 
         Args:
-            path: the file.
-            places: where its records lie: `Offsets`, or what looks them up in the file that holds them.
+            path: path of the finished shard.
+            spans: lookup of where each record lies: `Offsets`, or an index file that is mapped into memory.
 
         Raises:
-            OSError: the file can't be opened.
-            CorruptDataError: it is not of this format.
+            OSError: the file cannot be opened.
+            CorruptDataError: the file is not of this format.
         """
 
+    def records_per_group(self, record_bytes: float) -> int | None:
+        """Return how many neighbouring records to read together, as a record cannot be read without the others near it.
+
+        Shuffling then mixes the records of `groups_at_once` such groups at a time, and reads each group once. Where the
+        first shard has larger groups than this, their size counts.
+
+        Args:
+            record_bytes: bytes that a record takes in a file, on average.
+
+        Returns:
+            The number of records; None where each is read on its own.
+        """
+        del record_bytes
+        return None
+
+    def read_block(
+        self,
+        readers: Sequence[ShardReader],
+        which: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        kinds: Mapping[str, Kind],
+    ) -> Mapping[str, ColumnBlock] | None:
+        """Return the columns of many small records at once, their checksums tested.
+
+        Args:
+            readers: readers of open files of this format.
+            which: int64 (n,), the place among `readers` of the one that holds each record.
+            numbers: int64 (n,), the number of each record in its file.
+            kinds: the kind of each column.
+
+        Returns:
+            The columns, in the order of `numbers`; None where the format has no faster way than one by one, or where
+            anything is unusual: the caller then reads each record, which names the damaged ones.
+        """
+        del readers, which, numbers, kinds
+        return None
+
     @abc.abstractmethod
-    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
-        """Yield each record of an open file with its line of `Offsets`, in order, and test every checksum.
+    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
+        """Yield each record of an open file with its line of `Offsets`, in order, after testing its checksums.
+
+        Args:
+            file: the file, open at its start.
+            path: path of the file, for messages.
 
         Raises:
-            CorruptDataError: names path, record, byte and what is wrong; also where the file ends inside a record.
-                Records missing at the very end can't always be seen from the file: compare with the manifest's count.
+            CorruptDataError: a record is damaged, or the file ends inside one; the message gives path, record, byte and
+                what is wrong. Where whole records are missing at the end, some formats cannot tell: callers compare
+                the number of records with the manifest.
         """
 
     @final
-    def read(self, path: str | os.PathLike[str]) -> Iterator[dict[str, Value]]:
-        """Yield each record of a local file in order and test every checksum; raises as `read_file` does."""
+    def read(self, path: str | os.PathLike[str]) -> Iterator[dict[str, Column]]:
+        """Yield each record of a local file in order after testing its checksums; raises as `read_file` does."""
         with open(path, "rb", buffering=1 << 20) as file:
             for record, _ in self.read_file(file, path=str(path)):
                 yield record
 
     @final
     def find_offsets(self, file: BinaryIO, *, path: str) -> Offsets:
-        """Return the offsets of an open file by reading all of it; raises as `read_file` does."""
+        """Return the offsets of an open file, found by reading all of it; raises as `read_file` does."""
         table, num_columns = array("Q"), 2
         for _, place in self.read_file(file, path=path):
             table.extend(place)
@@ -243,7 +349,7 @@ class ShardFormat(abc.ABC):
 
 
 def format_names() -> list[str]:
-    """Return the names that `get_format` knows, sorted; imports none of the formats."""
+    """Return the names that `get_format` knows, sorted, without importing a format."""
     return sorted({*_BUILT_IN, *_plug_ins()})
 
 
@@ -252,7 +358,7 @@ def get_format(name: str) -> ShardFormat:
 
     Raises:
         OptionError: no format has that name.
-        MissingDependencyError: the format is known but a package that it needs is not installed.
+        MissingDependencyError: a package that the format needs is not installed.
 
     >>> get_format("tfrecord").extension
     'tfrecord'
@@ -260,8 +366,8 @@ def get_format(name: str) -> ShardFormat:
     target = _BUILT_IN.get(name) or _plug_ins().get(name)
     if target is None:
         raise OptionError(
-            f"there is no format {name!r}; known are {', '.join(format_names())}. A format of your own is found "
-            f"through an entry point in the group {_ENTRY_POINTS!r}"
+            f"there is no format {name!r}; want one of {', '.join(format_names())}, or an entry point of that name in "
+            f"the group {_ENTRY_POINTS!r}"
         )
     module_name, _, attribute = target.partition(":")
     try:
@@ -269,7 +375,7 @@ def get_format(name: str) -> ShardFormat:
     except ModuleNotFoundError as exc:
         raise MissingDependencyError(
             f"the format {name!r} ({target}) needs the package {exc.name!r}, which is not installed; "
-            f"install it, for a format of datamat with: pip install 'datamat[{name}]'"
+            f"install it; for a format of datamat: pip install 'datamat[{name}]'"
         ) from exc
     return format_class()
 

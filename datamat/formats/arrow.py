@@ -1,16 +1,29 @@
 """Stored columns as typed Arrow columns, and back, many rows at a time.
 
     feature                       stored column        Arrow type
-    Image, Mask                   bytes                binary: the PNG or JPEG file
+    Image, Mask, Depth            bytes                binary: the PNG or JPEG file
     Text                          bytes                string
+    Bytes                         bytes                binary
+    Json                          bytes                arrow.json, the extension type, stored as string
+    Timestamp                     int64                timestamp[us], with tz=UTC if it is declared
     ClassLabel                    int64                int64, or a list of it
-    BBoxes                        float32              list of fixed_size_list[4] of float
-    Scalar                        as its dtype says    that type; float16 as float, complex numbers as binary
+    BBoxes, Keypoints             float32              list of fixed_size_list of float
+    Polygons                      float32, int64       list of fixed_size_list[2] of float, list of int64
+    Scalar                        as its dtype says    that type; float16 and bfloat16 as float, complex numbers as
+                                                       binary
     Tensor                        as its dtype says    lists of that type; with encoding="raw" or complex: binary
     Tensor, several open sizes    also its shape       list of int64
+    Sequence                      a list of bytes,     list of the type
+                                  or as for Tensor
+    Sequence, items of any size   all of their items,  list of what the items hold, list of int64
+                                  and their lengths
+    Optional                      a list of one or     the type; null for None
+                                  none
+    of another package            as `arrow_types` says; by default binary, and lists of int64 or float
 
-A size that the features fix becomes a fixed_size_list. Nothing is ever null. float64 and uint64, which records hold as
-bytes, become numbers here, and bytes again where a record is read.
+A size that the features fix becomes a fixed_size_list. No value is null but that of an `Optional`. A list in it is
+null where it is empty, too: `NAME/present` tells. float64, uint64 and
+bfloat16, which records hold as bytes, are numbers in Arrow, and bytes again in a record that is read.
 """
 
 from __future__ import annotations
@@ -22,22 +35,25 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from datamat.errors import SchemaError
-from datamat.features import BBoxes, ClassLabel, Scalar, Tensor, Text
+from datamat.features import RaggedColumn, as_bfloat16, bytes_array, dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from datamat.features import Feature, Features
-    from datamat.formats import Value
+    from datamat.features import Column, ColumnBlock, Feature, Features
+
 
 __all__ = ["ArrowColumn", "arrow_columns"]
 
-_STORED = {"float16": "float32"}  # few readers know 16-bit floats; no number changes on the way
-_AS_BYTES = {"complex64", "complex128"}
-_SMALL_VALUES = 1024
-"""Numbers up to which a tensor counts as small: more of them fill a row group sooner than pictures do."""
+_TIMES = {"timestamp[us]": None, "timestamp[us, tz=UTC]": "UTC"}
+"""Time zone of each type of time."""
+_STORED = {
+    **dict.fromkeys(["float16", "bfloat16"], "float32"),  # few readers know 16-bit floats; float32 holds each exactly
+    **dict.fromkeys(_TIMES, "int64"),  # which times are in memory
+}
+_NO_NUMBERS = {"binary", "string", "json"}
 
 
 @final
@@ -46,12 +62,13 @@ class ArrowColumn:
     """One stored column and its Arrow type.
 
     Attributes:
-        name: of the column.
-        dtype: of its numbers; "binary" or "string" where it holds bytes.
-        sizes: of the lists around a number, from the outside; None where it varies, which only the first does.
-        kind: what records hold: "bytes", "int64" or "float32".
+        name: name of the column.
+        dtype: dtype of the numbers, a timestamp for numbers that are times, or "binary", "string" or "json" for bytes.
+        sizes: sizes of the lists around a number, outermost first; None for one that varies, which only the first may.
+        kind: kind of the column in records: "bytes", "bytes_list", "int64" or "float32".
         is_large: whether one value may take many kilobytes.
-        is_category: whether few different values are expected.
+        is_category: whether the column holds few distinct values.
+        is_nullable: whether a record without a value, which holds an empty list or array, is null.
     """
 
     name: str
@@ -60,91 +77,247 @@ class ArrowColumn:
     kind: str
     is_large: bool = False
     is_category: bool = False
+    is_nullable: bool = False
 
     @property
     def is_numeric(self) -> bool:
         """Whether it holds numbers."""
-        return self.dtype not in {"binary", "string"}
+        return self.dtype not in _NO_NUMBERS
+
+    @property
+    def _is_list(self) -> bool:
+        """Whether a value is a list of bytes."""
+        return not self.is_numeric and bool(self.sizes)
 
     @property
     def type(self) -> Any:
         """The Arrow type."""
         return self._type_from(0)
 
-    def to_arrow(self, values: Sequence[Any] | NDArray[Any]) -> Any:
+    def to_arrow(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
         """Return the Arrow array of a column of n records.
 
         Args:
-            values: as records hold them: n bytes values, n arrays (k,), or an array (n,) or (n, k).
+            values: n values as records hold them: n bytes or lists of bytes, n arrays (k,), a `RaggedColumn`, or an
+                array (n,) or (n, k).
 
         Raises:
-            SchemaError: a value does not have the declared size, or is no UTF-8.
+            SchemaError: a value does not have the declared size, or is not UTF-8.
         """
         import pyarrow as pa
 
         try:
+            if self._is_list:
+                return self._lists(values)
+            if self.is_nullable:
+                return self._with_nulls(values)
             if not self.is_numeric:
-                return pa.array(values, self.type)
+                return _typed(pa.array(values, _plain_type(self.dtype)), self.type)
             numbers, lengths = self._flattened(values)
             return self._listed(numbers, lengths)
         except (pa.ArrowException, ValueError) as exc:
             raise SchemaError(f"column {self.name!r} does not fit into {self.type}: {exc}") from exc
 
     def row_bytes(self, array: Any) -> NDArray[np.int64] | int:
-        """Return the bytes that each row of an array of the type takes, int64 (n,), or one number for all."""
+        """Return the bytes that each row of an array of this type takes, int64 (n,), or one number for all rows."""
         import pyarrow.compute as pc
 
-        width = self._width * np.dtype(self.dtype).itemsize if self.is_numeric else 1
+        width = self._width * dtype_of(_STORED.get(self.dtype, self.dtype)).itemsize if self.is_numeric else 1
         if self.is_numeric and None not in self.sizes:
             return width
-        lengths = pc.list_value_length(array) if self.is_numeric else pc.binary_length(array)
-        return np.asarray(lengths, np.int64) * width
+        if self._is_list:
+            ends = np.concatenate([[0], np.cumsum(pc.binary_length(_plain(array.flatten())).to_numpy())])
+            sizes: NDArray[np.int64] = np.diff(ends[array.offsets.to_numpy() - array.offsets[0].as_py()])
+            return sizes
+        lengths = pc.list_value_length(array) if self.is_numeric else pc.binary_length(_plain(array))
+        return np.asarray(lengths.fill_null(0), np.int64) * width
 
-    def getter(self, chunks: Any) -> Callable[[int], Value]:
-        """Return a function from the number of a row to its value as records hold it.
+    def getter(self, chunks: Any) -> Callable[[int], Column]:
+        """Return a function that takes a row number and returns the value as records hold it.
+
+        Args:
+            chunks: the column, a `pyarrow.ChunkedArray` of this type.
+        """
+        import pyarrow as pa
+
+        if self._is_list:
+            values, ends = self._flat_values(chunks)
+            return lambda row: [_as_bytes(value) for value in values[ends[row] : ends[row + 1]]]
+        if self.is_nullable:
+            return self._getter_of_nullable(chunks)
+        if not self.is_numeric:
+            raw = chunks if self.dtype == "binary" else _plain(chunks.combine_chunks()).cast(pa.binary())
+            return lambda row: [raw[row].as_py()]
+        flat, bounds = self._numbers(chunks)
+        if self.kind == "bytes":
+            data = flat.astype(self._raw_dtype, copy=False)
+            return lambda row: [data[bounds[row] : bounds[row + 1]].tobytes()]
+        numbers = flat.astype(self.kind)
+        return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
+
+    def taker(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
+        """Return a function from the numbers of some rows, int64 (n,), to the column of those records.
 
         Args:
             chunks: a `pyarrow.ChunkedArray` of the type.
         """
+        if self._is_list:
+            values, ends = self._flat_values(chunks)
+            return RaggedColumn(values, np.diff(ends)).take
+        if self.is_nullable:
+            return self._taker_of_nullable(chunks)
+        if not self.is_numeric:
+            array = _plain(chunks.combine_chunks())
+
+            def values_of(rows: NDArray[np.int64]) -> Sequence[Any]:
+                found = array.slice(int(rows[0]), len(rows)) if _are_neighbours(rows) else array.take(rows)
+                values: Sequence[Any] = found.to_numpy(zero_copy_only=False).tolist()
+                return values
+
+            return values_of
+        flat, bounds = self._numbers(chunks)
+        column = RaggedColumn(flat, np.diff(bounds))
+
+        def numbers_of(rows: NDArray[np.int64]) -> RaggedColumn:
+            if not _are_neighbours(rows):
+                return column.take(rows)
+            first, stop = int(rows[0]), int(rows[-1]) + 1
+            return RaggedColumn(flat[bounds[first] : bounds[stop]].copy(), column.lengths[first:stop])
+
+        return numbers_of
+
+    def _with_nulls(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
+        """Return the Arrow array of values of which a record may hold none."""
         import pyarrow as pa
 
-        if not self.is_numeric:
-            raw = chunks.cast(pa.binary()) if self.dtype == "string" else chunks
-            return lambda row: [raw[row].as_py()]
+        if isinstance(values, np.ndarray):
+            return self._of_present.to_arrow(values)
+        lengths = (
+            values.lengths if isinstance(values, RaggedColumn) else np.array([len(value) for value in values], int)
+        )
+        is_there = lengths > 0
+        there: Any
+        if isinstance(values, RaggedColumn):
+            there = RaggedColumn(values.values, lengths[is_there])
+        else:
+            there = [value for value in values if len(value)]
+        if self.kind == "bytes_list":
+            there = there.values.tolist() if isinstance(there, RaggedColumn) else [value[0] for value in there]
+        found = self._of_present.to_arrow(there)
+        places = pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there)
+        return _typed(_plain(found).take(places), self.type)
+
+    @property
+    def _of_present(self) -> ArrowColumn:
+        """The column of the records that hold a value."""
+        kind = "bytes" if self.kind == "bytes_list" else self.kind
+        return dataclasses.replace(self, is_nullable=False, kind=kind)
+
+    def _getter_of_nullable(self, chunks: Any) -> Callable[[int], Column]:
+        is_there, there = self._present(chunks)
+        places = np.cumsum(is_there) - 1
+        get, kind = self._of_present.getter(there), self.kind
+
+        def value(row: int) -> Column:
+            if is_there[row]:
+                return get(int(places[row]))
+            return [] if kind == "bytes_list" else np.empty(0, kind)
+
+        return value
+
+    def _taker_of_nullable(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
+        is_there, there = self._present(chunks)
+        places = np.cumsum(is_there) - 1
+        get, take_plain = self._of_present.getter(there), self._of_present.taker(there)
+
+        def take(rows: NDArray[np.int64]) -> Any:
+            if self.kind == "bytes_list" and self.is_numeric:  # bytes, which tell a value without numbers from none
+                return [get(row)[0] for row in rows.tolist()]
+            return take_plain(rows)
+
+        def values_of(rows: NDArray[np.int64]) -> RaggedColumn:
+            found = is_there[rows]
+            values: Any = take(places[rows[found]]) if found.any() else ()
+            lengths = found.astype(np.int64)
+            if isinstance(values, RaggedColumn):
+                lengths[found] = values.lengths
+                return RaggedColumn(values.values, lengths)
+            if self.kind == "bytes_list":
+                return RaggedColumn(bytes_array(values), lengths)
+            return RaggedColumn(np.empty(0, self.kind), lengths)
+
+        return values_of
+
+    def _present(self, chunks: Any) -> tuple[NDArray[np.bool_], Any]:
+        """Return which rows hold a value, bool (n,), and their values, as a chunked array."""
+        import pyarrow as pa
+
+        array = chunks.combine_chunks()
+        is_there = array.is_valid().to_numpy(zero_copy_only=False)
+        return is_there, pa.chunked_array([_typed(_plain(array).drop_null(), self.type)], self.type)
+
+    def _lists(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> Any:
+        """Return the Arrow array of n lists of bytes; an empty one is null where the column may be null."""
+        import pyarrow as pa
+
+        if isinstance(values, RaggedColumn):
+            flat, lengths = values.values.tolist(), values.lengths
+        else:
+            flat = [item for value in values for item in value]
+            lengths = np.array([len(value) for value in values], int)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        array = _typed(pa.array(flat, _plain_type(self.dtype)), self._type_from(1))
+        nulls = pa.array(np.asarray(lengths) == 0) if self.is_nullable else None
+        return pa.ListArray.from_arrays(ends, array, type=self.type, mask=nulls)
+
+    def _flat_values(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the values of all lists, bytes or text, and where those of each row begin, and the end of the last."""
+        array = chunks.combine_chunks()
+        ends = array.offsets.to_numpy().astype(np.int64)
+        values = _plain(array.flatten()).to_numpy(zero_copy_only=False)
+        return values.astype(object, copy=False), ends - ends[0]
+
+    def _numbers(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return all numbers of a column, and where those of each row begin, with the end behind them."""
         array, ends = chunks.combine_chunks(), None
         for size in self.sizes:
             if size is None:
                 ends = array.offsets.to_numpy() - array.offsets[0].as_py()
             array = array.flatten()
         bounds = (np.arange(len(chunks) + 1) if ends is None else ends.astype(np.int64)) * self._width
-        flat = array.to_numpy(zero_copy_only=False)
-        if self.kind == "bytes":
-            data = flat.astype(np.dtype(self.dtype).newbyteorder("<"), copy=False)
-            return lambda row: [data[bounds[row] : bounds[row + 1]].tobytes()]
-        numbers = flat.astype(self.kind)
-        return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
+        numbers = array.to_numpy(zero_copy_only=False)
+        if self.dtype in _TIMES:
+            numbers = numbers.view(np.int64)
+        elif self.dtype == "bfloat16":
+            numbers = as_bfloat16(numbers)
+        return numbers, bounds
+
+    @property
+    def _raw_dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers in a column of bytes."""
+        return dtype_of("int64" if self.dtype in _TIMES else self.dtype).newbyteorder("<")
 
     @property
     def _width(self) -> int:
-        """How many numbers the lists of fixed size hold."""
+        """Number of numbers in the lists of fixed size."""
         return math.prod(size for size in self.sizes if size is not None)
 
-    def _flattened(self, values: Sequence[Any] | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return all numbers of the column and how many of them each row has."""
-        if isinstance(values, np.ndarray):
-            rows = values.reshape(len(values), -1)
-            numbers, lengths = rows.reshape(-1), np.full(len(rows), rows.shape[1])
+    def _flattened(self, values: Sequence[Any] | RaggedColumn | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return all numbers of the column, and how many each row has."""
+        if isinstance(values, RaggedColumn):
+            numbers, lengths = values.values, values.lengths
+        elif isinstance(values, np.ndarray):
+            numbers, lengths = values.reshape(-1), np.full(len(values), math.prod(values.shape[1:]))
         elif self.kind == "bytes":
-            dtype = np.dtype(self.dtype).newbyteorder("<")
-            numbers = np.frombuffer(b"".join(values), dtype)
-            lengths = np.fromiter(map(len, values), np.int64, len(values)) // dtype.itemsize
+            numbers = np.frombuffer(b"".join(values), self._raw_dtype)
+            lengths = np.fromiter(map(len, values), np.int64, len(values)) // self._raw_dtype.itemsize
         else:
             numbers = np.concatenate([np.empty(0, self.kind), *values])
             lengths = np.fromiter(map(len, values), np.int64, len(values))
         return numbers.astype(_STORED.get(self.dtype, self.dtype), copy=False), lengths
 
     def _listed(self, numbers: NDArray[Any], lengths: NDArray[np.int64]) -> Any:
-        """Return the numbers in their lists."""
+        """Return the numbers, nested in lists."""
         import pyarrow as pa
 
         width = self._width
@@ -153,6 +326,8 @@ class ArrowColumn:
         if len(wrong):
             raise ValueError(f"a record holds {lengths[wrong[0]]} numbers, where {width} make one value")
         array = pa.array(numbers)
+        if self.dtype in _TIMES:
+            array = array.view(self._type_from(len(self.sizes)))
         for depth in reversed(range(len(self.sizes))):
             if self.sizes[depth] is None:
                 ends = pa.array(np.concatenate([[0], np.cumsum(lengths // width)]), pa.int32())
@@ -162,53 +337,61 @@ class ArrowColumn:
         return array
 
     def _type_from(self, depth: int) -> Any:
-        """Return the Arrow type inside the first `depth` lists."""
+        """Return the Arrow type below the outermost `depth` lists."""
         import pyarrow as pa
 
         if not self.is_numeric:
-            return pa.type_for_alias(self.dtype)
-        found = pa.from_numpy_dtype(_STORED.get(self.dtype, self.dtype))
+            found = pa.json_() if self.dtype == "json" else _plain_type(self.dtype)
+        elif self.dtype in _TIMES:
+            found = pa.timestamp("us", _TIMES[self.dtype])
+        else:
+            found = pa.from_numpy_dtype(_STORED.get(self.dtype, self.dtype))
         for size in reversed(self.sizes[depth:]):
             item = pa.field("element", found, nullable=False)
             found = pa.list_(item) if size is None else pa.list_(item, size)
         return found
 
 
+def _plain_type(dtype: str) -> Any:
+    """Return the Arrow type that holds the bytes of a dtype."""
+    import pyarrow as pa
+
+    return pa.type_for_alias("string" if dtype == "json" else dtype)
+
+
+def _typed(array: Any, kind: Any) -> Any:
+    """Return an array as one of an extension type, if the type is one."""
+    import pyarrow as pa
+
+    return pa.ExtensionArray.from_storage(kind, array) if isinstance(kind, pa.BaseExtensionType) else array
+
+
+def _plain(array: Any) -> Any:
+    """Return what an array of an extension type is stored as, and any other array as it is."""
+    import pyarrow as pa
+
+    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+
+
+def _as_bytes(value: Any) -> bytes:
+    """Return a value of a column as records hold it: text as bytes."""
+    found: bytes = value.encode() if isinstance(value, str) else value
+    return found
+
+
+def _are_neighbours(rows: NDArray[np.int64]) -> bool:
+    return len(rows) > 0 and bool((np.diff(rows) == 1).all())
+
+
 def arrow_columns(features: Features) -> list[ArrowColumn]:
     """Return the Arrow column of each stored column, in the order of the features."""
-    return [_column(name, kind, features) for name, kind in features.columns.items()]
+    return [column for name, feature in features.items() for column in _columns(name, feature)]
 
 
-def _column(name: str, kind: str, features: Features) -> ArrowColumn:
-    feature = features.get(name)
-    if feature is None:  # the column beside a tensor that holds its shape
-        return ArrowColumn(name, "int64", (None,), kind)
-    dtype, sizes, is_large = _typed(feature)
-    is_category = isinstance(feature, ClassLabel) and not sizes  # pyarrow asks for another name where it is a list
-    return ArrowColumn(name, dtype, sizes, kind, is_large, is_category)
-
-
-def _typed(feature: Feature) -> tuple[str, tuple[int | None, ...], bool]:
-    """Return dtype, list sizes, and whether values may be large."""
-    if isinstance(feature, Text):
-        return "string", (), False
-    if isinstance(feature, ClassLabel):
-        return "int64", feature.shape, False
-    if isinstance(feature, BBoxes):
-        return "float32", (None, 4), False
-    if isinstance(feature, Scalar):
-        return ("binary" if feature.dtype in _AS_BYTES else feature.dtype), (), False
-    if isinstance(feature, Tensor):
-        is_large = None in feature.shape or math.prod(size or 1 for size in feature.shape) > _SMALL_VALUES
-        if feature.encoding == "raw" or feature.dtype in _AS_BYTES:
-            return "binary", (), is_large
-        return feature.dtype, _list_sizes(feature), is_large
-    return "binary", (), True
-
-
-def _list_sizes(feature: Tensor) -> tuple[int | None, ...]:
-    """Return the lists that hold a tensor: as its shape, where Arrow has lists of that shape."""
-    inner = feature.shape[1:]
-    # A size of 0 ends pyarrow's process (26.0.1: a division by zero); such tensors hold no number anyway.
-    is_nested = None not in inner and 0 not in feature.shape
-    return feature.shape if is_nested else (None,)
+def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
+    kinds = feature.columns(name)
+    for column, (dtype, sizes) in feature.arrow_types(name).items():
+        is_large = feature.is_large() and (column == name or kinds[column] in {"bytes", "bytes_list"})
+        # pyarrow names a column in a list by its path, so only plain columns are marked.
+        is_category = feature.class_names() is not None and dtype == "int64" and not sizes
+        yield ArrowColumn(column, dtype, sizes, kinds[column], is_large, is_category, feature.has_nulls)

@@ -1,58 +1,288 @@
 """TFRecord shards, plain and gzip, byte for byte what `tf.io.TFRecordWriter` writes, without TensorFlow.
 
-Files of this form can be joined byte for byte. `framing` has the bytes around a record, `example` those inside it.
+Such files can be joined byte for byte. This module writes the bytes around a record, `example` those inside it.
 
 `tfrecord.gz` is the same stream as gzip members (RFC 1952) of whole records, each closed by the record that brings it
 to 64 KiB or more. So parts can still be joined byte for byte, tf.data reads the file with `compression_type="GZIP"`,
-and one record is read by inflating one member. The members' header is constant (no time, no name, operating system
-"unknown"). Their deflate stream comes from the zlib that Python is linked with, level 6: another zlib implementation,
-zlib-ng for instance, gives other bytes that inflate to the same records.
+and reading a record inflates one member. The header of members is constant (no time, no name, operating system
+"unknown"). The zlib that Python is linked with makes the deflate stream, at level 6: another implementation, such as
+zlib-ng, makes different bytes that inflate to the same records.
 
-Reading tests everything that the format protects: no record is ever read wrong. What it can't show is a file that
-lacks its last records, and in gzip a flipped bit that changes no record (the padding at the end of a member): the
-manifest's count and digest show both.
+Reading tests every checksum: no record is read wrong. What checksums cannot show is a file that lacks its last records
+and, in gzip, a flipped bit that changes no record (in the padding of a member); the manifest's count and digest show
+both.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import struct
+import weakref
+import zlib
 from array import array
-from typing import TYPE_CHECKING, BinaryIO, Protocol, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar, final
 
+import google_crc32c
 import numpy as np
 
 from datamat.errors import CorruptDataError
-from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFormat, ShardReader, ShardWriter, Value
-from datamat.formats.block import check_block, row_of
-from datamat.formats.buffered import BUFFER_BYTES, BufferedFile
-from datamat.formats.example import ExampleEncoder, decode_example
-from datamat.formats.framing import FRAMING_BYTES, encode_block, frame, read_payload, record_size, unframe
-from datamat.formats.guards import located, refuse_finished
-from datamat.formats.gzip_members import deflate_member, inflate_member, read_member
-from datamat.formats.ranges import RangeReader
+from datamat.features import RaggedColumn
+from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
+from datamat.formats.example import (
+    MAX_EXAMPLE_BYTES,
+    ExampleEncoder,
+    check_block,
+    decode_block,
+    decode_example,
+    pack_block,
+    rows_of,
+)
+from datamat.formats.io import BUFFER_BYTES, BufferedFile, RangeReader, located, read_spans, read_up_to, refuse_finished
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from datamat.formats import Places
+    from datamat.features import Column, ColumnBlock, Kind
+    from datamat.formats import RecordSpans
 
-__all__ = ["GzipTFRecordFormat", "TFRecordFormat"]
+
+__all__ = [
+    "FRAMING_BYTES",
+    "GzipTFRecordFormat",
+    "TFRecordFormat",
+    "deflate_member",
+    "encode_block",
+    "frame",
+    "inflate_member",
+    "read_member",
+    "read_payload",
+    "record_size",
+    "unframe",
+]
+
+# ---------------------------------------------------------------- the bytes around a record
+#
+# TFRecord framing: the bytes around a payload, written and tested.
+#
+# A record in the file (tensorflow/core/lib/io/record_writer.h), all little endian:
+#
+#   uint64 length | uint32 masked CRC32C of those 8 bytes | payload, length bytes | uint32 masked CRC32C of the payload
+#
+# The mask keeps a CRC over data that holds CRCs from being weak (tensorflow/core/lib/hash/crc32c.h).
+
+
+FRAMING_BYTES = 16
+_HEADER_BYTES = 12
+_TRAILER_BYTES = 4
+_DENSE = 16  # times as many lengths as records make a table of all lengths longer than one of those that occur
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+
+_Crc = TypeVar("_Crc", int, "NDArray[np.uint64]")
+
+
+def frame(pieces: list[bytes], length: int) -> list[bytes]:
+    """Return the pieces of one payload between header and trailer, without copying large ones."""
+    crc = 0
+    for piece in pieces:
+        crc = google_crc32c.extend(crc, piece)
+    return [_header(length) + pieces[0], *pieces[1:], _CRC.pack(_mask(crc))]
+
+
+def encode_block(columns: Block, kinds: Mapping[str, Kind]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return n rows as framed records back to back, uint8 (total,), and the length of each, int64 (n,).
+
+    Args:
+        columns: n > 0 rows, as columns.
+        kinds: kind of each column, by its name.
+
+    Raises:
+        SchemaError: the columns are not those of `kinds`.
+    """
+    packed, sizes = pack_block(columns, kinds, header=_block_headers, trailer_size=_TRAILER_BYTES)
+    ends = np.cumsum(sizes)
+    raw = packed.tobytes()  # the CRC takes bytes, and slices of bytes are the fastest to make
+    stops = (ends - _TRAILER_BYTES).tolist()
+    starts = (ends - sizes + _HEADER_BYTES).tolist()
+    crcs = np.array([google_crc32c.value(raw[a:b]) for a, b in zip(starts, stops, strict=True)], np.uint64)
+    masked = _mask(crcs).astype("<u4")
+    packed[ends[:, None] + np.arange(-_TRAILER_BYTES, 0)] = masked.view(np.uint8).reshape(-1, _TRAILER_BYTES)
+    return packed, sizes
+
+
+def read_payload(file: BinaryIO) -> bytes | None:
+    """Return the next payload of a plain file, or None at its end."""
+    header = file.read(_HEADER_BYTES)
+    if not header:
+        return None
+    length = _checked_length(header)
+    payload = read_up_to(file, length)
+    _check_payload(payload, length, file.read(_TRAILER_BYTES))
+    return payload
+
+
+def record_size(buffer: Buffer, start: int) -> int:
+    """Return the length of the record at `start`, framing included; the buffer need only hold its header."""
+    return _checked_length(memoryview(buffer)[start : start + _HEADER_BYTES]) + FRAMING_BYTES
+
+
+def unframe(buffer: Buffer, start: int) -> tuple[memoryview, int]:
+    """Return the payload of the record at `start`, and the length of the whole record."""
+    view = memoryview(buffer)[start:]
+    length = _checked_length(view[:_HEADER_BYTES])
+    payload = view[_HEADER_BYTES : _HEADER_BYTES + length]
+    _check_payload(payload, length, view[_HEADER_BYTES + length : FRAMING_BYTES + length])
+    return payload, length + FRAMING_BYTES
+
+
+def _mask(crc: _Crc) -> _Crc:
+    """Return a CRC32C as TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    # numpy keeps uint64 in sums with Python integers; its stubs do not say so.
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFF_FFFF  # type: ignore[return-value]
+
+
+def _header(length: int) -> bytes:
+    packed = _LENGTH.pack(length)
+    return packed + _CRC.pack(_mask(google_crc32c.value(packed)))
+
+
+def _block_headers(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the header of each record, uint8 (n, 12), made once for each distinct length."""
+    least = int(lengths.min())
+    if int(lengths.max()) - least > _DENSE * len(lengths):
+        distinct, places = np.unique(lengths, return_inverse=True)
+        headers = b"".join(map(_header, distinct.tolist()))
+        return np.frombuffer(headers, np.uint8).reshape(-1, _HEADER_BYTES)[places]
+    table = np.zeros((int(lengths.max()) - least + 1, _HEADER_BYTES), np.uint8)
+    for index in np.flatnonzero(np.bincount(lengths - least)).tolist():
+        table[index] = np.frombuffer(_header(index + least), np.uint8)
+    return table[lengths - least]
+
+
+def _checked_length(header: Buffer) -> int:
+    if len(header) < _HEADER_BYTES:
+        raise CorruptDataError(f"the data ends inside the header, after {len(header)} of its {_HEADER_BYTES} bytes")
+    stored, length = _CRC.unpack_from(header, 8)[0], _LENGTH.unpack_from(header)[0]
+    found = _mask(google_crc32c.value(bytes(header[:8])))
+    if found != stored:
+        raise CorruptDataError(f"the checksum of the length is {found:#010x}, but {stored:#010x} is stored")
+    if length > MAX_EXAMPLE_BYTES:
+        raise CorruptDataError(f"the record claims {length} bytes, but no Example exceeds {MAX_EXAMPLE_BYTES}")
+    return int(length)
+
+
+def _check_payload(payload: Buffer, length: int, trailer: Buffer) -> None:
+    if len(payload) + len(trailer) < length + _TRAILER_BYTES:
+        raise CorruptDataError(
+            f"the data ends inside the record, {len(payload) + len(trailer)} bytes after its header, "
+            f"which needs {length + _TRAILER_BYTES}"
+        )
+    # The CRC takes bytes or arrays, but not a memoryview.
+    crc = google_crc32c.value(payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8))
+    found, stored = _mask(crc), _CRC.unpack(trailer)[0]
+    if found != stored:
+        raise CorruptDataError(f"the checksum of the data is {found:#010x}, but {stored:#010x} is stored")
+
+
+# ---------------------------------------------------------------- gzip members
+#
+# Gzip members (RFC 1952) with a constant header, written and read one at a time.
+#
+# A gzip file is a sequence of members, each with its own header, deflate stream, CRC32 and length. Members of whole
+# records can be joined byte for byte and inflated one by one, which gives random access. A member may inflate to a
+# thousand times its size: it only gets memory for the records that its first bytes announce.
+
+
+Bound: TypeAlias = "Callable[[bytearray], int]"
+
+_HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate, no flags, no time, no hint, unknown system
+_TRAILER = struct.Struct("<II")
+_READ_BYTES = 1 << 20
+_GZIP = zlib.MAX_WBITS | 16  # has zlib read header and trailer, and test CRC and length
+
+
+def deflate_member(data: Buffer, *, level: int) -> bytes:
+    """Return the data as one gzip member."""
+    deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+    # In one call: zlib's output does not depend on how the input is cut, but nothing guarantees that.
+    body = (deflate.compress(data), deflate.flush())
+    return b"".join((_HEADER, *body, _TRAILER.pack(zlib.crc32(data), len(data) & 0xFFFF_FFFF)))
+
+
+def read_member(file: BinaryIO, buffer: bytes, bound: Bound) -> tuple[bytes, int, bytes]:
+    """Return the next member inflated, its length in the file, and the bytes read past it.
+
+    Args:
+        file: gzip file, positioned behind `buffer`.
+        buffer: bytes of the member that were read already.
+        bound: function from the bytes inflated so far to the most that the member may hold.
+    """
+    while len(buffer) < len(_HEADER) and (more := file.read(_READ_BYTES)):
+        buffer += more
+    _check_header(buffer)
+    return _inflate(itertools.chain([buffer], iter(lambda: file.read(_READ_BYTES), b"")), bound)
+
+
+def inflate_member(buffer: Buffer, bound: Bound) -> tuple[bytes, int]:
+    """Return the member at the start of the buffer inflated, and the number of bytes after it."""
+    _check_header(buffer)
+    data, _, rest = _inflate([buffer], bound)
+    return data, len(rest)
+
+
+def _inflate(pieces: Iterable[Buffer], bound: Bound) -> tuple[bytes, int, bytes]:
+    inflate = zlib.decompressobj(_GZIP)
+    found = bytearray()
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        left = piece
+        while not inflate.eof:
+            # One byte over the bound shows whether there is more, and lets zlib reach the trailer if not.
+            least = len(found)
+            try:
+                found += inflate.decompress(left, bound(found) - least + 1)
+            except zlib.error as exc:
+                raise CorruptDataError(f"the gzip member does not inflate: {exc}") from exc
+            if len(found) > bound(found):
+                raise CorruptDataError(f"the gzip member holds more than its records, which end at {bound(found)}")
+            left = inflate.unconsumed_tail
+            if not left and len(found) == least:
+                break
+        if inflate.eof:
+            return bytes(found), size - len(inflate.unused_data), inflate.unused_data
+    raise CorruptDataError(f"the data ends inside a gzip member, after {size} of its bytes")
+
+
+def _check_header(buffer: Buffer) -> None:
+    found = bytes(buffer[: len(_HEADER)])
+    if found != _HEADER:
+        raise CorruptDataError(f"the gzip header is {found.hex()}; want {_HEADER.hex()}")
+
+
+OUTPUT_VERSION = 1
+"""Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _MEMBER_BYTES = 64 << 10
+_MOST_SPREAD = 1 << 20  # of the lengths of records that are decoded together: a table holds the header of each
 _GZIP_LEVEL = 6
-# From here on joining the pieces of single records is faster than packing a matrix (benchmarks/framing.py shows it).
-_LARGE_ROW_BYTES = 2048
+_USUAL_RATIO = 2  # of bytes to bytes in gzip, of rows and text
+_LEAST_GROUP_RECORDS = 16  # larger records are as soon read one by one, each with its member
+# From this size on, rows are written one by one: that copies no value.
+_LARGE_ROW_BYTES = 64 << 10
 # Rows are packed this many bytes at a time, so that the matrix stays in cache (measured: 0.51 us per record of 120
-# bytes in the file, 0.66 with all 20,000 at once), but in no fewer rows than make numpy's calls cheap.
+# bytes, and 0.66 with all 20,000 at once), but at least as many rows at a time as make numpy's calls cheap.
 _BLOCK_BYTES = 128 << 10
 _LEAST_BLOCK_ROWS = 1000
 
 
 @final
 class TFRecordFormat(ShardFormat):
-    """Plain TFRecord: what tf.data, TFDS, DALI and grain open."""
+    """Plain TFRecord, which tf.data, TFDS, DALI and grain open."""
 
     name = "tfrecord"
     extension = "tfrecord"
@@ -63,17 +293,31 @@ class TFRecordFormat(ShardFormat):
         """Return no options: there is one way to write the format."""
         return {}
 
-    def writer(self, file: BinaryIO, columns: Mapping[str, ColumnKind]) -> ShardWriter:
+    def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
         """Return a writer of TFRecords."""
         return _TFRecordWriter(_PlainSink(file), columns)
 
-    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
-        """Return a reader by ranges."""
-        return RangeReader(path, places, self.read_record)
+    def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
+        """Return a reader of single records by ranges of bytes."""
+        return RangeReader(path, spans, self.read_record)
+
+    def read_block(
+        self,
+        readers: Sequence[ShardReader],
+        which: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        kinds: Mapping[str, Kind],
+    ) -> Mapping[str, ColumnBlock] | None:
+        """Return the columns of many records, if all have the form that this format writes."""
+        try:
+            data, starts, sizes, _ = read_spans(readers, which, numbers)
+        except CorruptDataError:
+            return None
+        return _decode_frames(data, starts, sizes, kinds)
 
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Value]:
+    ) -> dict[str, Column]:
         """Decode the record that fills the buffer."""
         try:
             payload, size = unframe(buffer, skip)
@@ -83,7 +327,7 @@ class TFRecordFormat(ShardFormat):
         except CorruptDataError as exc:
             raise located(exc, path, number, offset) from exc
 
-    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
+    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with its offset and size."""
         offset = number = 0
         while True:
@@ -101,39 +345,76 @@ class TFRecordFormat(ShardFormat):
 
 @final
 class GzipTFRecordFormat(ShardFormat):
-    """TFRecord in gzip members of about 64 KiB: for text and tables; images are compressed already."""
+    """TFRecord in gzip members of about 64 KiB, for text and tables; images are compressed already."""
 
     name = "tfrecord.gz"
     extension = "tfrecord.gz"
     joins_parts = True
     has_checksums = True
+    groups_at_once = 32
+    packages = frozenset({"zlib"})
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """Return the compression level and the least size of a member before compression."""
         return {"level": _GZIP_LEVEL, "member_bytes": _MEMBER_BYTES}
 
-    def writer(self, file: BinaryIO, columns: Mapping[str, ColumnKind]) -> ShardWriter:
+    def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
         """Return a writer of TFRecords in gzip members."""
         return _TFRecordWriter(_GzipSink(file), columns)
 
-    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
-        """Return a reader by ranges."""
-        return RangeReader(path, places, self.read_record)
+    def records_per_group(self, record_bytes: float) -> int | None:
+        """Return about as many small records as a member holds: which has to be inflated as a whole."""
+        found = int(_MEMBER_BYTES / (_USUAL_RATIO * max(record_bytes, 1)))
+        return found if found >= _LEAST_GROUP_RECORDS else None
+
+    def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
+        """Return a reader of single records by ranges of bytes."""
+        return RangeReader(path, spans, self.read_record, _read_intact)
+
+    def read_block(
+        self,
+        readers: Sequence[ShardReader],
+        which: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        kinds: Mapping[str, Kind],
+    ) -> Mapping[str, ColumnBlock] | None:
+        """Return the columns of many records, each member inflated once; those that were used last are kept."""
+        members: list[bytes] = []
+        skips, of_record = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+        try:
+            for place, reader in enumerate(readers):
+                assert isinstance(reader, RangeReader), "this format makes them"
+                mine = np.flatnonzero(which == place)
+                spans = reader.spans(numbers[mine])
+                offsets, firsts, inverse = np.unique(spans[:, 0], return_index=True, return_inverse=True)
+                skips[mine], of_record[mine] = spans[:, 2], len(members) + inverse
+                held = weakref.ref(reader)
+                ranges = zip(offsets.tolist(), spans[firsts, 1].tolist(), strict=True)
+                members += [_kept_member(held, offset, size) for offset, size in ranges]
+        except CorruptDataError:
+            return None
+        lengths = np.fromiter(map(len, members), np.int64, len(members))
+        bases = np.cumsum(lengths) - lengths
+        inflated, places = b"".join(members), bases[of_record] + skips
+        frames = places[:, None] + np.arange(_LENGTH.size)
+        if frames[:, -1].max() >= len(inflated):
+            return None
+        payloads = np.frombuffer(inflated, np.uint8)[frames].reshape(-1).view("<u8")
+        if payloads.max() > MAX_EXAMPLE_BYTES:
+            return None
+        return _decode_frames(inflated, places, payloads.astype(np.int64) + FRAMING_BYTES, kinds)
 
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Value]:
+    ) -> dict[str, Column]:
         """Inflate the member that fills the buffer and decode the record at `skip`."""
         try:
-            member, rest = inflate_member(buffer, _most_of_member)
-            if rest:
-                raise CorruptDataError(f"{rest} bytes follow the gzip member, which should end there")
-            return decode_example(unframe(member, skip)[0])
+            return decode_example(unframe(_whole_member(buffer), skip)[0])
         except CorruptDataError as exc:
             raise located(exc, path, number, offset) from exc
 
-    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
-        """Yield each record with the offset and size of its member and its place inside."""
+    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
+        """Yield each record with offset and size of its member, and its position inside."""
         number = offset = 0
         buffer = b""
         while buffer := buffer or file.read(BUFFER_BYTES):
@@ -149,10 +430,77 @@ class GzipTFRecordFormat(ShardFormat):
             offset += size
 
 
+# Those of two windows of a shuffled order, one of which ends while the next one begins: 10 MiB. Members are not where
+# groups of the order begin, so each group lies in two of them.
+@functools.lru_cache(maxsize=160)
+def _kept_member(reader: weakref.ref[RangeReader], offset: int, size: int) -> bytes:
+    """Return a member of a file, inflated."""
+    opened = reader()  # a weak reference: what is kept must not keep the file open
+    assert opened is not None, "its caller holds it"
+    return _whole_member(opened.read_range(offset, size))
+
+
+def _whole_member(buffer: Buffer) -> bytes:
+    """Return the member that fills the buffer, inflated."""
+    member, rest = inflate_member(buffer, _most_of_member)
+    if rest:
+        raise CorruptDataError(f"{rest} bytes follow the gzip member, which should end there")
+    return member
+
+
+def _read_intact(
+    buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
+) -> dict[str, Column]:
+    """Decode the record at `skip` of a damaged member, if its own checksums show that the damage has not reached it.
+
+    What precedes a flipped bit is inflated as it was.
+    """
+    del path, number, offset
+    inflate, found, end = zlib.decompressobj(_GZIP), bytearray(), skip + _HEADER_BYTES
+    try:
+        for start in range(0, len(buffer), _INTACT_BYTES):
+            found += inflate.decompress(bytes(buffer[start : start + _INTACT_BYTES]))
+            if len(found) >= end:
+                end = skip + FRAMING_BYTES + _checked_length(bytes(found[skip : skip + _HEADER_BYTES]))
+                if len(found) >= end:
+                    return decode_example(unframe(bytes(found[skip:end]), 0)[0])
+    except zlib.error as exc:
+        raise CorruptDataError(f"the damage comes before the record: {exc}") from exc
+    raise CorruptDataError("the member ends before the record")
+
+
+_INTACT_BYTES = 16  # are inflated at a time: those before the damage are lost with it
+
+
+def _decode_frames(
+    data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64], kinds: Mapping[str, Kind]
+) -> Mapping[str, ColumnBlock] | None:
+    """Return the columns of framed records, or None where a checksum or the form of a record is not as written.
+
+    Args:
+        data: bytes that hold the framed records.
+        starts: int64 (n,), the first byte of each.
+        sizes: int64 (n,), the bytes of each, framing included.
+        kinds: the kind of each column.
+    """
+    lengths = sizes - FRAMING_BYTES
+    stops = starts + sizes
+    if lengths.min() < 0 or lengths.max() - lengths.min() > _MOST_SPREAD or stops.max() > len(data):
+        return None
+    raw = np.frombuffer(data, np.uint8)
+    begins, ends = starts + _HEADER_BYTES, stops - _TRAILER_BYTES
+    if (raw[starts[:, None] + np.arange(_HEADER_BYTES)] != _block_headers(lengths)).any():
+        return None
+    spans = zip(begins.tolist(), ends.tolist(), strict=True)
+    found = np.array([google_crc32c.value(data[begin:end]) for begin, end in spans], np.uint64)
+    stored = raw[ends[:, None] + np.arange(_TRAILER_BYTES)].view("<u4")[:, 0]
+    return decode_block(data, begins, ends, kinds) if (_mask(found) == stored).all() else None
+
+
 def _most_of_member(found: bytearray) -> int:
-    """Return how many bytes a member may hold that begins with these: to the end of the record that closes it."""
+    """Return the most bytes that a member with this beginning may hold: up to the end of the record that closes it."""
     if len(found) <= 2 * _MEMBER_BYTES:
-        return 2 * _MEMBER_BYTES  # most members end here, and nobody need look into them
+        return 2 * _MEMBER_BYTES  # most members are shorter, and need no closer look
     end = 0
     while end < _MEMBER_BYTES:
         end += record_size(found, end)
@@ -161,11 +509,11 @@ def _most_of_member(found: bytearray) -> int:
 
 @final
 class _TFRecordWriter(ShardWriter):
-    """Encodes and frames records; the sink decides how they lie in the file."""
+    """Encodes and frames records; its sink decides how they lie in the file."""
 
     __slots__ = ("_columns", "_encoder", "_finished", "_sink", "_sizes")
 
-    def __init__(self, sink: _Sink, columns: Mapping[str, ColumnKind]) -> None:
+    def __init__(self, sink: _RecordSink, columns: Mapping[str, Kind]) -> None:
         self._columns = dict(columns)
         self._encoder = ExampleEncoder(self._columns)
         self._sink = sink
@@ -174,12 +522,12 @@ class _TFRecordWriter(ShardWriter):
 
     @property
     def num_records(self) -> int:
-        """How many records were appended."""
+        """Number of records appended."""
         return len(self._sizes)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of file they make so far; of gzip, the members that are complete."""
+        """Bytes that these records take in the file; in gzip, complete members only."""
         return self._sink.num_bytes
 
     def append(self, record: Record) -> None:
@@ -190,7 +538,7 @@ class _TFRecordWriter(ShardWriter):
         self._sizes.append(length + FRAMING_BYTES)
 
     def append_block(self, columns: Block) -> None:
-        """Append n records, packed a buffer's worth of rows at a time."""
+        """Append n records, packing a buffer of rows at a time."""
         refuse_finished(self._finished)
         num_rows = check_block(columns, self._columns)
         if not num_rows:
@@ -201,22 +549,22 @@ class _TFRecordWriter(ShardWriter):
             self._append_rows(rows, min(step, num_rows - start))
 
     def finish(self) -> Offsets:
-        """Write what is still buffered and return where the records lie."""
+        """Flush the buffer and return where each record lies."""
         refuse_finished(self._finished)
         self._finished = True
         return self._sink.finish(np.array(self._sizes, np.uint64))
 
     def _append_rows(self, rows: Block, num_rows: int) -> None:
-        if _padded_bytes(rows) > min(_LARGE_ROW_BYTES * num_rows, 2 * _num_bytes(rows) + 64 * num_rows):
-            for index in range(num_rows):
-                self.append(row_of(rows, index))
+        if _num_bytes(rows) > _LARGE_ROW_BYTES * num_rows:
+            for row in rows_of(rows):
+                self.append(row)
             return
         packed, sizes = encode_block(rows, self._columns)
         self._sink.add_block(packed.data, sizes)
         self._sizes.frombytes(sizes.astype(np.uint64).tobytes())
 
 
-class _Sink(Protocol):
+class _RecordSink(Protocol):
     """Takes framed records."""
 
     @property
@@ -264,8 +612,8 @@ class _GzipSink:
         self._member: list[Buffer] = []
         self._member_bytes = 0
         self._member_records = 0
-        self._counts = array("Q")  # records of each complete member
-        self._member_sizes = array("Q")  # and its bytes in the file
+        self._counts = array("Q")  # number of records in each complete member
+        self._member_sizes = array("Q")  # length of each in the file
 
     @property
     def num_bytes(self) -> int:
@@ -314,15 +662,11 @@ class _GzipSink:
 
 
 def _num_bytes(columns: Block) -> int:
-    """Return roughly the bytes that a block takes in a file, at least 1."""
-    return 1 + sum(
-        values.nbytes if isinstance(values, np.ndarray) else sum(map(len, values)) for values in columns.values()
-    )
+    """Estimate the bytes that a block takes in a file, at least 1."""
+    return 1 + sum(_column_bytes(values) for values in columns.values())
 
 
-def _padded_bytes(columns: Block) -> int:
-    """Return roughly the bytes that a block takes when every row is as wide as the widest."""
-    return sum(
-        values.nbytes if isinstance(values, np.ndarray) else len(values) * max(map(len, values))
-        for values in columns.values()
-    )
+def _column_bytes(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> int:
+    if isinstance(values, RaggedColumn):
+        return _column_bytes(values.values.tolist() if values.values.dtype == object else values.values)
+    return values.nbytes if isinstance(values, np.ndarray) else sum(map(len, values))

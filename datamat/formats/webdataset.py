@@ -1,14 +1,15 @@
-"""WebDataset shards: tar archives where the members of one sample stand together and share the name before the dot.
+"""WebDataset shards: tar archives in which the members of a sample are adjacent and share the name before the dot.
 
-    KEY.image.png     a member for each picture, mask and tensor: KEY.FIELD.EXTENSION
+    KEY.image.png     a member for each image, mask and tensor: KEY.FIELD.EXTENSION; none where the value is None
     KEY.mask.png
     KEY.points.npy
+    KEY.views.0.png   a member for each file of a list: KEY.FIELD.NUMBER.EXTENSION
     KEY.json          everything else, by feature name: {"boxes": [[...]], "key": "...", "label": 3}
 
-WebDataset takes all before the first dot of the base name for the key, so `_member_key` writes dots, and what else
-would lead a reader astray, as %XX; the key itself is in the JSON. `ustar` has the bytes of a member: they hold no time,
-owner or order that is not ours, so equal samples are equal bytes and parts can be joined. The archive ends in two
-blocks of zeros, the trailer, and a file without them is not whole.
+`Feature.tar_form` decides which form a field takes. WebDataset takes everything before the first dot of the base name
+as the key, so `_member_key` writes dots, and other characters that would mislead a reader, as %XX; the key itself is in
+the JSON. Times, owners and order of members are fixed, so equal samples are equal bytes and parts can be joined. The
+archive ends in two blocks of zeros, the trailer; a file without them is incomplete.
 
 A tar archive protects its headers with checksums, but not its data: PNG has its own, and the manifest's checksum of the
 whole file shows any change.
@@ -17,55 +18,184 @@ whole file shows any change.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import itertools
 import json
 import re
 from array import array
-from typing import TYPE_CHECKING, Any, BinaryIO, final
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
 import numpy as np
+import xxhash
 
 from datamat.errors import CorruptDataError, SchemaError
-from datamat.features import BBoxes, ClassLabel, Image, Mask, Scalar, Text
-from datamat.formats import Block, Buffer, ColumnKind, Offsets, Record, ShardFormat, ShardReader, ShardWriter, Value
-from datamat.formats.block import check_block, checked_record, row_of
-from datamat.formats.buffered import BufferedFile, read_up_to
-from datamat.formats.guards import bound, located, refuse_finished
-from datamat.formats.ranges import RangeReader
-from datamat.formats.ustar import BLOCK_BYTES, END_OF_ARCHIVE, member, parse_header, read_pax_path
+from datamat.features import as_bfloat16
+from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
+from datamat.formats.example import as_ragged, check_block, checked_record, rows_of, values_of
+from datamat.formats.io import BufferedFile, RangeReader, bound, located, read_up_to, refuse_finished
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from datamat.features import Feature, Features
-    from datamat.formats import Places
-    from datamat.formats.ustar import Member
+    from datamat.features import Column, Feature, Features, Kind
+    from datamat.formats import RecordSpans
 
-__all__ = ["WebDatasetFormat"]
+
+__all__ = ["BLOCK_BYTES", "END_OF_ARCHIVE", "Member", "WebDatasetFormat", "member", "parse_header", "read_pax_path"]
+
+# ---------------------------------------------------------------- members of an archive
+#
+# Members of tar archives: headers, written and read one at a time; equal members have equal headers.
+#
+# POSIX 1003.1 calls the form ustar: a header of 512 bytes, the data, zeros up to the next multiple of 512. Times are 0,
+# owners root without a name, modes 0644. Names are UTF-8, as every reader in use assumes.
+#
+# A header holds a name of 100 bytes: here up to 70 before the first dot, and up to 30 from there on. A longer name goes
+# into a pax header before it (`path`), which tar, Python and webdataset read. Readers that skip pax headers (wids) find
+# a short name in the header itself: the beginning of the long one with a digest, and its extensions. Each half is
+# shortened on its own, so the members of a sample still share the name before the dot.
+
+
+BLOCK_BYTES = 512
+END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
+
+_OCTAL = re.compile(rb"[0-7]+")
+_NAME_BYTES = 100
+_STEM_BYTES = 70
+_LARGEST = 8**11 - 1  # the largest number of eleven octal digits
+_REST = b"ustar\x0000" + bytes(247)  # owners' names, device, prefix and padding: none
+
+
+class Member(NamedTuple):
+    """The content of a header."""
+
+    name: str
+    size: int
+    type: bytes
+    """b"0" for a file, b"x" for a pax header."""
+
+    @property
+    def padded(self) -> int:
+        """Bytes that the data takes in the archive."""
+        return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def member(name: str, data: bytes) -> list[bytes]:
+    """Return a file as an archive stores it, in pieces, without copying the data; raise `SchemaError` over 8 GiB."""
+    if len(data) > _LARGEST:
+        raise SchemaError(f"member {name!r} has {len(data)} bytes; a tar archive holds {_LARGEST}; split the sample")
+    encoded = name.encode()
+    short = _shortened(encoded)
+    pax = [] if short == encoded else _stored(b"././@PaxHeader", _pax_record(b"path", encoded), b"x")
+    return [*pax, *_stored(short, data, b"0")]
+
+
+def parse_header(block: Buffer) -> Member:
+    """Return the content of a header of 512 bytes.
+
+    Raises:
+        CorruptDataError: it is not a ustar header, or was changed.
+    """
+    raw = bytes(block)
+    if len(raw) < BLOCK_BYTES:
+        raise CorruptDataError(f"the data ends inside a tar header, after {len(raw)} of its {BLOCK_BYTES} bytes")
+    stored, found = raw[148:156], _checksum(raw)
+    if stored != found:
+        raise CorruptDataError(f"the checksum of the tar header is {found!r}, but {stored!r} is stored")
+    if raw[257:265] != b"ustar\x0000" or raw[156:157] not in (b"0", b"x"):
+        raise CorruptDataError(
+            f"the tar header is of kind {raw[257:265]!r} and type {raw[156:157]!r}, want ustar and a file"
+        )
+    size = raw[124:136].rstrip(b"\0 ")
+    try:
+        if not _OCTAL.fullmatch(size):  # `int` would accept a sign, too
+            raise ValueError(f"the size is {size!r}")
+        return Member(raw[:_NAME_BYTES].rstrip(b"\0").decode(), int(size, 8), raw[156:157])
+    except ValueError as exc:
+        raise CorruptDataError(f"the tar header has a broken name or size ({exc})") from exc
+
+
+def read_pax_path(data: bytes) -> str:
+    """Return the name that a pax header gives the next member.
+
+    Raises:
+        CorruptDataError: the header does not hold exactly one `path`.
+    """
+    length, _, rest = data.partition(b" ")
+    if length != b"%d" % len(data) or not rest.startswith(b"path=") or not rest.endswith(b"\n"):
+        raise CorruptDataError(f"the pax header holds {data[:40]!r}; want the name of the next member")
+    try:
+        return rest[5:-1].decode()
+    except UnicodeDecodeError as exc:
+        raise CorruptDataError(f"the name in the pax header is not UTF-8 ({exc})") from exc
+
+
+def _stored(name: bytes, data: bytes, kind: bytes) -> list[bytes]:
+    """Return header, data and padding."""
+    head, rest, total = _parts_of_header(len(data), kind)
+    checksum = b"%06o\0 " % (total + sum(name))
+    return [name.ljust(_NAME_BYTES, b"\0") + head + checksum + rest, data, bytes(-len(data) % BLOCK_BYTES)]
+
+
+@functools.lru_cache(maxsize=256)  # adding up 512 bytes takes as long as all else: most members are of a few sizes
+def _parts_of_header(size: int, kind: bytes) -> tuple[bytes, bytes, int]:
+    """Return what lies between name and checksum, what follows, and the checksum without the name."""
+    head = b"0000644\x000000000\x000000000\x00%011o\x0000000000000\x00" % size
+    rest = kind + bytes(_NAME_BYTES) + _REST
+    return head, rest, sum(head) + sum(rest) + 8 * ord(" ")
+
+
+def _checksum(header: bytes) -> bytes:
+    """Return the checksum field: the sum of all bytes, with the field itself read as spaces."""
+    return b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * ord(" "))
+
+
+def _pax_record(key: bytes, value: bytes) -> bytes:
+    """Return `LENGTH key=value` and a newline, where LENGTH counts everything, including itself."""
+    rest = b" " + key + b"=" + value + b"\n"
+    length = len(rest) + 1
+    while len(b"%d" % length) + len(rest) != length:
+        length += 1
+    return b"%d" % length + rest
+
+
+def _shortened(name: bytes) -> bytes:
+    """Return a name that fits into a header: this one, if it fits."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, dot, extensions = base.partition(b".")
+    stem = folder + slash + stem
+    if len(stem) > _STEM_BYTES:
+        digest = b"~" + xxhash.xxh3_64_hexdigest(stem).encode()
+        begin = base.partition(b".")[0][: _STEM_BYTES - len(digest)]
+        stem = begin.decode(errors="ignore").encode() + digest  # never inside a character
+    room = _NAME_BYTES - _STEM_BYTES - len(dot)
+    return stem + dot + extensions[-room:].decode(errors="ignore").encode()
+
+
+OUTPUT_VERSION = 1
+"""Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _UNSAFE = re.compile(
-    r"[%.\\\x00-\x1f\x7f]"  # a dot ends the key; the others are at odds with tools
-    r"|(?:(?<=/)|^)/|/$"  # a name that begins or ends in a slash, or holds two, is another file once unpacked
-    r"|^_(?=_)"  # webdataset passes over folders that begin and end in two underscores
+    r"[%.\\\x00-\x1f\x7f]"  # a dot ends the key; the others trip up tools
+    r"|(?:(?<=/)|^)/|/$"  # a leading, trailing or double slash makes another file name when unpacked
+    r"|^_(?=_)"  # webdataset skips folders that begin and end in two underscores
 )
-_JPEG = b"\xff\xd8"
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class WebDatasetFormat(ShardFormat):
-    """Tar archives as webdataset, wids, Hugging Face `datasets` and DALI read them.
+    """Tar archives, as webdataset, wids, Hugging Face `datasets` and DALI read them.
 
     Args:
-        features: of the records; `with_features` gives them.
+        features: features of the records; `with_features` sets them.
     """
 
     name = "webdataset"
     extension = "tar"
     joins_parts = True
-    trailer = END_OF_ARCHIVE
 
     features: Features | None = None
 
@@ -74,27 +204,32 @@ class WebDatasetFormat(ShardFormat):
         return {}
 
     def with_features(self, features: Features) -> WebDatasetFormat:
-        """Return the format for these features; raises `SchemaError` where two names differ by case alone."""
+        """Return the format for these features; raise `SchemaError` if two names differ by case alone."""
         lowered: dict[str, str] = {}
         for name in features:
             other = lowered.setdefault(name.lower(), name)
             if other != name:
                 raise SchemaError(
-                    f"fields {other!r} and {name!r} are one to webdataset, which lowers the case of names; rename one"
+                    f"fields {other!r} and {name!r} are the same to webdataset, which ignores case; rename one"
                 )
         return WebDatasetFormat(features)
 
-    def writer(self, file: BinaryIO, columns: Mapping[str, ColumnKind]) -> ShardWriter:
-        """Return a writer of samples, each as members that stand together."""
+    def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
+        """Return a writer of samples, each as adjacent members."""
         return _WebDatasetWriter(file, columns, bound(self.features, self.name))
 
-    def reader(self, path: str | os.PathLike[str], places: Places) -> ShardReader:
-        """Return a reader by ranges."""
-        return RangeReader(path, places, self.read_record)
+    def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
+        """Return the end of an archive: two blocks of zeros."""
+        del file, parts
+        return END_OF_ARCHIVE
+
+    def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
+        """Return a reader of single samples by ranges of bytes."""
+        return RangeReader(path, spans, self.read_record)
 
     def read_record(
         self, buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-    ) -> dict[str, Value]:
+    ) -> dict[str, Column]:
         """Decode the sample whose members fill the buffer."""
         del skip
         file = io.BytesIO(buffer)
@@ -106,8 +241,8 @@ class WebDatasetFormat(ShardFormat):
         except CorruptDataError as exc:
             raise located(exc, path, number, offset) from exc
 
-    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Value], tuple[int, ...]]]:
-        """Yield each sample with the offset of its first header and its bytes."""
+    def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
+        """Yield each sample with the offset of its first header and its length."""
         offset = 0
         for number in itertools.count():
             try:
@@ -120,8 +255,8 @@ class WebDatasetFormat(ShardFormat):
             yield record, (offset, end - offset)
             offset = end
 
-    def _read_sample(self, file: BinaryIO) -> dict[str, Value] | None:
-        """Return the record of the next sample, None at the end of the archive."""
+    def _read_sample(self, file: BinaryIO) -> dict[str, Column] | None:
+        """Return the record of the next sample, or None at the end of the archive."""
         members: dict[str, bytes] = {}
         key = name = ""
         while not name.endswith(".json"):
@@ -134,7 +269,7 @@ class WebDatasetFormat(ShardFormat):
             directory, slash, base = name.rpartition("/")
             stem, _, extensions = base.partition(".")
             if members and directory + slash + stem != key:
-                raise CorruptDataError(f"the sample {key!r} has no .json, and {name!r} of another one follows")
+                raise CorruptDataError(f"the sample {key!r} has no .json before {name!r} of another sample")
             key = directory + slash + stem
             members[extensions] = data
         return _record(members, bound(self.features, self.name))
@@ -142,11 +277,11 @@ class WebDatasetFormat(ShardFormat):
 
 @final
 class _WebDatasetWriter(ShardWriter):
-    """Writes each sample as one run of members."""
+    """Writes each sample as a run of members."""
 
     __slots__ = ("_columns", "_features", "_file", "_finished", "_sizes")
 
-    def __init__(self, file: BinaryIO, columns: Mapping[str, ColumnKind], features: Features) -> None:
+    def __init__(self, file: BinaryIO, columns: Mapping[str, Kind], features: Features) -> None:
         self._columns = dict(columns)
         self._features = features
         self._file = BufferedFile(file)
@@ -155,12 +290,12 @@ class _WebDatasetWriter(ShardWriter):
 
     @property
     def num_records(self) -> int:
-        """How many samples were appended."""
+        """Number of samples appended."""
         return len(self._sizes)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of file they make so far."""
+        """Bytes that these samples take in the file."""
         return self._file.num_bytes
 
     def append(self, record: Record) -> None:
@@ -171,13 +306,15 @@ class _WebDatasetWriter(ShardWriter):
         self._sizes.append(sum(map(len, pieces)))
 
     def append_block(self, columns: Block) -> None:
-        """Append n samples, one by one."""
+        """Append n samples, whose values are decoded all at once."""
         refuse_finished(self._finished)
-        for index in range(check_block(columns, self._columns)):
-            self.append(row_of(columns, index))
+        if check_block(columns, self._columns):
+            for pieces in _block_members(columns, self._features):
+                self._file.add(pieces)
+                self._sizes.append(sum(map(len, pieces)))
 
     def finish(self) -> Offsets:
-        """Write what is still buffered and return where the samples lie."""
+        """Flush the buffer and return where each sample lies."""
         refuse_finished(self._finished)
         self._finished = True
         self._file.flush()
@@ -191,71 +328,162 @@ def _members(record: Mapping[str, Any], features: Features) -> list[bytes]:
     pieces: list[bytes] = []
     plain: dict[str, Any] = {}
     for name, feature in features.items():
-        if isinstance(feature, (Image, Mask)):
-            data = record[name]
-            pieces += member(f"{key}.{_member_field(name)}.{'jpg' if data.startswith(_JPEG) else 'png'}", data)
-            continue
-        value = feature.decode(name, record)
-        if _is_plain(feature):
-            plain[name] = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        form = feature.tar_form()
+        if form == "json":
+            value = feature.decode(name, record)
+            plain[name] = feature.json_value(value)
+        elif form == "npy":
+            value = feature.decode(name, record)
+            if value is not None:
+                pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
         else:
-            pieces += member(f"{key}.{_member_field(name)}.npy", _npy(value))
-    text = json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return pieces + member(f"{key}.json", text.encode())
+            for column in feature.columns(name):
+                for extension, data in _files(feature, record[column], is_one=_is_one(feature, name, column)):
+                    pieces += member(f"{key}.{_member_field(column)}.{extension}", data)
+    return pieces + member(f"{key}.json", _to_json(plain).encode())
 
 
-def _record(members: Mapping[str, bytes], features: Features) -> dict[str, Value]:
-    """Return the record of a sample from its members, by their names without the key."""
+_to_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def _block_members(columns: Block, features: Features) -> Iterator[list[bytes]]:
+    """Yield the members of each sample of a block, in pieces."""
+    files: list[tuple[str, Sequence[Sequence[tuple[str, bytes]]]]] = []
+    plain: dict[str, Sequence[Any]] = {}
+    for name, feature in features.items():
+        form = feature.tar_form()
+        if form == "json":
+            plain[name] = [feature.json_value(value) for value in _decoded(name, feature, columns)]
+        elif form == "npy":
+            files.append((_member_field(name), _npy_files(_decoded(name, feature, columns))))
+        else:
+            for column in feature.columns(name):
+                values, is_one = values_of(columns[column]), _is_one(feature, name, column)
+                files.append((_member_field(column), [_files(feature, value, is_one=is_one) for value in values]))
+    for row, key in enumerate(_decoded("key", features["key"], columns)):
+        stem = _member_key(key)
+        pieces: list[bytes] = []
+        for field, found in files:
+            for extension, data in found[row]:
+                pieces += member(f"{stem}.{field}.{extension}", data)
+        text = _to_json({name: values[row] for name, values in plain.items()})
+        yield pieces + member(f"{stem}.json", text.encode())
+
+
+def _decoded(name: str, feature: Feature, columns: Block) -> Sequence[Any]:
+    """Return the values of a field in a block."""
+    mine = {column: columns[column] for column in feature.columns(name)}
+    if feature.decodes_blocks():
+        block = {
+            column: as_ragged(values) if isinstance(values, np.ndarray) else values for column, values in mine.items()
+        }
+        found = feature.decode_block(name, block)
+        if found is not None:
+            return list(found)
+    return [feature.decode(name, row) for row in rows_of(mine)]
+
+
+def _npy_files(values: Sequence[Any]) -> list[list[tuple[str, bytes]]]:
+    """Return extension and content of the .npy file of each value; nothing for None."""
+    heads: dict[Any, bytes] = {}
+    files: list[list[tuple[str, bytes]]] = []
+    for found in values:
+        if found is None:
+            files.append([])
+            continue
+        value = _in_npy(found)
+        kind = value.dtype.str, value.shape
+        if kind not in heads:
+            heads[kind] = _npy(np.empty(value.shape, value.dtype))[: -value.nbytes or None]
+        files.append([("npy", heads[kind] + value.tobytes())])
+    return files
+
+
+def _record(members: Mapping[str, bytes], features: Features) -> dict[str, Column]:
+    """Return the record of a sample.
+
+    Args:
+        members: content of each member, by its name without the key.
+        features: schema of the record, which says what each member holds.
+    """
     record: dict[str, Any] = {}
     try:
         plain = json.loads(members["json"])
+        files = {name.partition(".")[0]: data for name, data in members.items() if "." in name}
         for name, feature in features.items():
-            ending = _member_field(name)
-            if isinstance(feature, (Image, Mask)):
-                record[name] = [members[f"{ending}.png"] if f"{ending}.png" in members else members[f"{ending}.jpg"]]
+            form = feature.tar_form()
+            if form == "file":
+                for column, kind in feature.columns(name).items():
+                    if kind == "bytes_list":
+                        record[column] = _list_of_files(members, _member_field(column))
+                        continue
+                    data = files[_member_field(column)]
+                    record[column] = [data] if kind == "bytes" else _array(data)
                 continue
-            value = plain[name] if _is_plain(feature) else _array(members[f"{ending}.npy"])
-            for column, found in feature.encode(name, _typed(feature, value)).items():
+            if form == "json":
+                value = feature.value_of_json(plain[name])
+            elif feature.has_nulls and _member_field(name) not in files:
+                value = None
+            else:
+                value = _array(files[_member_field(name)])
+                if feature.value_type()[0] == "bfloat16":
+                    value = as_bfloat16(value)
+            for column, found in feature.encode(name, value).items():
                 record[column] = [found] if isinstance(found, bytes) else found
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(
-            f"the sample with the members {', '.join(sorted(members))} is not as the features say ({exc!r})"
+            f"the sample with the members {', '.join(sorted(members))} does not match the features ({exc!r})"
         ) from exc
     return record
 
 
-def _is_plain(feature: Feature) -> bool:
-    """Tell whether values go into the JSON: it has no complex numbers, and arrays are faster apart."""
-    if isinstance(feature, Scalar):
-        return np.dtype(feature.dtype).kind != "c"
-    return isinstance(feature, (Text, ClassLabel, BBoxes))
+def _is_one(feature: Feature, name: str, column: str) -> bool:
+    """Return whether a column holds one value or none, and not a list."""
+    dtype, sizes = feature.arrow_types(name)[column]
+    return feature.has_nulls and not (sizes and dtype in {"binary", "string", "json"})
 
 
-def _typed(feature: Feature, value: Any) -> Any:
-    """Return a value from the JSON or an array file as `feature.encode` wants it."""
-    if isinstance(feature, Scalar):
-        return np.asarray(value, feature.dtype)[()]
-    return np.asarray(value, np.float32).reshape(-1, 4) if isinstance(feature, BBoxes) else value
+def _files(feature: Feature, column: Column, *, is_one: bool) -> list[tuple[str, bytes]]:
+    """Return extension and content of the files that hold a column: one, or one for each value of a list."""
+    if isinstance(column, bytes):
+        return [(feature.extension(column), column)]
+    if isinstance(column, np.ndarray):
+        return [("npy", _npy(column))]
+    number = "" if is_one else "{}."  # one file or none needs no numbers
+    return [(number.format(place) + feature.extension(value), value) for place, value in enumerate(column)]
+
+
+def _list_of_files(members: Mapping[str, bytes], field: str) -> list[bytes]:
+    """Return the files that hold a list, in the order of their numbers."""
+    names = [name.split(".") for name in members if name.startswith(f"{field}.")]
+    found = sorted(names, key=lambda parts: int(parts[1]) if len(parts) > 2 else 0)
+    return [members[".".join(parts)] for parts in found]
+
+
+def _in_npy(value: Any) -> np.ndarray:
+    """Return an array as a file holds it, which knows numpy's own dtypes: bfloat16 as float32, which is exact."""
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def _npy(value: Any) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array(file, np.asarray(value, order="C"), version=(1, 0), allow_pickle=False)
+    np.lib.format.write_array(file, np.asarray(_in_npy(value), order="C"), version=(1, 0), allow_pickle=False)
     return file.getvalue()
 
 
 def _array(data: bytes) -> np.ndarray:
-    """Return the array of an .npy file, which `numpy.load` would make room for before it looks whether it is there."""
+    """Return the array of an .npy file; `numpy.load` would allocate what its header claims before reading the data."""
     file = io.BytesIO(data)
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("the array file is not of version 1.0")
+        raise ValueError("the .npy file is not of version 1.0")
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
 
 
 def _member_key(key: str) -> str:
     if not key:
-        raise SchemaError("the key is empty, which no member of a tar archive can be named after; give the row a key")
+        raise SchemaError("the key is empty, so no member of a tar archive can bear it; give the row a key")
     return _escaped(key)
 
 
@@ -264,17 +492,17 @@ def _member_field(name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with each character that a name can't hold as %XX, so that different texts stay different."""
+    """Return the text with each unsafe character as %XX, so that distinct texts stay distinct."""
     return _UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", text)
 
 
 def _read_member(file: BinaryIO) -> tuple[str, bytes] | None:
-    """Return name and data of the next member, None at the end of the archive."""
+    """Return name and data of the next member, or None at the end of the archive."""
     header = file.read(BLOCK_BYTES)
     if header == END_OF_ARCHIVE[:BLOCK_BYTES]:
         rest = file.read(2 * BLOCK_BYTES)
         if rest != END_OF_ARCHIVE[BLOCK_BYTES:]:
-            raise CorruptDataError(f"{len(rest)} bytes follow the first zero block; a second one ends the archive")
+            raise CorruptDataError(f"{len(rest)} bytes follow the first zero block; want another zero block")
         return None
     found = parse_header(header)
     data = _read_data(file, found)

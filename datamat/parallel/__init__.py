@@ -8,67 +8,34 @@
 The names load when they are first used, so importing the package costs nothing. Inside it, a module imports only from
 the lines above its own:
 
-    affinity, blackbox, channel, chunks, logs, namespaces, role, serial, shipment, slot, startmethod
-    byvalue, contexts, standins
-    pickling, servers
-    payloads
-    outcomes
-    worker
-    failures, tasks
-    handle, inquest
-    progress
-    crew
-    pool
-    maps
-    executor
-    pathos_pool
+    affinity, channel, logs, process_role
+    crash                 what a worker leaves when it dies
+    processes             starting workers
+    byvalue, standins     what needs care on the way to a worker
+    pickling
+    worker                the program of a worker
+    tasks                 and futures; how many calls make one
+    workers               one, and all of a pool
+    dispatcher            tasks to workers, answers back
+    streams               `map`: items as they are drawn, results as they are taken
+    executor              `PathosExecutor`    <- start reading here
+    pathos_pool           `PathosPool`
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from datamat.parallel.affinity import physical_cores
-    from datamat.parallel.chunks import compute_chunksize
-    from datamat.parallel.executor import PathosExecutor, PoolStats
-    from datamat.parallel.handle import WorkerStats
-    from datamat.parallel.logs import get_logger
-    from datamat.parallel.pathos_pool import PathosPool
-    from datamat.parallel.progress import Progress
-    from datamat.parallel.role import retire
+from datamat import _lazy
 
-__all__ = [
-    "PathosExecutor",
-    "PathosPool",
-    "PoolStats",
-    "Progress",
-    "WorkerStats",
-    "compute_chunksize",
-    "get_logger",
-    "physical_cores",
-    "retire",
-]
-
-_HOMES = {
-    "PathosExecutor": "executor",
-    "PathosPool": "pathos_pool",
-    "PoolStats": "executor",
-    "Progress": "progress",
-    "WorkerStats": "handle",
-    "compute_chunksize": "chunks",
-    "get_logger": "logs",
-    "physical_cores": "affinity",
-    "retire": "role",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if TYPE_CHECKING or not _lazy(__name__):
+    from datamat.parallel.affinity import physical_cores as physical_cores
+    from datamat.parallel.executor import PathosExecutor as PathosExecutor
+    from datamat.parallel.executor import PoolStats as PoolStats
+    from datamat.parallel.logs import get_logger as get_logger
+    from datamat.parallel.pathos_pool import PathosPool as PathosPool
+    from datamat.parallel.process_role import retire as retire
+    from datamat.parallel.standins import register_standin as register_standin
+    from datamat.parallel.tasks import compute_chunksize as compute_chunksize
+    from datamat.parallel.workers import PoolProgress as PoolProgress
+    from datamat.parallel.workers import WorkerStats as WorkerStats

@@ -1,37 +1,227 @@
-"""Which processors workers get, and how many threads a library may start in each.
-
-All of it is read from sysfs, procfs and the scheduler below a `root` that tests replace. Nothing here changes the
-calling process, except `bind` and the two `limit_…` functions, which a worker calls on itself.
-
-Formats: `/sys/devices/system/cpu/cpuN/topology/*` and CPU lists ("0-3,8") are described in the kernel's
-Documentation/admin-guide/cputopology.rst; quotas in cgroup-v2.rst (`cpu.max`) and scheduler/sched-bwc.rst
-(`cpu.cfs_quota_us`, `cpu.cfs_period_us`).
-"""
+"""Which cores workers run on, how many there are, and the threads that libraries have started beside Python's."""
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import math
 import os
+import re
+import struct
 import sys
-from contextlib import suppress
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datamat.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
 
 __all__ = [
+    "at_rest",
     "bind",
     "core_mask",
     "cpu_quota",
+    "library_against_fork",
     "limit_loaded_libraries",
     "limit_thread_environment",
+    "note_thread_pools",
+    "num_cpus",
     "parse_cpu_list",
     "physical_cores",
     "worker_masks",
 ]
+
+# ---------------------------------------------------------------- native threads
+#
+# Threads that libraries have started beside Python's own: whose they are, and whether those survive a fork.
+#
+# A fork copies only the calling thread. A runtime whose threads are gone waits for them for ever, unless it is prepared
+# for that. Such runtimes cannot be listed, so the origin of each thread is looked up: the kernel says where the stack
+# of a waiting thread is (`/proc/self/task/ID/syscall`), and the outermost address of code on it lies in the library
+# that started the thread. Those that are known to survive a fork are listed; all others do not.
+
+
+_UNKNOWN = "an unknown library"
+# They end their threads before a fork, or start new ones after it (pthread_atfork): OpenBLAS, numexpr, Arrow, the
+# OpenMP of LLVM and Intel, torch's pool for convolutions. OpenCV does not; see `at_rest`.
+_SURVIVES_FORK = re.compile(r"openblas|/numexpr/|/libarrow\.so|/libi?omp5?[.-]|/libtorch_cpu\.so|/cv2/|/libopencv_")
+_GNU_OPENMP = re.compile(r"/libgomp[.-]")
+_START_OF_ANY_THREAD = re.compile(r"/(libc|libpthread|libstdc\+\+|libc\+\+|libgcc_s|ld|ld-[\w-]+)[.-][^/]*$")
+# After its last call OpenBLAS spins for some 30 ms, and GNU OpenMP for less, before it waits and can be asked.
+_PATIENCE_S = 0.5
+_NAP_S = 0.002
+_DEEPEST = 1 << 16
+_WORD = struct.calcsize("P")
+_OMP_PAUSE_SOFT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A part of the address space.
+
+    Attributes:
+        start: first address of the mapping.
+        end: address just past the mapping.
+        path: the file that it shows; empty for mere memory.
+    """
+
+    start: int
+    end: int
+    path: str
+
+
+def _with_code(mappings: list[tuple[Mapping, bool]]) -> list[Mapping]:
+    return [mapping for mapping, is_code in mappings if is_code and mapping.path.startswith("/")]
+
+
+def _mappings() -> list[tuple[Mapping, bool]]:
+    found = []
+    with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            addresses, permissions, *rest = line.split(maxsplit=5)
+            start, _, end = addresses.partition("-")
+            path = rest[3].strip() if len(rest) > 3 else ""
+            found.append((Mapping(int(start, 16), int(end, 16), path), "x" in permissions))
+    return found
+
+
+# ---------------------------------------------------------------- whose threads they are
+
+
+def library_against_fork(*, is_patient: bool = True) -> str | None:
+    """Return the name of a library that would miss its threads after a fork of this process; None if there is none.
+
+    Threads of Python are `threading`'s to count. A thread that computes without a pause counts as one of an unknown
+    library, and so do all of them where the kernel does not say where their stacks are (gVisor).
+
+    Args:
+        is_patient: wait for threads that compute at this moment; else they are passed over.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while threads := _foreign_threads():
+        owners = _owners(threads)
+        if not is_patient:
+            owners.discard(None)
+        if None not in owners or time.monotonic() > deadline:
+            unsafe = sorted(os.path.basename(owner or _UNKNOWN) for owner in owners if not _survives(owner))
+            return unsafe[0] if unsafe else None
+        time.sleep(_NAP_S)
+    return None
+
+
+def _foreign_threads() -> set[int]:
+    own = {os.getpid(), threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
+    with suppress(OSError):
+        return set(map(int, os.listdir("/proc/self/task"))) - own
+    return set()
+
+
+def _survives(owner: str | None) -> bool:
+    if owner is None:
+        return False
+    if _GNU_OPENMP.search(owner):
+        return _pause_of(owner) is not None
+    return _SURVIVES_FORK.search(owner) is not None
+
+
+def _owners(threads: set[int]) -> set[str | None]:
+    """Return the files that started these threads; None stands for one that cannot be found now."""
+    mappings = _mappings()
+    code = _with_code(mappings)
+    interpreter = _find(code, ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0)
+    owners: set[str | None] = set()
+    for thread in threads:
+        stack = b""
+        with suppress(OSError):
+            stack = _stack(thread, [mapping for mapping, _ in mappings])
+        owner = _outermost(stack, code)
+        has_ended = not stack and not os.path.exists(f"/proc/self/task/{thread}")
+        if not has_ended and (owner is None or interpreter is None or owner != interpreter.path):
+            owners.add(owner)
+    return owners
+
+
+def _stack(thread: int, mappings: list[Mapping]) -> bytes:
+    """Return the used part of a thread's stack; nothing if it runs at this moment."""
+    with open(f"/proc/self/task/{thread}/syscall", encoding="ascii") as file:
+        fields = file.read().split()
+    if len(fields) < 3:  # "running"
+        return b""
+    pointer = int(fields[-2], 16)
+    mapping = _find(mappings, pointer)
+    if mapping is None:
+        return b""
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), min(mapping.end - pointer, _DEEPEST), pointer)
+
+
+def _outermost(stack: bytes, code: list[Mapping]) -> str | None:
+    """Return the file of the outermost function of a thread, past those of the C library that start every thread."""
+    usable = len(stack) // _WORD * _WORD
+    for address in struct.unpack(f"{usable // _WORD}P", stack[:usable])[::-1]:
+        mapping = _find(code, address)
+        if mapping is not None and not _START_OF_ANY_THREAD.search(mapping.path):
+            return mapping.path
+    return None
+
+
+def _find(mappings: list[Mapping], address: int) -> Mapping | None:
+    place = bisect.bisect_right(mappings, address, key=lambda mapping: mapping.start) - 1
+    return mappings[place] if place >= 0 and address < mappings[place].end else None
+
+
+# ---------------------------------------------------------------- rest
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """End the thread pools of OpenCV and of GNU OpenMP for the block, in which the process is forked.
+
+    They come back when they are next used. A forked process would inherit the records of these pools, but not their
+    threads: `cv2.setNumThreads` (pthreads backend, OpenCV 4 and 5), and every parallel region of torch, scikit-learn,
+    LightGBM or XGBoost, would wait for them for ever.
+    """
+    libraries = _loaded_libraries()
+    note_thread_pools(libraries)
+    for path in libraries:
+        if _GNU_OPENMP.search(path) and (pause := _pause_of(path)) is not None:
+            pause(_OMP_PAUSE_SOFT)
+    cv2 = sys.modules.get("cv2")
+    if cv2 is None:
+        yield
+        return
+    num_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(num_threads)
+
+
+def _pause_of(path: str) -> Callable[[int], int] | None:
+    """Return the function of a GNU OpenMP library that ends its idle threads; it has one since GCC 9."""
+    with suppress(OSError, AttributeError):
+        pause: Callable[[int], int] = ctypes.CDLL(path, mode=os.RTLD_NOLOAD).omp_pause_resource_all
+        return pause
+    return None
+
+
+# ---------------------------------------------------------------- affinity
+#
+# Which processors workers get, and how many threads a library may start in each.
+#
+# All of it is read from sysfs, procfs and the scheduler below a `root` that tests replace. Nothing here changes the
+# calling process, except `bind` and the two `limit_…` functions, which a worker calls on itself.
+#
+# Formats: `/sys/devices/system/cpu/cpuN/topology/*` and CPU lists ("0-3,8") are described in the kernel's
+# Documentation/admin-guide/cputopology.rst; quotas in cgroup-v2.rst (`cpu.max`) and scheduler/sched-bwc.rst
+# (`cpu.cfs_quota_us`, `cpu.cfs_period_us`).
+
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -44,8 +234,15 @@ _THREAD_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+_CODE_OF_A_FILE = re.compile(rb"^\S+ ..x\S* \S+ \S+ \S+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5)
+_HAS_THREAD_POOL = re.compile("openblas|libmkl_rt|libblis|libgomp|libiomp|libomp")
 _BLAS_SETTERS = ("openblas_set_num_threads", "scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_",
                  "MKL_Set_Num_Threads", "bli_thread_set_num_threads", "omp_set_num_threads")  # fmt: skip
+
+
+def num_cpus() -> int:
+    """Return the number of logical CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def physical_cores(*, allowed: Iterable[int] | None = None, root: str = "/") -> tuple[int, ...]:
@@ -118,7 +315,7 @@ def worker_masks(affinity: str | None, num_workers: int) -> list[frozenset[int] 
     Args:
         affinity: "physical" gives every worker all physical cores, "pinned" gives each one core (round robin where
             there are more workers than cores), None leaves the scheduler's mask alone.
-        num_workers: number of masks.
+        num_workers: number of workers, and so of masks.
 
     Raises:
         OptionError: `affinity` is none of these.
@@ -146,9 +343,13 @@ def bind(mask: frozenset[int] | None) -> None:
 
 
 def limit_thread_environment(num_threads: int) -> None:
-    """Tell libraries that are imported later how many threads to start; what the user has set stays."""
+    """Limit the threads of libraries that are imported later; what the user has set stays."""
     for name in _THREAD_VARIABLES:
         os.environ.setdefault(name, str(num_threads))
+
+
+# What sets the number of threads, and what ends those of OpenBLAS; a fork has those of its parent.
+_thread_setters: list[tuple[Callable[[ctypes.c_int], object], Callable[[], object] | None]] | None = None
 
 
 def limit_loaded_libraries(num_threads: int) -> None:
@@ -159,23 +360,37 @@ def limit_loaded_libraries(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
     if "numpy" not in sys.modules:
         return
-    for path in _loaded_libraries():
+    if _thread_setters is None:
+        note_thread_pools(_loaded_libraries())
+    for setter, pause in _thread_setters or ():
+        setter(ctypes.c_int(num_threads))
+        if pause is not None:  # OpenBLAS has started them all, and they spin for 40 ms; it starts them when needed
+            pause()
+
+
+def note_thread_pools(libraries: Iterable[str] | None = None) -> None:
+    """Find the thread pools of the libraries that are loaded, before a fork: in each worker it takes 2 to 5 ms.
+
+    Args:
+        libraries: paths of the libraries, where known; None looks for them.
+    """
+    global _thread_setters  # noqa: PLW0603 -- what the forks inherit
+    _thread_setters = []
+    for path in _loaded_libraries() if libraries is None else libraries:
         with suppress(OSError):
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
-            for name in _BLAS_SETTERS:
-                if (setter := getattr(library, name, None)) is not None:
-                    setter(ctypes.c_int(num_threads))
+            setters = (getattr(library, name, None) for name in _BLAS_SETTERS)
+            pause = getattr(library, "blas_thread_shutdown_", None)
+            _thread_setters += [(setter, pause) for setter in setters if setter is not None]
 
 
 def _loaded_libraries() -> set[str]:
     """Return the mapped shared objects that may hold a BLAS or OpenMP thread pool."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            paths = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
-    except OSError:
-        return set()
-    words = ("openblas", "libmkl_rt", "libblis", "libgomp", "libiomp", "libomp")
-    return {path for path in paths if any(word in os.path.basename(path) for word in words)}
+    content = b""
+    with suppress(OSError), open("/proc/self/maps", "rb") as maps:
+        content = maps.read()
+    paths = map(os.fsdecode, set(_CODE_OF_A_FILE.findall(content)))
+    return {path for path in paths if _HAS_THREAD_POOL.search(os.path.basename(path))}
 
 
 def _read(path: str) -> str | None:

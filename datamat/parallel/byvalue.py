@@ -1,20 +1,14 @@
-"""Which code travels by value, and how a worker rebuilds it.
-
-Code that a fresh interpreter can import travels by reference: module and name. Code of `__main__`, of a notebook
-cell, of a module that is still being imported, of an exec'd namespace and of `<locals>` travels by value.
-
-What makes that hold together is identity. A class gets an id when it is first sent, known on both sides: the worker
-builds it once, results come back as instances of the caller's own class, and a class that is defined anew (a notebook
-cell run again) is another class. Functions of one module share one namespace in the worker, as they do at home.
-Classes are made in two steps, an empty skeleton and then its content, so that they may refer to themselves.
-"""
+"""Which code travels by value, and how a worker rebuilds it, its classes and its globals."""
 
 from __future__ import annotations
 
 import abc
+import collections
+import contextvars
 import dis
 import enum
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -22,54 +16,254 @@ import types
 import typing
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
 
-from datamat.parallel.namespaces import namespace, namespace_key
+from datamat.parallel import process_role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
 
 __all__ = [
-    "adopt_classes",
+    "SINGLETON_TYPES",
+    "UnknownClassError",
     "class_by_id",
     "class_id",
     "class_parts",
     "fill_class",
+    "fill_enum",
     "fill_function",
     "force_by_value",
     "global_names",
+    "id_at_home",
+    "inherit_globals",
+    "install_globals",
     "is_by_value",
     "is_forced",
     "is_installed",
-    "known_id",
     "lookup",
     "lost_its_name",
     "lru_cache_of",
     "make_cell",
     "make_class",
+    "make_context",
+    "make_context_variable",
     "make_enum",
     "make_function",
     "make_function_in",
+    "make_namedtuple",
+    "make_singleton",
+    "make_type_variable",
+    "make_typed_dict",
+    "module_of",
+    "namespace",
+    "namespace_key",
     "namespaces_around",
+    "register_inherited",
+    "remember_globals",
+    "run_top_level_once",
     "set_cell",
+    "set_context_variable",
     "single_dispatch_of",
-    "type_variable",
+    "singleton_parts",
+    "version_of",
 ]
+
+# ---------------------------------------------------------------- namespaces
+#
+# The globals of code that travels by value, and who may change them.
+#
+# Functions of one module share one dictionary in the worker, as they do in the parent. A worker keeps what its own code
+# has put into a global (an initializer that loads a model, a cache that fills) until the parent binds the name to
+# another object, as a notebook cell does that redefines a function.
+
+
+_namespace_guard = threading.Lock()
+_namespaces: dict[str, dict[str, Any]] = {}
+_modules: list[types.ModuleType] = []  # keeps the stand-in modules whose dictionaries are in use
+_versions: dict[tuple[str, str], tuple[weakref.ref[Any], int]] = {}  # in the parent: what was sent last, its number
+_strong_references: dict[
+    tuple[str, str], _StrongReference
+] = {}  # in the parent: those of `_versions` that nothing else keeps
+_installed: dict[tuple[str, str], tuple[int, Any]] = {}  # in a worker: number and object that came last
+_first_values: dict[str, dict[str, Any]] = {}  # in a worker: what it began with
+_counter = itertools.count(1)
+
+
+def version_of(key: str, name: str, value: Any, keeper: list[Any] | None = None) -> int:
+    """Return a number that changes when the name is bound to another object.
+
+    Args:
+        key: key of the namespace that has the global.
+        name: name of the global in that namespace.
+        value: object that the name is bound to now.
+        keeper: list that receives what must stay alive for the number to stay the same; None keeps that until the name
+            is bound to another object.
+    """
+    reference, version = _versions.get((key, name), (None, 0))
+    held = None if reference is None else reference()  # None: it is gone; a value of None has a strong reference
+    if held is None or (held.value if isinstance(held, _StrongReference) else held) is not value:
+        _strong_references.pop((key, name), None)
+        version = next(_counter)
+        try:
+            held, reference = value, weakref.ref(value)
+        except TypeError:  # numbers, strings, lists, ...: kept alive, since an id alone may come back as another object
+            held = _StrongReference(value)
+            reference = weakref.ref(held)
+        _versions[key, name] = reference, version
+    if isinstance(held, _StrongReference):
+        if keeper is None:
+            _strong_references[key, name] = held
+        else:
+            keeper.append(held)
+    return version
+
+
+class _StrongReference:
+    """Keeps an object alive that cannot be weakly referenced."""
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def inherit_globals(namespaces: Mapping[str, dict[str, Any]]) -> tuple[Callable[[], None], list[Any]]:
+    """In the parent: give workers that are forked from now on these globals as if they had been sent.
+
+    A forked worker has the functions that it inherited, and those that come later by value: all are to see one
+    namespace, and what an initializer has put there.
+
+    Args:
+        namespaces: the globals of code that travels by value, by their keys.
+
+    Returns:
+        A function that ends it, to be called after the fork, and what to keep as long as these workers live.
+    """
+    keeper: list[Any] = []
+    added = {key: held for key, held in namespaces.items() if key != "__main__" and key not in _namespaces}
+    _namespaces.update(added)
+    inherited = {
+        (key, name): (version_of(key, name, value, keeper), value)
+        for key, held in namespaces.items()
+        for name, value in list(held.items())
+    }
+    _installed.update(inherited)
+
+    def end() -> None:
+        for place in inherited:
+            _installed.pop(place, None)
+        for key in added:
+            _namespaces.pop(key, None)
+
+    return end, keeper
+
+
+def remember_globals(key: str) -> None:
+    """In a worker: note what the globals are before its own code can change them."""
+    _first_values[key] = dict(namespace(key))
+
+
+def is_new(module_name: str, name: str) -> bool:
+    """In a worker: return whether its own code has bound this global, which the parent has not, or not so."""
+    module = sys.modules[module_name]
+    if module_name not in _first_values and module not in _modules:  # an importable one, or inherited by a fork
+        return False
+    first = name.partition(".")[0]
+    value = vars(module)[first]
+    known = (_first_values.get(module_name, {}).get(first), _installed.get((module_name, first), (0, None))[1])
+    return not any(value is each for each in known)
+
+
+def install_globals(shipped: dict[tuple[str, str], tuple[int, Any]], *, override: bool) -> None:
+    """In a worker: bind the globals that came with some code, by namespace and name, with their version.
+
+    Args:
+        shipped: version and value of each.
+        override: replace what is there, where that is older; else only add what is missing.
+    """
+    for (key, name), (version, value) in shipped.items():
+        held = namespace(key)
+        known = _installed.get((key, name))
+        if known is None:
+            first = _first_values.get(key, {})
+            is_own = name in held and held[name] is not first.get(name, held[name])
+        else:
+            is_own = known[0] == version
+        if name not in held or (override and not is_own):
+            held[name] = value
+        _installed[key, name] = version, value
+
+
+def namespace_key(function: types.FunctionType) -> str:
+    """Return the name under which sender and receiver hold the globals of a function."""
+    held = function.__globals__
+    name = function.__module__ or held.get("__name__") or "?"
+    if held is sys.modules["__main__"].__dict__:
+        return "__main__"
+    for key, known in _namespaces.items():
+        if known is held:
+            return key
+    module = sys.modules.get(name)
+    key = name if module is not None and module.__dict__ is held else f"{name}#{id(held):x}"
+    _namespaces[key] = held
+    return key
+
+
+def module_of(held: dict[Any, Any]) -> str | None:
+    """Return the name of the module whose globals this dictionary is, None if it is another one."""
+    name = held.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return name if module is not None and getattr(module, "__dict__", None) is held else None
+
+
+def namespace(key: str) -> dict[str, Any]:
+    """Return the globals that stand for those of a module that travels by value."""
+    if key == "__main__":
+        return sys.modules["__main__"].__dict__
+    with _namespace_guard:
+        if key not in _namespaces:
+            module = types.ModuleType(key.partition("#")[0])
+            module.__dict__["__builtins__"] = __builtins__
+            _modules.append(module)
+            _namespaces[key] = module.__dict__
+            if "#" not in key:
+                sys.modules.setdefault(key, module)
+        return _namespaces[key]
+
+
+# ---------------------------------------------------------------- code by value
+#
+# Which code travels by value, and how a worker rebuilds it.
+#
+# Code that a fresh interpreter can import travels by reference: module and name. Code of `__main__`, of a notebook
+# cell, of a module that is still being imported, of an exec'd namespace and of `<locals>` travels by value.
+#
+# The key is identity. A class gets an id when it is first sent, which both sides know: the worker builds the class
+# once, results come back as instances of the caller's own class, and a class that is redefined (a notebook cell run
+# again) is another class. Functions of one module share one namespace in the worker, as they do at home. Classes are
+# made in two steps, an empty skeleton and then its content, so that they may refer to themselves.
+
 
 _guard = threading.RLock()
 _ids: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 _known: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 _filled: set[str] = set()
-_type_variables: dict[tuple[str, str], typing.TypeVar] = {}
+_given_here: set[str] = set()  # in a worker: ids of classes that its own code has made
+_singletons: dict[
+    str, Any
+] = {}  # by id: type variables and the like, few and made once; not all can be weakly referenced
+_singleton_ids: dict[int, str] = {}
 _forced: set[str] = set()
-_importable: dict[str, bool] = {}
+_importable: dict[tuple[str, str], bool] = {}  # by name, and by the directory that an empty entry of the path means
 
 
 # ---------------------------------------------------------------- the choice
 
 
 def is_by_value(module_name: str | None) -> bool:
-    """Must code of this module travel by value?"""
+    """Return whether code of this module must travel by value."""
     if module_name is None or module_name in ("__main__", "__mp_main__") or is_forced(module_name):
         return True
     module = sys.modules.get(module_name)
@@ -83,6 +277,17 @@ def force_by_value(module_name: str) -> None:
     _forced.add(module_name)
 
 
+def run_top_level_once() -> None:
+    """Send code of the modules whose top level is running by value from now on: it must not run in a worker, too.
+
+    Raises:
+        NestedRunError: it does run in a worker, which imports it for code of the caller.
+    """
+    process_role.refuse_while_importing()
+    for name in process_role.modules_being_run():
+        force_by_value(name)
+
+
 def is_forced(module_name: str) -> bool:
     """Has `force_by_value` been called for this module, or for a package that it is in?"""
     return any(module_name == name or module_name.startswith(f"{name}.") for name in _forced)
@@ -90,9 +295,13 @@ def is_forced(module_name: str) -> bool:
 
 def _is_importable(name: str) -> bool:
     """Would a fresh interpreter with our search path find this module, in the same file?"""
-    if name not in _importable:
-        _importable[name] = _find_again(name)
-    return _importable[name]
+    place = ""
+    if "" in sys.path:
+        with suppress(FileNotFoundError):  # it may have been removed
+            place = os.getcwd()
+    if (name, place) not in _importable:
+        _importable[name, place] = _find_again(name)
+    return _importable[name, place]
 
 
 def _find_again(name: str) -> bool:
@@ -107,6 +316,8 @@ def _find_again(name: str) -> bool:
         except (ImportError, AttributeError, ValueError):  # finders of other packages; they are not asked at import
             continue
         if spec is not None:
+            if type(spec.loader).__module__.startswith("_pytest."):  # rewrites assertions, in its own process alone
+                return False
             origin = spec.origin
             return origin in (None, "built-in", "frozen") or origin == getattr(module, "__file__", origin)
     return False
@@ -146,7 +357,7 @@ def namespaces_around(functions: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def lookup(module_name: str | None, qualified_name: str) -> Any:
-    """Return what this process finds under a name, None if nothing."""
+    """Return what this process finds under a name; None if there is nothing."""
     try:
         return functools.reduce(getattr, qualified_name.split("."), sys.modules.get(module_name or ""))
     except AttributeError:
@@ -154,9 +365,9 @@ def lookup(module_name: str | None, qualified_name: str) -> Any:
 
 
 def lost_its_name(cls: type) -> bool:
-    """Is it a class of a Python module under whose name there is something else by now?
+    """Return whether it is a class of a Python module that has something else under its name by now.
 
-    A module that was loaded twice, as pytest's conftest files are, or a class that was defined anew.
+    A module that was loaded twice, as pytest's conftest files are, or a class that was redefined.
     """
     path = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
     return path.endswith(".py") and lookup(cls.__module__, cls.__qualname__) is not cls
@@ -186,31 +397,43 @@ def class_id(cls: type) -> str:
         if (found := _ids.get(cls)) is None:
             found = uuid.uuid4().hex
             _register(cls, found)
+            if process_role.is_worker():
+                _given_here.add(found)
         return found
 
 
-def known_id(cls: type) -> str | None:
-    """Return the id of a class that has been sent or received, else None."""
-    return _ids.get(cls)
+def id_at_home(cls: type) -> str | None:
+    """In a worker: return the id of a class that the parent has, or None."""
+    found = _ids.get(cls)
+    return None if found in _given_here else found
+
+
+class UnknownClassError(LookupError):
+    """The process has no class with an id that has arrived."""
 
 
 def class_by_id(identity: str) -> type:
     """Return the class with this id.
 
     Raises:
-        LookupError: the process has none (any more).
+        UnknownClassError: the process has none (any more).
     """
     found = _known.get(identity)
-    if found is None:
-        raise LookupError("a class that travelled by value is gone; keep a reference to it while its pool is in use")
+    if found is None or identity not in _filled:  # what its content holds may have failed to arrive
+        raise UnknownClassError(
+            "a class that travelled by value is gone; keep a reference to it while its pool is used"
+        )
     return found
 
 
-def adopt_classes(values: Iterable[Any]) -> None:
-    """Give ids to the classes among `values` before a fork, so that forked workers know them as the same."""
+def register_inherited(values: Iterable[Any]) -> None:
+    """Give ids to what travels by value among `values` before a fork, so that forked workers know it as the same."""
     for value in values:
-        if isinstance(value, type) and (is_by_value(value.__module__) or "<locals>" in value.__qualname__):
-            class_id(value)
+        if isinstance(value, type):
+            if is_by_value(value.__module__) or "<locals>" in value.__qualname__:
+                class_id(value)
+        elif type(value) in _MAKERS:
+            singleton_parts(value, to_parent=False)
 
 
 def _register(cls: type, identity: str) -> None:
@@ -268,26 +491,29 @@ def single_dispatch_of(implementations: tuple[tuple[type, Any], ...]) -> Any:
 
 _NOT_COPIED = ("__dict__", "__weakref__", "__module__", "__qualname__", "_abc_impl", "__static_attributes__",
                "__firstlineno__")  # fmt: skip
-_ENUM_OWN = frozenset(enum.Enum.__dict__) | frozenset(enum.Flag.__dict__) | {
-    "_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "_new_member_", "_use_args_",
-    "_unhashable_values_", "_hashable_values_", "_unhashable_values_map_", "_value_repr_", "_generate_next_value_",
-    "_flag_mask_", "_all_bits_", "_singles_mask_", "_inverted_", "_boundary_", "__new__", *_NOT_COPIED,
-}  # fmt: skip
+_ENUM_MADE = frozenset({
+    "_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "_unhashable_values_",
+    "_hashable_values_", "_unhashable_values_map_", "_flag_mask_", "_all_bits_", "_singles_mask_", "_inverted_",
+    "_boundary_", "_iter_member_", *_NOT_COPIED,
+})  # fmt: skip
+_MEMBER_MADE = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
-def class_parts(cls: type) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Return the function that makes the empty class, its arguments, and the state that fills it."""
+def class_parts(cls: type) -> tuple[Any, ...]:
+    """Return what makes the empty class, its arguments, the state that fills it, and what does that."""
     identity = class_id(cls)
+    names = (cls.__name__, cls.__qualname__, cls.__module__)
     if isinstance(cls, enum.EnumMeta):
-        table: dict[str, enum.Enum] = dict(cls.__members__)
-        members = [(name, member.value) for name, member in table.items()]
-        names = {name for name, _ in members}
-        content = {k: v for k, v in cls.__dict__.items() if k not in names and k not in _ENUM_OWN}
-        return (
-            make_enum,
-            (cls.__bases__, cls.__name__, cls.__qualname__, cls.__module__, members, identity),
-            (identity, content, ()),
-        )
+        return _enum_parts(cls, names, identity)
+    if type(cls).__name__ == "_TypedDictMeta":
+        bases = tuple(base for base in cls.__bases__ if base is not dict)
+        content = {k: v for k, v in cls.__dict__.items() if k not in _NOT_COPIED}
+        return make_typed_dict, (type(cls), *names, bases, identity), (identity, content, ()), None, None, fill_class
+    if cls.__bases__ == (tuple,) and hasattr(cls, "_field_defaults"):
+        fields, defaults = tuple(cls._fields), tuple(cls._field_defaults.values())  # type: ignore[attr-defined]
+        state = (identity, _beside_namedtuple(cls), ())
+        return make_namedtuple, (*names, fields, defaults, identity), state, None, None, fill_class
     content = dict(cls.__dict__)
     skeleton: dict[str, Any] = {}
     if "__slots__" in content:
@@ -298,40 +524,152 @@ def class_parts(cls: type) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         skeleton["__orig_bases__"] = content.pop("__orig_bases__")
     descriptors = (types.GetSetDescriptorType, types.MemberDescriptorType)
     content = {k: v for k, v in content.items() if k not in _NOT_COPIED and not isinstance(v, descriptors)}
+    skeleton |= {k: v for k, v in content.items() if type(v) in _PLAIN}  # for hooks of libraries that look for them
     registered: tuple[type, ...] = ()
     if isinstance(cls, abc.ABCMeta):
         references = abc._get_dump(cls)[0]  # type: ignore[attr-defined]  # undocumented, as the registry is
         registered = tuple(subclass for reference in references if (subclass := reference()) is not None)
-    arguments = (type(cls), cls.__name__, cls.__qualname__, cls.__module__, cls.__bases__, skeleton, identity)
-    return make_class, arguments, (identity, content, registered)
+    arguments = (type(cls), *names, cls.__bases__, skeleton, identity)
+    return make_class, arguments, (identity, content, registered), None, None, fill_class
 
 
 def make_class(
     metaclass: type, name: str, qualified_name: str, module: str, bases: Any, content: Any, identity: str
 ) -> type:
-    """Return the class with this id, made empty if the process has none."""
+    """Return the class with this id, created empty if the process has none.
+
+    What the author's metaclass and `__init_subclass__` do, they have done at home: its result comes with the content.
+    """
     with _guard:
         if (found := _known.get(identity)) is not None:
             return found
-        content = dict(content, __module__=module, __qualname__=qualified_name)
-        made = types.new_class(name, bases, {"metaclass": metaclass}, lambda held: held.update(content))
+        home = _library_part(metaclass)
+        body = home.__prepare__(name, bases)
+        body.update(content, __module__=module, __qualname__=qualified_name)
+        with _hooks_at_rest(bases):
+            made: Any = home.__new__(metaclass, name, bases, body)
+            home.__init__(made, name, bases, body)
         _ids[made], _known[identity] = identity, made
-        return made
+        return cast("type", made)
 
 
-def make_enum(bases: Any, name: str, qualified_name: str, module: str, members: Any, identity: str) -> type:
-    """Return the enumeration with this id, made with its members if the process has none."""
+def _library_part(metaclass: type) -> Any:
+    """Return the metaclass, or the first base of it that did not travel by value."""
+    return next(base for base in metaclass.__mro__ if base not in _ids)
+
+
+@contextmanager
+def _hooks_at_rest(bases: tuple[type, ...]) -> Iterator[None]:
+    """Let `__init_subclass__` of classes that travelled by value do nothing."""
+    held = {
+        base: vars(base)["__init_subclass__"]
+        for each in bases
+        for base in each.__mro__
+        if base in _ids and "__init_subclass__" in vars(base)
+    }
+    try:
+        for base in held:
+            type.__setattr__(base, "__init_subclass__", classmethod(lambda _, **__: None))
+        yield
+    finally:
+        for base, hook in held.items():
+            type.__setattr__(base, "__init_subclass__", hook)
+
+
+def _enum_parts(cls: Any, names: tuple[Any, ...], identity: str) -> tuple[Any, ...]:
+    kind = cls._member_type_
+    arguments_of = getattr(kind, "__getnewargs__", lambda _: ())
+    members = [(name, arguments_of(member), member._value_) for name, member in cls.__members__.items()]
+    content = {k: v for k, v in cls.__dict__.items() if k not in _ENUM_MADE and k not in cls.__members__}
+    attributes = {
+        name: own
+        for name, member in cls.__members__.items()
+        if (own := {k: v for k, v in vars(member).items() if k not in _MEMBER_MADE})
+    }
+    made = (names, type(cls), cls.__bases__, kind, members, getattr(cls, "_boundary_", None), identity)
+    return make_enum, made, (identity, content, attributes), None, None, fill_enum
+
+
+def make_enum(
+    names: tuple[str, str, str], metaclass: type, bases: Any, kind: Any, members: Any, boundary: Any, identity: str
+) -> type:
+    """Return the enumeration with this id, created with its members if the process has none.
+
+    Its own `__new__` and `__init__` have had their turn at home, with arguments that nobody knows any more.
+    """
+
+    def new(cls: Any, arguments: tuple[Any, ...], value: Any) -> Any:
+        member = kind.__new__(cls, *arguments)
+        member._value_ = value
+        return member
+
+    def new_of_tuple(cls: Any, packed: Any) -> Any:  # Enum hands one tuple on, where members are tuples
+        return new(cls, *packed)
+
     with _guard:
         if (found := _known.get(identity)) is not None:
             return found
-        metaclass: Any = type(bases[-1])
-        content = metaclass.__prepare__(name, bases)
-        content["__module__"], content["__qualname__"] = module, qualified_name
-        for member, value in members:
-            content[member] = value
-        made: type = metaclass.__new__(metaclass, name, bases, content)
+        home = _library_part(metaclass)
+        content = home.__prepare__(names[0], bases)
+        _, content["__qualname__"], content["__module__"] = names
+        content["__new__"] = new_of_tuple if kind is tuple else new
+        content["__init__"] = lambda *_: None
+        for member, arguments, value in members:
+            content[member] = (arguments, value)
+        with _hooks_at_rest(bases):
+            made = home.__new__(metaclass, names[0], bases, content, **({"boundary": boundary} if boundary else {}))
+        for own in ("__init__", "__new_member__"):
+            type.__delattr__(made, own)
         _ids[made], _known[identity] = identity, made
-        return made
+        return cast("type", made)
+
+
+def fill_enum(cls: Any, state: tuple[str, dict[str, Any], dict[str, dict[str, Any]]]) -> None:
+    """Give an enumeration its methods, and its members their attributes, once."""
+    identity, content, attributes = state
+    if identity not in _filled:
+        for name, own in attributes.items():
+            vars(cls.__members__[name]).update(own)
+    fill_class(cls, (identity, content, ()))
+
+
+def make_typed_dict(
+    metaclass: Any, name: str, qualified_name: str, module: str, bases: tuple[type, ...], identity: str
+) -> type:
+    """Return the `TypedDict` with this id, made empty if the process has none."""
+    with _guard:
+        if (found := _known.get(identity)) is not None:
+            return found
+        made = metaclass(name, bases, {"__module__": module, "__qualname__": qualified_name})
+        _ids[made], _known[identity] = identity, made
+        return cast("type", made)
+
+
+def _beside_namedtuple(cls: type) -> dict[str, Any]:
+    """Return what the author of a class gave it beside what every named tuple has."""
+    made = {"collections", f"namedtuple_{cls.__name__}"}  # where the functions of every named tuple are at home
+    own = {}
+    for name, value in cls.__dict__.items():
+        function = getattr(value, "__func__", value)
+        is_made = isinstance(function, types.FunctionType) and function.__globals__.get("__name__") in made
+        is_fixed = name in {*_NOT_COPIED, "__slots__", "__match_args__", "_fields", "_field_defaults"}
+        if not (is_made or is_fixed or name in cls._fields):  # type: ignore[attr-defined]
+            own[name] = value
+    return own
+
+
+def make_namedtuple(name: str, qualified_name: str, module: str, fields: Any, defaults: Any, identity: str) -> type:
+    """Return the named tuple with this id, created if the process has none.
+
+    By the standard library: the `__new__` of a named tuple has globals that no module holds.
+    """
+    with _guard:
+        if (found := _known.get(identity)) is not None:
+            return found
+        made: Any = collections.namedtuple(name, fields, rename=True, defaults=defaults, module=module)  # type: ignore[misc]
+        made.__qualname__ = qualified_name
+        _ids[made], _known[identity] = identity, made
+        return cast("type", made)
 
 
 def fill_class(cls: type, state: tuple[str, dict[str, Any], tuple[type, ...]]) -> None:
@@ -350,8 +688,88 @@ def fill_class(cls: type, state: tuple[str, dict[str, Any], tuple[type, ...]]) -
         cls.register(subclass)  # type: ignore[attr-defined]  # only an ABC has any
 
 
-def type_variable(name: str, bound: Any, constraints: Any, variance: tuple[bool, bool], module: str) -> typing.TypeVar:
-    """Return one and the same type variable for each name of a module."""
-    covariant, contravariant = variance
-    made = typing.TypeVar(name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant)  # type: ignore[misc]
-    return _type_variables.setdefault((module, name), made)
+# ---------------------------------------------------------------- type variables, context variables
+
+
+def singleton_parts(thing: Any, *, to_parent: bool) -> tuple[Any, ...]:
+    """Return how a type variable, a `NewType` or a `ContextVar` travels: by the name of a global, or by value."""
+    if (identity := _singleton_ids.get(id(thing))) is None:
+        for module_name, name in _homes_of(thing):
+            if to_parent or not is_by_value(module_name):
+                return getattr, (sys.modules[module_name], name)
+        identity = uuid.uuid4().hex
+        _singletons[identity], _singleton_ids[id(thing)] = thing, identity
+    made = (identity, *_MAKERS[type(thing)](thing))
+    if to_parent or type(thing) is not contextvars.ContextVar or thing not in contextvars.copy_context():
+        return make_singleton, made
+    return make_singleton, made, (thing.get(),), None, None, set_context_variable
+
+
+def _homes_of(thing: Any) -> Iterator[tuple[str, str]]:
+    """Find modules, and globals in them, that hold a thing; a context variable does not know of any."""
+    for module_name in list(sys.modules) if isinstance(thing, contextvars.ContextVar) else [thing.__module__]:
+        held = getattr(sys.modules.get(module_name), "__dict__", {})
+        yield from ((module_name, name) for name, value in list(held.items()) if value is thing)
+
+
+def make_singleton(identity: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the object with this id, created if the process has none."""
+    with _guard:
+        if identity not in _singletons:
+            _singletons[identity] = made = make(*arguments)
+            _singleton_ids[id(made)] = identity
+        return _singletons[identity]
+
+
+def make_type_variable(kind: Any, name: str, module: str, constraints: Any, options: dict[str, Any]) -> Any:
+    """Return a new type variable, or another thing of `typing` that is made by its name."""
+    made = kind(name, *constraints, **options)
+    made.__module__ = module
+    return made
+
+
+def make_context_variable(name: str, default: tuple[Any, ...]) -> contextvars.ContextVar[Any]:
+    """Return a new context variable, with a default if one is given."""
+    return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)
+
+
+def set_context_variable(variable: contextvars.ContextVar[Any], state: tuple[Any]) -> None:
+    """Set a variable to what it is set to where the callable comes from."""
+    variable.set(state[0])
+
+
+def make_context(values: list[tuple[contextvars.ContextVar[Any], Any]]) -> contextvars.Context:
+    """Return a context in which these variables are set."""
+    made = contextvars.Context()
+    for variable, value in values:
+        made.run(variable.set, value)
+    return made
+
+
+def _parts_of_type_variable(variable: Any) -> tuple[Any, ...]:
+    options = {"bound": variable.__bound__, "covariant": variable.__covariant__,
+               "contravariant": variable.__contravariant__}  # fmt: skip
+    constraints = getattr(variable, "__constraints__", ())
+    return make_type_variable, type(variable), variable.__name__, variable.__module__, constraints, options
+
+
+def _parts_of_named(thing: Any) -> tuple[Any, ...]:
+    supertype = (thing.__supertype__,) if isinstance(thing, typing.NewType) else ()
+    return make_type_variable, type(thing), thing.__name__, thing.__module__, supertype, {}
+
+
+def _parts_of_context_variable(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
+    default: tuple[Any, ...] = ()
+    with suppress(LookupError):
+        default = (contextvars.Context().run(variable.get),)
+    return make_context_variable, variable.name, default
+
+
+_MAKERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    typing.TypeVar: _parts_of_type_variable,
+    typing.ParamSpec: _parts_of_type_variable,
+    typing.TypeVarTuple: _parts_of_named,
+    typing.NewType: _parts_of_named,
+    contextvars.ContextVar: _parts_of_context_variable,
+}
+SINGLETON_TYPES = tuple(_MAKERS)

@@ -1,27 +1,275 @@
-"""Framed messages over one socket pair per worker.
-
-A frame is nine bytes of header (payload length as little-endian uint64, then the kind as uint8) and the payload. The
-parent's end (`ParentChannel`) never blocks: what the kernel does not take at once waits in a list of buffers, so a
-worker that is busy, stopped or dead can never stall the dispatcher, whatever the size of a message. The worker's end
-(`WorkerChannel`) blocks, and one lock keeps the frames of its threads apart.
-
-There is nothing here that two workers share: a process killed in the middle of a frame spoils its own socket only.
-"""
+"""What passes between a worker and its parent: messages, large buffers, and claims to tasks."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import struct
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from multiprocess.reduction import DupFd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from pickle import PickleBuffer
 
-__all__ = ["HEADER", "ParentChannel", "WorkerChannel", "close_in_forks"]
+
+__all__ = [
+    "HEADER",
+    "Claims",
+    "Descriptor",
+    "PackedFunction",
+    "ParentChannel",
+    "WorkerChannel",
+    "close_in_forks",
+    "no_forks",
+    "unpack",
+]
+
+# ---------------------------------------------------------------- descriptors that forks close
+#
+# Descriptors that belong to this process alone: every fork of it closes them, whatever other threads are doing.
+#
+# Otherwise forked siblings, and whatever the caller forks, would hold copies of the parent's ends, and a worker would
+# not see that its parent is gone.
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_ends: weakref.WeakSet[_Closable] = weakref.WeakSet()
+# Held from the making of ends until they are registered, and while they are closed: an object forgets its number before
+# the descriptor is closed, and a fork in between would keep it open. Every fork waits for it.
+no_forks = threading.RLock()
+
+
+class Descriptor:
+    """An open file descriptor that is closed once."""
+
+    __slots__ = ("__weakref__", "_number")
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        """Return the number; -1 once it is closed."""
+        return self._number
+
+    def close(self) -> None:
+        """Close it; safe to repeat.
+
+        The number is forgotten first: whoever interrupts this must not close it again, since it may be another file by
+        then.
+        """
+        with no_forks:
+            number, self._number = self._number, -1
+            if number >= 0:
+                os.close(number)
+
+
+def close_in_forks(*ends: _Closable) -> None:
+    """Register objects whose `close()` is called in every fork of this process; see `no_forks`."""
+    for end in ends:
+        _ends.add(end)
+
+
+def _close_ends() -> None:
+    no_forks.release()
+    ends = list(_ends)
+    _ends.clear()
+    with ExitStack() as stack:  # each is closed, whatever others raise; Python reports the last error
+        for end in ends:
+            stack.callback(end.close)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=no_forks.acquire, after_in_parent=no_forks.release, after_in_child=_close_ends)
+
+
+# ---------------------------------------------------------------- a pickled callable
+#
+# A pickled callable in its wire form: its stream, and its large buffers, written once for all workers.
+#
+# Arrays that `self` holds do not pass through the sockets. Their bytes are copied once, when they are pickled, into
+# anonymous memory (memfd_create(2)), which each worker maps privately: pages are shared until a worker writes to them.
+# The copy is also the snapshot that shows later whether the arrays have changed.
+#
+#     packed = number of buffers (uint32), length of the path (uint32), lengths of stream and buffers (uint64 each),
+#              path, stream, and, where the path is empty, the buffers, each at a multiple of 64 bytes after the first
+
+
+_COUNTS = struct.Struct("<II")
+_ALIGNED_BYTES = 64  # a cache line: vector instructions want arrays to begin at one
+_LARGE_BYTES = 1 << 20  # below this, mapping costs more than copying
+
+
+class PackedFunction:
+    """A snapshot of a callable, as workers receive it.
+
+    Args:
+        stream: pickle of the callable, without its large buffers.
+        buffers: large buffers that the pickle refers to.
+
+    Attributes:
+        packed: the message that carries the callable.
+    """
+
+    def __init__(self, stream: bytes, buffers: Sequence[PickleBuffer]) -> None:
+        views = [buffer.raw() for buffer in buffers]
+        self._memory: _BufferFile | None = None
+        if sum(view.nbytes for view in views) >= _LARGE_BYTES and hasattr(os, "memfd_create"):
+            self._memory = _BufferFile(views)
+        path = b"" if self._memory is None else self._memory.path.encode()
+        lengths = struct.pack(f"<{len(views) + 1}Q", len(stream), *(view.nbytes for view in views))
+        inline = [] if path else [part for view in views for part in (view, _padding(view.nbytes))]
+        self.packed = b"".join((_COUNTS.pack(len(views), len(path)), lengths, path, stream, *inline))
+        self._stream = stream
+
+    def is_same_as(self, stream: bytes, buffers: Sequence[PickleBuffer]) -> bool:
+        """Return whether this pickle and these buffers equal the snapshot."""
+        if stream != self._stream:
+            return False
+        if self._memory is None:
+            return PackedFunction(stream, buffers).packed == self.packed
+        return self._memory.holds([buffer.raw() for buffer in buffers])
+
+
+class _BufferFile:
+    """Anonymous memory that lives as long as this object, or a mapping of it."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self._descriptor = os.memfd_create("datamat", os.MFD_CLOEXEC)
+        self._owner = os.getpid()
+        self.path = f"/proc/{self._owner}/fd/{self._descriptor}"
+        for view in views:
+            rest = view
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            os.write(self._descriptor, _padding(view.nbytes))
+
+    def holds(self, views: list[memoryview]) -> bool:
+        """Return whether the file holds exactly these bytes."""
+        with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as held, memoryview(held) as content:
+            start = 0
+            for view in views:
+                if content[start : start + view.nbytes] != view:
+                    return False
+                start += view.nbytes + len(_padding(view.nbytes))
+            return start == len(content)
+
+    def __del__(self) -> None:
+        if os.getpid() == self._owner:  # in a fork the number may be another file by now
+            os.close(self._descriptor)
+
+
+def unpack(packed: memoryview) -> tuple[bytes, list[memoryview]]:
+    """Return stream and buffers of a packed function; the buffers are writable, and private to this process."""
+    num_buffers, path_length = _COUNTS.unpack_from(packed)
+    lengths = struct.unpack_from(f"<{num_buffers + 1}Q", packed, _COUNTS.size)
+    start = _COUNTS.size + 8 * (num_buffers + 1)
+    path = bytes(packed[start : start + path_length]).decode()
+    start += path_length
+    stream = bytes(packed[start : start + lengths[0]])
+    if path:
+        with open(path, "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    else:
+        content = memoryview(bytearray(packed[start + lengths[0] :]))
+    buffers = []
+    start = 0
+    for length in lengths[1:]:
+        buffers.append(content[start : start + length])
+        start += length + len(_padding(length))
+    return stream, buffers
+
+
+def _padding(num_bytes: int) -> bytes:
+    return bytes(-num_bytes % _ALIGNED_BYTES)
+
+
+# ---------------------------------------------------------------- claims to tasks
+#
+# Who may begin a task that waits at a worker behind another: one byte in a pipe for each such task.
+#
+# Short tasks are sent ahead, so that a worker never waits for its parent. If the task before them turns out to be long,
+# or waits for one of them, they must go to another worker; but a worker in the middle of a task reads no messages. So a
+# worker reads a byte from this pipe before it begins such a task, and the parent takes tasks back by reading the bytes
+# itself: the kernel gives each byte to only one of the two. Where the pipe is empty, the worker skips the task and
+# reports that.
+
+
+_MOST = 1 << 12
+
+
+class Claims:
+    """Both ends of the pipe in the parent, the reading end in the worker."""
+
+    __slots__ = ("_read", "_write")
+
+    def __init__(self, read: int, write: int = -1) -> None:
+        self._read = Descriptor(read)
+        self._write = Descriptor(write)
+
+    @classmethod
+    def create(cls) -> Self:
+        """Return a new, empty pipe."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        claims = cls(read, write)
+        close_in_forks(claims._read, claims._write)
+        return claims
+
+    def share(self) -> Claims:
+        """Return one more descriptor of the reading end, for the worker."""
+        return Claims(os.dup(self._read.fileno()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a process that is being started, which inherits the descriptor."""
+        return _receive, (DupFd(self._read.fileno()),)
+
+    def grant(self, num_tasks: int) -> None:
+        """In the parent, before the tasks are sent: let the worker begin this many more."""
+        os.write(self._write.fileno(), bytes(num_tasks))
+
+    def take_back(self) -> int:
+        """In the parent: return how many tasks at the worker, counted from the last, it can no longer begin."""
+        with suppress(BlockingIOError):
+            return len(os.read(self._read.fileno(), _MOST))
+        return 0
+
+    def claim(self) -> bool:
+        """In the worker: return whether the next task may be begun."""
+        with suppress(BlockingIOError):
+            return bool(os.read(self._read.fileno(), 1))
+        return False
+
+    def close(self) -> None:
+        """Close the descriptors; safe to repeat."""
+        self._read.close()
+        self._write.close()
+
+
+def _receive(descriptor: Any) -> Claims:
+    return Claims(descriptor.detach())
+
+
+# ---------------------------------------------------------------- frames
+#
+# Framed messages over one socket pair per worker.
+#
+# A frame is nine bytes of header (payload length as little-endian uint64, then the kind as uint8) and the payload. The
+# parent's end (`ParentChannel`) never blocks: what the kernel does not take at once waits in a list of buffers, so a
+# worker that is busy, stopped or dead can never stall the dispatcher, whatever the size of a message. The worker's end
+# (`WorkerChannel`) blocks, and one lock keeps the frames of its threads apart.
+#
+# There is nothing here that two workers share: a process killed in the middle of a frame spoils its own socket only.
+
 
 HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16  # into one buffer for all reads: to allocate a large one for each costs 24 us
@@ -34,32 +282,6 @@ _SOCKET_BYTES = 1 << 20
 
 Frame = tuple[int, bytes]
 Buffer = bytes | bytearray | memoryview
-
-
-class _ParentEnd(Protocol):
-    def abandon(self) -> None: ...
-
-
-_parent_ends: weakref.WeakSet[_ParentEnd] = weakref.WeakSet()
-
-
-def close_in_forks(end: _ParentEnd) -> None:
-    """Have `end.abandon()` called in every fork of this process.
-
-    Forked siblings, and whatever the caller forks, would otherwise hold copies of the parent's ends, and a worker
-    would not see that its parent is gone.
-    """
-    _parent_ends.add(end)
-
-
-def _abandon_parent_ends() -> None:
-    for end in list(_parent_ends):
-        end.abandon()
-    _parent_ends.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_parent_ends)
 
 
 class _FrameBuffer:
@@ -180,9 +402,8 @@ class ParentChannel:
     def close(self) -> None:
         """Close the socket; safe to repeat."""
         self._out.clear()
-        self._socket.close()
-
-    abandon = close
+        with no_forks:
+            self._socket.close()
 
 
 class WorkerChannel:

@@ -5,41 +5,59 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from datamat.errors import OptionError
+from datamat.errors import BrokenPoolError, OptionError, require_posix
 from datamat.parallel import affinity as cpu
-from datamat.parallel import byvalue, logs, payloads, role, serial
-from datamat.parallel.chunks import compute_chunksize
-from datamat.parallel.crew import PoolOptions
-from datamat.parallel.maps import ResultStream
-from datamat.parallel.pool import Dispatcher
-from datamat.parallel.startmethod import choose_start_method
-from datamat.parallel.tasks import Task
+from datamat.parallel import byvalue, logs, pickling, process_role
+from datamat.parallel.dispatcher import Dispatcher
+from datamat.parallel.processes import choose_start_method, danger_of_fork
+from datamat.parallel.streams import Items, ResultStream
+from datamat.parallel.tasks import Task, callers_stacklevel, compute_chunksize
+from datamat.parallel.workers import PoolOptions, UserObjects, describe_start_error
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from datamat.parallel.handle import WorkerStats
-    from datamat.parallel.progress import Progress
+    from datamat.parallel.workers import PoolProgress, WorkerStats
 
-__all__ = ["PathosExecutor", "PoolStats"]
+
+__all__ = ["PathosExecutor", "PoolStats", "run_now"]
+
+# ---------------------------------------------------------------- calls in the caller's own process
+#
+# Calls that run immediately in this process: a pool inside a worker does that, since the outer pool has all the cores.
+
+
+def run_now(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+    """Return a finished future of the call."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as exc:  # noqa: BLE001 -- a future carries any error to whoever asks for the result
+        future.set_exception(exc)
+    else:
+        future.set_result(result)
+    return future
+
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool is and has done.
+    """State of a pool, and what its workers have done.
 
     Attributes:
-        start_method: how its workers are started; "serial" inside a worker.
-        reason: why that one.
-        workers: every worker so far, running or not.
+        start_method: start method of the workers; "serial" inside a worker.
+        reason: why this start method was chosen.
+        workers: statistics of every worker so far, running or not.
     """
 
     start_method: str
@@ -51,15 +69,15 @@ class PathosExecutor(Executor):
     """Run calls in worker processes.
 
     Args:
-        max_workers: most worker processes; None takes one per physical core that this process may use.
-        start_method: "fork", "forkserver", "spawn"; None takes the fastest that is safe here and now.
-        affinity: "physical" (all physical cores), "pinned" (one core each) or None.
-        initializer: called in each worker before its first task.
-        initargs: its arguments.
+        max_workers: maximum number of worker processes; None takes one per physical core that this process may use.
+        start_method: "fork", "forkserver" or "spawn"; None takes the fastest that is safe at the first call.
+        affinity: cores of each worker: "physical" (all physical cores) or "pinned" (one core each); None leaves them.
+        initializer: function that each worker calls before its first task.
+        initargs: positional arguments of `initializer`, sent to each worker with it.
         preload: modules that a forkserver imports once for all workers.
-        task_timeout_s: seconds that one call may take, with what it imports at first; its worker is then replaced.
-        max_retries: how often a call is repeated whose worker died.
-        logger: where the pool itself logs.
+        task_timeout_s: seconds that one call may take, including its first imports; then its worker is replaced.
+        max_retries: how often a call is repeated after its worker has died.
+        logger: logger for messages of the pool itself.
     """
 
     _max_tasks_per_child: int | None = None
@@ -77,15 +95,14 @@ class PathosExecutor(Executor):
         max_retries: int = 0,
         logger: logging.Logger | None = None,
     ) -> None:
-        role.refuse_while_importing()
-        for name in role.modules_being_run():  # their top level must not run in a worker as well, now or later
-            byvalue.force_by_value(name)
+        require_posix("a pool of worker processes")
+        byvalue.run_top_level_once()
         _check(max_workers, initializer, task_timeout_s, max_retries)
         cores = len(cpu.physical_cores())
         self._max_workers = max_workers or cores
         self._masks = tuple(cpu.worker_masks(affinity, self._max_workers))
         self._num_threads = max(1, cores // self._max_workers)
-        self._initializer = None if initializer is None else (initializer, tuple(initargs))
+        self._user_objects = UserObjects(None if initializer is None else (initializer, tuple(initargs)))
         self._preload = tuple(preload)
         self._task_timeout_s = task_timeout_s
         self._max_retries = max_retries
@@ -95,13 +112,12 @@ class PathosExecutor(Executor):
         self._streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
         self._pid = os.getpid()
         self._dispatcher: Dispatcher | None = None
-        self._on_progress: Callable[[Progress], object] | None = None
-        if role.is_worker():
+        self._asked_for = start_method
+        if process_role.is_worker():
             self._start_method, self._reason = "serial", "this is a worker: its cores are taken"
         else:
-            self._start_method, self._reason = choose_start_method(start_method)
-        self._has_told = False
-        self._reference = weakref.ref(self)
+            self._start_method, self._reason = choose_start_method(start_method)  # refuses what makes no sense
+        self._has_logged_nesting = False
 
     # ------------------------------------------------------------ calls
 
@@ -116,19 +132,23 @@ class PathosExecutor(Executor):
             UnpicklableError: `fn` cannot be sent to a worker.
         """
         if self._runs_here():
-            return serial.run_now(fn, args, kwargs)
+            return run_now(fn, args, kwargs)
         future: Future[T] = Future()
         with self._lock:
             dispatcher = self._ready_dispatcher()
-            code = dispatcher.codes.lend(fn)
+            remote = dispatcher.functions.acquire(fn)
             try:
-                self._prepare(dispatcher, code)
-                payload = payloads.dumps_data((args, kwargs))
-            except Exception as exc:  # noqa: BLE001 -- as in concurrent.futures, the future tells
-                dispatcher.codes.give_back(code)
+                self._prepare(dispatcher, remote)
+                payload, classes = pickling.dumps_items((args, kwargs))
+                needs = dispatcher.functions.for_classes(classes)
+            except Exception as exc:  # noqa: BLE001 -- as in concurrent.futures, the future raises it
+                dispatcher.functions.release(remote)
                 future.set_exception(exc)
                 return future
-            dispatcher.submit(Task(code, payload, future))
+            except BaseException:  # an interrupt, or a `__reduce__` that exits; else `fn` would be kept for ever
+                dispatcher.functions.release(remote)
+                raise
+            dispatcher.submit(Task(remote, payload, future, needs=needs))
         return future
 
     def map(
@@ -142,33 +162,31 @@ class PathosExecutor(Executor):
 
         Args:
             fn: called in the workers; it travels once to each.
-            iterables: its arguments, as for the built-in `map`; endless ones are fine.
+            iterables: arguments of the calls, as for the built-in `map`; endless ones are fine.
             timeout: seconds from now in which each result must have come.
             chunksize: items sent to a worker in one message; None adapts it to their cost.
 
         Raises:
             TimeoutError: a result did not come in time.
         """
-        return self._stream(fn, zip(*iterables, strict=False), _length(iterables), chunksize, timeout, ordered=True)
+        return self._stream(fn, Items(iterables), chunksize, timeout, ordered=True)
 
     def starmap(
         self, fn: Callable[..., T], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
     ) -> Iterator[T]:
         """Return an iterator over `fn(*item)` of the items, in their order; see `map`."""
-        items = (tuple(item) for item in iterable)
-        return self._stream(fn, items, _length((iterable,)), chunksize, None, ordered=True)
+        return self._stream(fn, Items((iterable,), unpacked=True), chunksize, None, ordered=True)
 
     def map_unordered(
         self, fn: Callable[..., T], *iterables: Iterable[Any], chunksize: int | None = None
     ) -> Iterator[T]:
         """Return an iterator over `fn` of the items, each result as soon as it is there; see `map`."""
-        return self._stream(fn, zip(*iterables, strict=False), _length(iterables), chunksize, None, ordered=False)
+        return self._stream(fn, Items(iterables), chunksize, None, ordered=False)
 
     def _stream(
         self,
         fn: Callable[..., T],
-        items: Iterable[tuple[Any, ...]],
-        num_items: int | None,
+        items: Items,
         chunksize: int | None,
         timeout: float | None,
         *,
@@ -177,14 +195,13 @@ class PathosExecutor(Executor):
         if chunksize is not None and chunksize < 1:
             raise OptionError(f"chunksize is {chunksize}; pass 1 or more, or None to have it computed")
         if self._runs_here():
-            return (fn(*item) for item in items)
-        return self._open_stream(fn, items, num_items, chunksize, ordered=ordered).results(timeout)
+            return items.call_each(fn)
+        return self._open_stream(fn, items, chunksize, ordered=ordered).results(timeout)
 
     def _open_stream(
         self,
         fn: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        num_items: int | None,
+        items: Items,
         chunksize: int | None,
         *,
         ordered: bool,
@@ -192,27 +209,33 @@ class PathosExecutor(Executor):
     ) -> ResultStream:
         with self._lock:
             dispatcher = self._ready_dispatcher()
-            code = dispatcher.codes.lend_once(fn)
-            self._prepare(dispatcher, code)
+            remote = dispatcher.functions.acquire_for_map(fn)
+            try:
+                self._prepare(dispatcher, remote)
+            except BaseException:
+                dispatcher.functions.release(remote)
+                raise
             stream = ResultStream(
+                self,
                 dispatcher,
-                code,
+                remote,
                 items,
-                num_items=num_items,
                 chunksize=chunksize,
                 num_workers=self._max_workers,
                 ordered=ordered,
                 with_futures=with_futures,
             )
             self._streams.add(stream)
+        # Not under the lock: the caller's iterator may wait for another thread that submits to this very pool.
+        stream.begin()
         return stream
 
     def _runs_here(self) -> bool:
-        """Are calls made in this process: a worker, or a fork of the pool's owner?"""
-        if not role.is_worker() and os.getpid() == self._pid:
+        """Return whether calls run in this process: a worker, or a fork of the pool's owner."""
+        if not process_role.is_worker() and os.getpid() == self._pid:
             return False
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_logged_nesting:
+            self._has_logged_nesting = True
             self._logger.info(
                 "nested pool: its calls run one after the other, because this worker's pool has the cores"
             )
@@ -226,22 +249,32 @@ class PathosExecutor(Executor):
         if _is_exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
         if self._dispatcher is None:
-            self._dispatcher = Dispatcher(self._options())
-            self._dispatcher.tally.callback = self._on_progress
-            dispatcher = self._dispatcher
-            self._reference = weakref.ref(self, lambda _: dispatcher.shutdown())
+            # Now, not when the pool was made: meanwhile a thread may have been started, or TensorFlow used.
+            self._start_method, self._reason = choose_start_method(self._asked_for)
+            if self._asked_for == "fork":
+                _warn_of_fork()
+            try:
+                self._dispatcher = Dispatcher(self._options(), self._user_objects)
+            except OSError as exc:
+                raise _no_workers(exc) from exc
         return self._dispatcher
 
-    def _prepare(self, dispatcher: Dispatcher, code: Any) -> None:
+    def _prepare(self, dispatcher: Dispatcher, remote: Any) -> None:
         if dispatcher.thread is None:
             self._logger.debug("workers start by %s: %s", self._start_method, self._reason)
             try:
-                _threads[dispatcher.start(code)] = dispatcher
-            except BaseException:  # its workers are ended; the next call may try again
+                dispatcher.start(remote)
+                # Not a reference from this object: it would vanish silently with a cycle that this object is part of.
+                weakref.finalize(self, dispatcher.shutdown).atexit = False
+                _dispatchers.add(dispatcher)
+                _executors.add(self)
+            except BaseException as exc:  # its workers are ended; the next call may try again
                 self._dispatcher = None
+                if isinstance(exc, OSError):
+                    raise _no_workers(exc) from exc
                 raise
-        if not code.is_inherited and not code.is_prepared:
-            code.prepare()
+        if not remote.is_inherited and not remote.is_prepared:
+            remote.prepare()
 
     def _options(self) -> PoolOptions:
         return PoolOptions(
@@ -249,7 +282,6 @@ class PathosExecutor(Executor):
             start_method=self._start_method,
             masks=self._masks,
             num_threads=self._num_threads,
-            initializer=self._initializer,
             preload=self._preload,
             task_timeout_s=self._task_timeout_s,
             max_retries=self._max_retries,
@@ -260,7 +292,7 @@ class PathosExecutor(Executor):
     def map_all(
         self, fn: Callable[..., T], items: Sequence[tuple[Any, ...]], chunksize: int | None = None
     ) -> tuple[list[Future[Any]], Iterator[T]]:
-        """Submit all items at once.
+        """Submit all items immediately.
 
         Returns:
             A future for each message sent, and the iterator over the results, in order.
@@ -268,7 +300,7 @@ class PathosExecutor(Executor):
         if self._runs_here():
             return [], (fn(*item) for item in items)
         size = chunksize or compute_chunksize(len(items), self._max_workers)
-        stream = self._open_stream(fn, items, len(items), size, ordered=True, with_futures=True)
+        stream = self._open_stream(fn, Items((items,), unpacked=True), size, ordered=True, with_futures=True)
         stream.submit_rest()
         return stream.futures(), stream.results(None)
 
@@ -289,11 +321,9 @@ class PathosExecutor(Executor):
         workers = self._dispatcher.progress().workers if self._dispatcher is not None else ()
         return PoolStats(self._start_method, self._reason, workers)
 
-    def on_progress(self, callback: Callable[[Progress], object] | None) -> None:
-        """Have `callback` called with a `Progress`, about ten times a second, from the pool's thread."""
-        self._on_progress = callback
-        if self._dispatcher is not None:
-            self._dispatcher.tally.callback = callback
+    def on_progress(self, callback: Callable[[PoolProgress], object] | None) -> None:
+        """Have `callback` called with a `PoolProgress`, about ten times a second, from the pool's thread."""
+        self._user_objects.on_progress = callback
 
     # ------------------------------------------------------------ end
 
@@ -307,29 +337,42 @@ class PathosExecutor(Executor):
         if self._runs_here():
             return
         with self._lock:
-            if not self._is_shut_down and not cancel_futures:
-                for stream in list(self._streams):
-                    if stream.is_sized:
-                        stream.submit_rest()
+            is_first = not self._is_shut_down
             self._is_shut_down = True
         dispatcher = self._dispatcher
         if dispatcher is None or dispatcher.thread is None:
             return
-        dispatcher.shutdown(cancel_waiting=cancel_futures)
+        try:
+            if cancel_futures:
+                self._abandon_streams()
+            elif is_first:
+                self.submit_rest()
+        finally:
+            dispatcher.shutdown(cancel_waiting=cancel_futures)
         if wait:
             try:
-                dispatcher.thread.join()
+                _join(dispatcher)
             except BaseException:  # Ctrl-C: the caller wants out
                 self.terminate()
                 raise
 
+    def submit_rest(self) -> None:
+        """Submit what the open maps have not pulled from their iterables yet."""
+        for stream in list(self._streams):
+            stream.submit_rest()
+
+    def _abandon_streams(self) -> None:
+        for stream in list(self._streams):
+            stream.abandon()
+
     def terminate(self) -> None:
-        """End the workers at once, whatever they do; calls that are not done fail or are cancelled."""
+        """End the workers immediately, whatever they do; unfinished calls fail or are cancelled."""
         self._is_shut_down = True
+        self._abandon_streams()
         dispatcher = self._dispatcher
         if dispatcher is not None and dispatcher.thread is not None and not self._runs_here():
             dispatcher.shutdown(kill=True)
-            dispatcher.thread.join()
+            _join(dispatcher)
 
     def __enter__(self) -> Self:
         return self
@@ -344,7 +387,9 @@ class PathosExecutor(Executor):
         return PathosExecutor, (self._max_workers,)
 
 
-_threads: weakref.WeakKeyDictionary[threading.Thread, Dispatcher] = weakref.WeakKeyDictionary()
+# Each dispatcher is kept by its thread, and each executor by an open map of an iterator, for as long as they run.
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_executors: weakref.WeakSet[PathosExecutor] = weakref.WeakSet()
 _is_exiting = False
 
 
@@ -353,14 +398,39 @@ def _end_all() -> None:
     global _is_exiting  # noqa: PLW0603 -- the interpreter exits once
     _is_exiting = True
     interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
-    for dispatcher in list(_threads.values()):
-        dispatcher.shutdown(kill=interrupted)
-    for thread in list(_threads):
-        thread.join()
+    try:
+        for executor in [] if interrupted else list(_executors):
+            executor.submit_rest()  # another thread may be in the middle of a map
+    finally:
+        dispatchers = list(_dispatchers)
+        for dispatcher in dispatchers:
+            dispatcher.shutdown(kill=interrupted)
+        for dispatcher in dispatchers:
+            _join(dispatcher)
+
+
+def _join(dispatcher: Dispatcher) -> None:
+    """Wait for the workers to end; in a callback, or where an object is collected, this may be their own thread."""
+    if dispatcher.thread is not None and dispatcher.thread is not threading.current_thread():
+        dispatcher.thread.join()
 
 
 # Not atexit: that runs after the interpreter has waited for non-daemon threads, which the dispatcher's is.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
+
+
+def _warn_of_fork() -> None:
+    if (danger := danger_of_fork()) is not None:
+        warnings.warn(
+            f"start_method='fork' was asked for, but {danger}: a worker that uses the same library may wait for ever; "
+            "leave start_method out, or pass 'forkserver'",
+            RuntimeWarning,
+            stacklevel=callers_stacklevel(),
+        )
+
+
+def _no_workers(error: OSError) -> BrokenPoolError:
+    return BrokenPoolError(f"no worker could be started: {describe_start_error(error)}")
 
 
 def _check(
@@ -377,11 +447,3 @@ def _check(
         raise OptionError(f"task_timeout_s is {task_timeout_s}; pass seconds above 0, or None for no limit")
     if max_retries < 0:
         raise OptionError(f"max_retries is {max_retries}; pass how often a call may be repeated, 0 or more")
-
-
-def _length(iterables: tuple[Any, ...]) -> int | None:
-    """Return how many items the shortest iterable has, None if one does not say."""
-    try:
-        return min((len(iterable) for iterable in iterables), default=0)
-    except TypeError:
-        return None

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+
 __all__ = [
     "ForwardingHandler",
     "LoggingState",
     "capture_state",
     "forward_in_worker",
     "get_logger",
+    "label_of",
     "remote_handler",
     "remote_logger",
     "replay",
@@ -45,7 +47,7 @@ _forwarder: ForwardingHandler | None = None
 def get_logger(name: str | None = None) -> logging.Logger:
     """Return the logger of this name; in a worker its records reach the parent's handlers.
 
-    It is an ordinary `logging.Logger`: any logger works in workers, this function only says so.
+    It is an ordinary `logging.Logger`: every logger works in workers.
 
     Args:
         name: dotted name, usually `__name__`; None gives the library's own, "datamat".
@@ -86,16 +88,24 @@ class ForwardingHandler(logging.Handler):
 
 
 def set_task(function: Any, number: int) -> None:
-    """Say which call the records that follow come from; `function` is None between calls."""
+    """Set the call that the following records come from; `function` is None between calls."""
     ForwardingHandler.task = function, number
 
 
 def _task_label() -> str | None:
-    """Return what the `task` attribute of a record says: `Analyzer.fit[17]`."""
+    """Return the `task` attribute of a record, as in `Analyzer.fit[17]`."""
     function, number = ForwardingHandler.task
     if function is None:
         return None
-    return f"{getattr(function, '__qualname__', type(function).__qualname__)}[{number}]"
+    return f"{label_of(function)}[{number}]"
+
+
+def label_of(function: Any) -> str:
+    """Return the name of a callable in messages."""
+    try:
+        return str(function.__qualname__)
+    except Exception:  # noqa: BLE001 -- a partial has none; a `__getattr__` of the user's may raise anything
+        return type(function).__qualname__
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,7 @@ class LoggingState:
 
     Attributes:
         levels: for each named logger, and "" for the root: (level, propagate, disabled).
-        disable: the level of `logging.disable`.
+        disable: level that `logging.disable` has set.
     """
 
     levels: dict[str, tuple[int, bool, bool]]
@@ -221,8 +231,12 @@ def replay(packed: bytes) -> str:
     if error is not None:
         record.exc_info = (type(error), error, None)
     receiver = (_targets.get(target) if target else None) or logging.getLogger(_own_name(record.name))
-    receiver.handle(record)
-    return record.getMessage()
+    try:
+        receiver.handle(record)
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 -- a handler or filter of the user's, or arguments that do not fit the message
+        logging.Handler().handleError(record)
+        return str(record.msg)
 
 
 def _own_name(name: str) -> str | None:

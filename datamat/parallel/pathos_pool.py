@@ -16,6 +16,7 @@ from datamat.parallel.executor import PathosExecutor
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
+
 __all__ = ["AsyncResult", "PathosPool"]
 
 
@@ -86,7 +87,7 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     Args:
         nodes: worker processes; also as `ncpus` or `processes`. None takes one per physical core.
         id: name of the set of workers.
-        options: as for `PathosExecutor`.
+        options: further arguments of `PathosExecutor`, such as `affinity`, `initializer` or `max_retries`.
 
     Example:
         >>> pool = PathosPool(2)
@@ -110,7 +111,7 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
         self._serve()
 
     def _serve(self) -> PathosExecutor:
-        """Return the executor of this id, made anew if there is none or it is configured differently."""
+        """Return the executor of this id, created if there is none or it is configured differently."""
         configuration = (self.__nodes, self._options)
         if self._id in self.__state__ and self._configurations[self._id] != configuration:
             self.clear()
@@ -162,7 +163,7 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
             self.__state__[self._id].shutdown(wait=False)
 
     def terminate(self) -> None:
-        """End the workers at once."""
+        """End the workers immediately."""
         if self._id in self.__state__:
             self.__state__[self._id].terminate()
 

@@ -1,135 +1,121 @@
-"""How callables travel.
-
-The callable goes with its `self`, by dill, with everything that it needs of `__main__` by value. On top of dill, this
-pickler repairs what dill gets wrong or cannot do (`standins`): locks arrive free, files are not
-truncated, classes keep their identity, and what cannot travel arrives as a stand-in that names itself when used.
-"""
+"""Pickling for the way to a worker and back: the C pickler, with our rules and with dill's for what it refuses."""
 
 from __future__ import annotations
 
+import builtins
+import contextvars
 import functools
 import importlib
+import importlib.machinery
 import io
 import pickle
+import struct
 import sys
+import threading
 import types
 import typing
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import dill
 from dill import _dill
 
 from datamat.errors import UnpicklableError
-from datamat.parallel import byvalue, namespaces, standins
+from datamat.parallel import byvalue, standins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pickletools import OpcodeInfo
 
-__all__ = ["BUILTIN_TYPES", "PLAIN", "Capsule", "dumps_code", "load_code"]
 
+__all__ = [
+    "BUILTIN_TYPES",
+    "PLAIN",
+    "PickledFunction",
+    "dumps_code",
+    "dumps_data",
+    "dumps_fast",
+    "dumps_items",
+    "load_code",
+    "loads_data",
+    "loads_results",
+]
+
+# ---------------------------------------------------------------- callables
+#
+# How callables travel.
+#
+# The callable is sent with its `self`, and with everything that it needs of `__main__` by value. Three parts cooperate:
+#
+# the C pickler     sends nearly everything. It asks `_Rules` about each object but plain values and collections.
+# `_Rules`          repair what pickle and dill get wrong (`standins`, `byvalue`): locks arrive free, files are not
+#                   truncated, classes keep their identity.
+# dill              reduces the types that it knows and pickle refuses: weak references, properties, ...
+#
+# What cannot travel arrives as a stand-in that names itself when it is used. To find the name, a slower pickler in
+# Python starts over, since it knows where in `self` it is. Nobody else pays for the names.
+
+
+Reduction = Any  # a tuple as of `__reduce__`, the name of a global, or NotImplemented
 Globals = dict[str, tuple[dict[str, Any], set[str]]]  # by namespace: the dictionary, and the names used of it
 Shipped = dict[tuple[str, str], tuple[int, Any]]  # by namespace and name: version and value
 
+_PythonPickler: Any = pickle._Pickler  # the one that can be overridden
 _MAX_STANDINS = 100
-BUILTIN_TYPES = set(_dill._typemap.values()) | {type(None), type(...), type(NotImplemented)}
+_LONGEST_PLACE = 200
+# Of nested saves, where each takes some 200 bytes of the 8 MiB of a thread's stack; Python's own limit is 1,000.
+_DEEPEST = 10_000
+_recursion_guard = threading.RLock()
+BUILTIN_TYPES = {*_dill._typemap, type(None), type(...), type(NotImplemented)}
 PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 
-class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
-    """A dill pickler that sends code by value safely.
+class _Rules:
+    """Rules of both picklers for what the standard library's pickle refuses or gets wrong.
 
     Args:
-        file: where the bytes go.
-        homewards: is the receiver the process that the code came from? Then code goes by id, without globals.
-        banned: ids of objects for which a stand-in travels, with the reason.
-        buffers: collects large buffers (arrays) that travel beside the stream; None keeps them in it.
+        file: binary file that takes the pickle.
+        to_parent: whether the receiver is the process that sent the code: then code travels by id, without globals.
+        buffers: collects large buffers (arrays) that travel beside the stream; None leaves them in it.
     """
 
-    dispatch = dill.Pickler.dispatch.copy()
-
-    def __init__(
-        self,
-        file: Any,
-        *,
-        homewards: bool = False,
-        banned: dict[int, str] | None = None,
-        buffers: Callable[[pickle.PickleBuffer], Any] | None = None,
-    ) -> None:
-        super().__init__(file, protocol=5, byref=False, recurse=False, buffer_callback=buffers)
-        self._homewards = homewards
-        self._banned = banned or {}
-        self._stack: list[Any] = []
-        self.failure: list[Any] | None = None  # the stack where the first error struck
+    def __init__(self, file: Any, *, to_parent: bool, buffers: Callable[[pickle.PickleBuffer], Any] | None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers)  # type: ignore[call-arg]  # of the pickler beside it
+        self._to_parent = to_parent
+        self.classes: list[type] | None = (
+            None  # where it is a list, classes that go by value are put there, and go by id
+        )
         self.standins: dict[str, str] = {}
         self.modules: set[str] = set()
         self.globals: Globals = {}
 
-    def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
-        """Save one object; every object of the graph passes here."""
-        if type(obj) in PLAIN or id(obj) in self.memo:
-            return super().save(obj, save_persistent_id)
-        self._stack.append(obj)
-        try:
-            return self._save_special(obj) or super().save(obj, save_persistent_id)
-        except Exception:
-            if self.failure is None:
-                self.failure = list(self._stack)
-            raise
-        finally:
-            self._stack.pop()
-
-    def _save_special(self, obj: Any) -> bool:
-        """Save what dill would get wrong; say whether `obj` was such a thing."""
-        reason = self._banned.get(id(obj))
-        kind = type(obj)
-        if isinstance(obj, types.ModuleType):
-            return self._save_module(obj)
-        if reason is not None:
-            self._save_standin(obj, reason)
-        elif kind is types.FunctionType:
-            self._save_function(obj)
-        elif isinstance(obj, type):
-            return self._save_class(obj)
-        elif kind in _SAVERS:
-            return _SAVERS[kind](self, obj)
-        elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-            self.save_reduce(*obj.__reduce_ex__(5), obj=obj)  # dill's own way copies the data into the stream
-        else:
-            place = self._place()
-            reduction = standins.replacement(obj, place)
-            if reduction is None:
-                return False
-            if reduction[0] is standins.Standin:
-                self.standins[place] = standins.type_name(obj)
-            self.save_reduce(*reduction, obj=obj)
-        return True
-
-    def _save_standin(self, obj: Any, reason: str) -> None:
-        place = self._place()
-        self.standins[place] = standins.type_name(obj)
-        self.save_reduce(*standins.standin_reduction(obj, place, reason), obj=obj)
+    def reducer_override(self, obj: Any) -> Reduction:
+        """Return the reduction of `obj`; NotImplemented where pickle does the right thing, as it mostly does."""
+        kind: Any = type(obj)
+        rule = _rule_for(kind)
+        return NotImplemented if rule is None else rule(self, obj)
 
     def _place(self) -> str:
-        return describe_path(self._stack)
+        """Return how users reach the object that is being sent."""
+        raise _NeedsTracingError
 
     def _goes_by_name(self, obj: Any) -> bool:
-        """Does the receiver find this function or class under its name?"""
+        """Return whether the receiver finds this function or class under its name."""
         module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
-        if "<locals>" in name or (byvalue.is_by_value(module) and not self._homewards):
+        if "<locals>" in name or (byvalue.is_by_value(module) and not self._to_parent):
             return False
         if module is None or byvalue.lookup(module, name) is not obj:
+            return False
+        if self._to_parent and byvalue.is_new(module, name):
             return False
         self.modules.add(module)
         return True
 
-    def _save_function(self, function: types.FunctionType) -> None:
+    def _function(self, function: types.FunctionType) -> Reduction:
         if self._goes_by_name(function):
-            self.save_global(function, name=function.__qualname__)
-            return
+            return function.__qualname__
         if hasattr(function, "dispatch") and hasattr(function, "registry"):
-            registered = tuple(function.registry.items())
-            self.save_reduce(byvalue.single_dispatch_of, (registered,), obj=function)
-            return
+            return byvalue.single_dispatch_of, (tuple(function.registry.items()),)
         state = (function.__defaults__, function.__kwdefaults__, function.__annotations__, function.__doc__,
                  function.__qualname__, function.__module__, function.__dict__)  # fmt: skip
         module = sys.modules.get(function.__module__ or "")
@@ -138,79 +124,197 @@ class CapsulePickler(dill.Pickler):  # type: ignore[misc]  # dill ships no types
             make: Callable[..., Any] = byvalue.make_function_in
             home = function.__module__
         else:
-            make, home = byvalue.make_function, namespaces.namespace_key(function)
+            make, home = byvalue.make_function, byvalue.namespace_key(function)
             names = self.globals.setdefault(home, (function.__globals__, set()))[1]
             names |= byvalue.global_names(function.__code__)
         parts = (function.__code__, home, function.__name__, function.__closure__)
-        self.save_reduce(make, parts, state, None, None, byvalue.fill_function, obj=function)
+        return make, parts, state, None, None, byvalue.fill_function
 
-    def _save_class(self, cls: type) -> bool:
+    def _class(self, cls: type) -> Reduction:
+        if self._to_parent and (identity := byvalue.id_at_home(cls)) is not None:
+            return byvalue.class_by_id, (identity,)
+        if self._goes_by_name(cls):
+            return cls.__qualname__
         if cls in BUILTIN_TYPES:
-            return False
-        if self._homewards and (identity := byvalue.known_id(cls)) is not None:
-            self.save_reduce(byvalue.class_by_id, (identity,), obj=cls)
-        elif self._goes_by_name(cls):
-            self.save_global(cls, name=cls.__qualname__)
-        elif byvalue.is_by_value(cls.__module__) or "<locals>" in cls.__qualname__ or byvalue.lost_its_name(cls):
-            make, arguments, state = byvalue.class_parts(cls)
-            self.save_reduce(make, arguments, state, None, None, byvalue.fill_class, obj=cls)
-        else:
-            return False
-        return True
+            return (_dill._load_type, (_dill._typemap[cls],)) if cls in _dill._typemap else NotImplemented
+        if byvalue.is_by_value(cls.__module__) or "<locals>" in cls.__qualname__ or byvalue.lost_its_name(cls):
+            if self.classes is None:
+                return byvalue.class_parts(cls)
+            self.classes.append(cls)
+            return byvalue.class_by_id, (byvalue.class_id(cls),)
+        return NotImplemented
 
-    def _save_module(self, module: types.ModuleType) -> bool:
+    def _module(self, module: types.ModuleType) -> Reduction:
         """Send a module by its name; dill would send the content of those outside the standard library's places."""
         name = module.__name__
+        if module is builtins:  # among the globals of a module, it seems
+            self._expect_namespaces()
         if sys.modules.get(name) is not module or (name != "__main__" and byvalue.is_by_value(name)):
-            return False
+            return _by_dill(module)
         self.modules.add(name)
-        self.save_reduce(importlib.import_module, (name,), obj=module)
-        return True
+        return importlib.import_module, (name,)
 
-    def _save_cell(self, cell: types.CellType) -> bool:
+    def _module_spec(self, _: Any) -> Reduction:
+        self._expect_namespaces()
+        return NotImplemented
+
+    def _expect_namespaces(self) -> None:
+        """Note an object that only namespaces of modules hold, which travel by name."""
+        raise _NeedsTracingError
+
+    def _method(self, method: types.MethodType) -> Reduction:
+        return types.MethodType, (method.__func__, method.__self__)
+
+    def _cell(self, cell: types.CellType) -> Reduction:
         try:
             content = (cell.cell_contents,)
         except ValueError:  # empty
-            self.save_reduce(byvalue.make_cell, (), obj=cell)
-        else:
-            self.save_reduce(byvalue.make_cell, (), content, None, None, byvalue.set_cell, obj=cell)
-        return True
+            return byvalue.make_cell, ()
+        return byvalue.make_cell, (), content, None, None, byvalue.set_cell
 
-    def _save_type_variable(self, variable: Any) -> bool:
-        if not byvalue.is_by_value(variable.__module__):
-            return False
-        variance = (variable.__covariant__, variable.__contravariant__)
-        parts = (variable.__name__, variable.__bound__, variable.__constraints__, variance, variable.__module__)
-        self.save_reduce(byvalue.type_variable, parts, obj=variable)
-        return True
+    def _singleton(self, thing: Any) -> Reduction:
+        return byvalue.singleton_parts(thing, to_parent=self._to_parent)
 
-    def _save_lru_cache(self, cached: Any) -> bool:
+    def _context(self, context: contextvars.Context) -> Reduction:
+        return byvalue.make_context, (list(context.items()),)
+
+    def _lru_cache(self, cached: Any) -> Reduction:
         if self._goes_by_name(cached):
-            return False
-        self.save_reduce(byvalue.lru_cache_of, (cached.__wrapped__, cached.cache_parameters()), obj=cached)
-        return True
+            return str(cached.__qualname__)
+        return byvalue.lru_cache_of, (cached.__wrapped__, cached.cache_parameters())
 
-    def _save_container(self, container: Any) -> bool:
-        """Send a large container of plain values by the C pickle."""
-        if len(container) < 64 or not _is_plain(container):
-            return False
-        self.save_reduce(pickle.loads, (pickle.dumps(container, 5),), obj=container)
-        return True
+    def _special(self, obj: Any) -> Reduction:
+        reduction = standins.replacement(obj, "")
+        if reduction is None:
+            return _by_dill(obj) if type(obj) in dill.Pickler.dispatch else NotImplemented
+        make, arguments = reduction
+        if make is not standins.Standin and not any(type(part) is standins.Standin for part in arguments):
+            return reduction
+        place = self._place()
+        if make is standins.Standin:
+            self.standins[place] = standins.standin_type(reduction)
+        return standins.replacement(obj, place)
 
 
-_SAVERS: dict[type, Callable[[CapsulePickler, Any], bool]] = {
-    types.CellType: CapsulePickler._save_cell,
-    typing.TypeVar: CapsulePickler._save_type_variable,
-    functools._lru_cache_wrapper: CapsulePickler._save_lru_cache,
-    list: CapsulePickler._save_container,
-    dict: CapsulePickler._save_container,
+class _NeedsTracingError(Exception):
+    """The fast pickler met an object that only the tracing one can send."""
+
+
+_RULES: dict[type, Callable[[Any, Any], Reduction]] = {
+    types.FunctionType: _Rules._function,
+    types.MethodType: _Rules._method,
+    types.CellType: _Rules._cell,
+    importlib.machinery.ModuleSpec: _Rules._module_spec,
+    contextvars.Context: _Rules._context,
+    **dict.fromkeys(byvalue.SINGLETON_TYPES, _Rules._singleton),
+    functools._lru_cache_wrapper: _Rules._lru_cache,
 }
+_NATIVE = frozenset({*PLAIN, tuple, list, dict, set, frozenset, bytearray, pickle.PickleBuffer})
 
 
-def _is_plain(container: list[Any] | dict[Any, Any]) -> bool:
-    values = container.values() if isinstance(container, dict) else container
-    keys = container if isinstance(container, dict) else ()
-    return all(type(value) in PLAIN for value in values) and all(type(key) in PLAIN for key in keys)
+@standins.per_type
+def _rule_for(kind: Any) -> Callable[[Any, Any], Reduction] | None:
+    """Return the rule for objects of this type; None leaves them to pickle."""
+    if kind in _NATIVE or (kind.__module__, kind.__name__) == ("numpy", "ndarray"):  # dill would copy the array
+        return None
+    if (rule := _RULES.get(kind)) is not None:
+        return rule
+    if issubclass(kind, type):
+        return _Rules._class
+    if issubclass(kind, types.ModuleType):
+        return _Rules._module
+    if standins.is_special(kind):
+        return _Rules._special
+    own = standins.rule_for(kind) or (_by_dill if kind in dill.Pickler.dispatch or _is_array(kind) else None)
+    return None if own is None else lambda _, obj: own(obj)
+
+
+def _is_array(kind: type) -> bool:
+    return any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in kind.__mro__)
+
+
+class _Recorder(dill.Pickler):  # type: ignore[misc]  # dill ships no types
+    """Records how dill reduces one object, instead of sending it.
+
+    dill, and those who register types with it, have functions for some eighty types; these call a pickler in Python.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), protocol=5, byref=False, recurse=False)
+        self.reduction: Reduction = NotImplemented
+        self.write = self._take
+        self._is_saving = False
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        """Have dill save an object, but nothing of what it holds."""
+        if not self._is_saving:
+            self._is_saving = True
+            super().save(obj, save_persistent_id)
+
+    def save_reduce(self, func: Any, args: Any, *rest: Any, obj: Any = None, **more: Any) -> None:
+        """Note the reduction."""
+        names = ("state", "listitems", "dictitems", "state_setter")
+        options = dict(zip(names, rest, strict=False)) | more
+        self.reduction = (func, args, *map(options.get, names))
+
+    def _take(self, data: bytes) -> None:
+        if data[:1] == pickle.GLOBAL:  # as dill has it for the marks of dataclasses
+            self.reduction = data.split(b"\n")[1].decode()
+
+
+def _by_dill(obj: Any) -> Reduction:
+    """Return how dill sends an object, NotImplemented if it leaves it to pickle."""
+    recorder = _Recorder()
+    recorder.save(obj)
+    return recorder.reduction
+
+
+class _FastPickler(_Rules, pickle.Pickler):
+    """The C pickler with our rules."""
+
+
+class _TracingPickler(_Rules, _PythonPickler):  # type: ignore[misc]  # no types either
+    """A pickler that always knows where it is: a tenth as fast, for objects that stop the fast one.
+
+    Args:
+        banned: ids of objects for which a stand-in travels, with the reason.
+    """
+
+    # dill puts its own functions into the table that this one inherits.
+    dispatch = dict(_PythonPickler.dispatch) | {dict: _PythonPickler.save_dict, type: _PythonPickler.save_type}
+
+    def __init__(self, file: Any, *, banned: dict[int, str], **options: Any) -> None:
+        super().__init__(file, **options)
+        self._banned = banned
+        self._stack: list[Any] = []
+        self.failure: list[Any] | None = None  # the stack where the first error struck
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
+        """Save one object; every object of the graph passes here."""
+        if type(obj) in PLAIN or id(obj) in self.memo:
+            return super().save(obj, save_persistent_id)
+        self._stack.append(obj)
+        try:
+            if (reason := self._banned.get(id(obj))) is not None:
+                place = self._place()
+                self.standins[place] = standins.type_name(obj)
+                return self.save_reduce(*standins.standin_reduction(obj, place, reason), obj=obj)
+            if type(obj) is dict and (name := byvalue.module_of(obj)) is not None:
+                home = (byvalue.namespace, (name,)) if byvalue.is_by_value(name) else (vars, (sys.modules[name],))
+                return self.save_reduce(*home, obj=obj)
+            return super().save(obj, save_persistent_id)
+        except Exception:
+            if self.failure is None:
+                self.failure = list(self._stack)
+            raise
+        finally:
+            self._stack.pop()
+
+    def _place(self) -> str:
+        return describe_path(self._stack)
+
+    def _expect_namespaces(self) -> None:
+        """Do nothing: this pickler checks each dictionary."""
 
 
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -233,6 +337,8 @@ def describe_path(stack: list[Any]) -> str:
             place += f"[{next((n for n, value in enumerate(before) if value is obj), '?')}]"
         elif not place and isinstance(obj, types.FunctionType):
             place = obj.__qualname__
+    if len(place) > _LONGEST_PLACE:
+        place = f"{place[: _LONGEST_PLACE // 2]}...{place[-_LONGEST_PLACE // 2 :]}"
     return place or standins.type_name(stack[-1])
 
 
@@ -250,14 +356,14 @@ def _culprit(stack: list[Any]) -> Any:
 # ---------------------------------------------------------------- code
 
 
-class Capsule(typing.NamedTuple):
-    """A callable, ready to travel.
+class PickledFunction(typing.NamedTuple):
+    """A pickled callable.
 
     Attributes:
-        stream: the pickle.
-        buffers: large buffers beside it.
-        standins: type by place of what could not travel.
-        modules: installed modules that it refers to.
+        stream: pickle of the callable.
+        buffers: large buffers that the pickle refers to.
+        standins: type of each object that could not travel, by its place.
+        modules: installed modules that the callable refers to.
     """
 
     stream: bytes
@@ -266,36 +372,57 @@ class Capsule(typing.NamedTuple):
     modules: tuple[str, ...]
 
 
-def dumps_code(obj: Any, *, homewards: bool = False) -> Capsule:
-    """Return `obj` and the globals that its code uses, ready to travel.
+def dumps_code(obj: Any, *, to_parent: bool = False) -> PickledFunction:
+    """Pickle `obj` with the globals that its code uses.
 
     Raises:
         UnpicklableError: it cannot travel, not even with stand-ins for some of its attributes.
     """
     banned: dict[int, str] = {}
-    kept: list[Any] = []  # ids stay valid as long as the objects live
-    first = _explore(obj, banned, kept, homewards)
-    needed = {} if homewards else first.pickler.globals
+    kept: list[Any] = []  # ids are valid while the objects live
+    first = _pickle(({}, obj), banned, kept, to_parent)
+    needed = {} if to_parent else first.pickler.globals
     shipped = _gather_globals(needed, banned, kept)
     if not shipped:
-        return first.capsule()
+        return first.result()
     # Once more, now behind its globals: code that runs while `obj` is rebuilt (__setstate__, a metaclass) needs them.
-    second = _Pass(homewards, banned)
-    second.pickler.dump((shipped, obj))
-    return second.capsule()
+    return _pickle((shipped, obj), banned, kept, to_parent).result()
 
 
-class _Pass:
-    """One run of the pickler."""
+def dumps_fast(
+    obj: Any, out: io.BytesIO, *, to_parent: bool, buffers: Callable[[pickle.PickleBuffer], Any] | None = None
+) -> list[type] | None:
+    """Write what `pickle.loads` understands.
 
-    def __init__(self, homewards: bool, banned: dict[int, str]) -> None:
+    Returns:
+        The classes by value that must be there before it; None if it is not all, since the globals of code are missing.
+
+    Raises:
+        Exception: whatever stops the C pickler.
+    """
+    pickler = _FastPickler(out, to_parent=to_parent, buffers=buffers)
+    pickler.classes = None if to_parent else []
+    pickler.dump(obj)
+    return None if pickler.globals and not to_parent else pickler.classes or []
+
+
+class _PickleRun:
+    """One run of a pickler."""
+
+    def __init__(self, parts: tuple[Shipped, Any], make: Callable[..., _Rules], **options: Any) -> None:
         self._out = io.BytesIO()
         self._buffers: list[pickle.PickleBuffer] = []
-        self.pickler = CapsulePickler(self._out, homewards=homewards, banned=banned, buffers=_aside(self._buffers))
+        self.pickler: Any = make(self._out, buffers=_aside(self._buffers), **options)
+        self._parts = parts
 
-    def capsule(self) -> Capsule:
+    def run(self) -> _PickleRun:
+        for part in self._parts:  # one pickle after the other: what comes first can be used as the other is rebuilt
+            self.pickler.dump(part)
+        return self
+
+    def result(self) -> PickledFunction:
         modules = tuple(sorted(filter(byvalue.is_installed, self.pickler.modules)))
-        return Capsule(self._out.getvalue(), tuple(self._buffers), self.pickler.standins, modules)
+        return PickledFunction(self._out.getvalue(), tuple(self._buffers), self.pickler.standins, modules)
 
 
 def _aside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -308,24 +435,47 @@ def _aside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer]
     return take
 
 
-def _explore(obj: Any, banned: dict[int, str], kept: list[Any], homewards: bool) -> _Pass:
-    """Pickle `obj` without its globals, again and again until it works, banning what cannot travel."""
-    while True:
-        attempt = _Pass(homewards, banned)
+def _pickle(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], to_parent: bool) -> _PickleRun:
+    """Pickle globals and what needs them: fast, or step by step until it works, banning what cannot travel."""
+    if not banned:
         try:
-            attempt.pickler.dump(({}, obj))
+            return _PickleRun(parts, _FastPickler, to_parent=to_parent).run()
+        except RecursionError:
+            with _deep_recursion(), suppress(Exception):
+                return _PickleRun(parts, _FastPickler, to_parent=to_parent).run()
+        except Exception:  # noqa: BLE001, S110 -- the other one finds out where it comes from
+            pass
+    with _deep_recursion():
+        return _trace(parts, banned, kept, to_parent)
+
+
+def _trace(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], to_parent: bool) -> _PickleRun:
+    while True:
+        attempt = _PickleRun(parts, _TracingPickler, to_parent=to_parent, banned=banned)
+        try:
+            return attempt.run()
         except Exception as exc:  # a user's __reduce__ may raise anything
-            stack = (attempt.pickler.failure or [None, obj])[1:]
+            stack = attempt.pickler.failure or [parts[1]]
             culprit = _culprit(stack)
-            if culprit is None or culprit is obj or id(culprit) in banned or len(banned) >= _MAX_STANDINS:
+            if culprit is None or culprit is parts[1] or id(culprit) in banned or len(banned) >= _MAX_STANDINS:
                 raise UnpicklableError(
                     f"{describe_path(stack)}: {standins.type_name(stack[-1])} cannot be sent to a worker "
                     f"({type(exc).__name__}: {exc}); {standins.REMEDY}, or pass what it is made from"
                 ) from exc
             banned[id(culprit)] = f"{type(exc).__name__}: {exc}"
             kept.append(culprit)
-        else:
-            return attempt
+
+
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Raise the recursion limit for deeply nested objects; it holds for the whole interpreter."""
+    with _recursion_guard:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _DEEPEST))
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(limit)
 
 
 def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) -> Shipped:
@@ -334,9 +484,9 @@ def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) ->
     waiting = _unseen(needed, shipped)
     while waiting:
         for key, name, value in waiting:
-            version = namespaces.version_of(key, name, value)
+            version = byvalue.version_of(key, name, value)
             try:
-                more = _explore(value, banned, kept, homewards=False).pickler.globals
+                more = _pickle(({}, value), banned, kept, to_parent=False).pickler.globals
             except UnpicklableError as exc:
                 stand_in = standins.Standin(f"global {name}", standins.type_name(value), str(exc))
                 shipped[key, name] = version, stand_in
@@ -358,15 +508,265 @@ def _unseen(needed: Globals, seen: Shipped) -> list[tuple[str, str, Any]]:
 
 
 def load_code(stream: bytes, buffers: typing.Iterable[Any] = (), *, override: bool = True) -> Any:
-    """Return the object of a capsule, its globals installed.
+    """Return the object of a `PickledFunction`, its globals installed.
 
     Args:
-        stream: `Capsule.stream`.
-        buffers: `Capsule.buffers`.
-        override: replace globals that an earlier capsule brought.
+        stream: pickle, the `stream` of a `PickledFunction`.
+        buffers: large buffers that the pickle refers to, in order: the `buffers` of a `PickledFunction`.
+        override: whether to replace globals that came with an earlier pickle.
     """
     # Not from a file or a network: from a process of our own, over its own socket.
-    unpickler = dill.Unpickler(io.BytesIO(stream), buffers=buffers, ignore=True)  # noqa: S301
-    shipped, obj = unpickler.load()
-    namespaces.install_globals(shipped, override=override)
-    return obj
+    unpickler = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)  # noqa: S301
+    byvalue.install_globals(unpickler.load(), override=override)
+    return unpickler.load()
+
+
+# ---------------------------------------------------------------- arguments and results
+#
+# How arguments and results travel: as callables do, but without globals unless code in them needs those.
+#
+# The class of an item may travel by value: it is sent once to each worker, ahead of its first instance, and instances
+# refer to it by its id.
+
+
+_PLAIN_MARK = ord("p")
+_FEW = 16  # items; the nested calls of `_is_simple` cost more than a pickler beyond that
+
+
+def dumps_items(obj: Any) -> tuple[bytes, list[type]]:
+    """Return arguments as bytes that `loads_data` understands, and the classes that must be there before them.
+
+    Raises:
+        UnpicklableError: something in it cannot be sent.
+    """
+    return _dumps(obj, to_parent=False)
+
+
+def dumps_data(obj: Any) -> bytes:
+    """Return a result as bytes that `loads_data` understands in the process where the call comes from.
+
+    Raises:
+        UnpicklableError: something in it cannot be sent.
+    """
+    return _dumps(obj, to_parent=True)[0]
+
+
+def _dumps(obj: Any, *, to_parent: bool) -> tuple[bytes, list[type]]:
+    try:
+        if _is_simple(obj):
+            return b"p" + pickle.dumps(obj, 5), []
+        out = io.BytesIO()
+        out.write(b"p")
+        if (classes := dumps_fast(obj, out, to_parent=to_parent)) is not None:
+            return out.getvalue(), classes
+    except Exception:  # noqa: BLE001, S110 -- whatever the C pickler cannot do, the other one tries, and reports
+        pass
+    stream, buffers, places, _ = dumps_code(obj, to_parent=to_parent)
+    if places:
+        place, name = next(iter(places.items()))
+        raise UnpicklableError(
+            f"{place}: {name} cannot be sent between processes as an argument or result; send what it is made from"
+        )
+    return b"c" + pickle.dumps((stream, [bytes(buffer) for buffer in buffers]), 5), []
+
+
+def _is_simple(obj: Any) -> bool:
+    """Return whether it is a plain value, or few in tuples and lists; takes less time than creating a pickler."""
+    kind = type(obj)
+    if kind is tuple or kind is list:
+        if len(obj) > _FEW:
+            return False
+        for part in obj:  # noqa: SIM110 -- the generator of an `all` costs more than the pickle
+            if type(part) not in PLAIN and not _is_simple(part):
+                return False
+        return True
+    return kind in PLAIN or (kind is dict and not obj)
+
+
+def loads_data(data: bytes | memoryview) -> Any:
+    """Return what was pickled."""
+    content = pickle.loads(memoryview(data)[1:])  # noqa: S301 -- from our own process, over its own socket
+    if data[0] == _PLAIN_MARK:
+        return content
+    stream, buffers = content
+    return load_code(stream, buffers, override=False)
+
+
+# ---------------------------------------------------------------- results of a chunk, one by one
+#
+# The results of a chunk are one pickle, since one is written and read several times as fast as hundreds, and objects
+# that results share travel once. If something in it cannot be unpickled, a pickle of each result is cut out of it.
+#
+# For that, the pickle is parsed into nodes. A node is the list of all parts that build one object: opcodes, nodes of
+# what the object holds, and what the pickler notes in its memo. An object that a result shares with an earlier one is
+# only a number there; in the result's own pickle, all that builds the object takes the place of that number.
+
+
+_Node = list[Any]  # of bytes, _Put, _Get, _Beside and nodes
+_MEMO = struct.Struct("<I")
+_FILLING = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
+
+
+class _Put(int):
+    """The object that has just been built gets this number."""
+
+
+class _Get(int):
+    """The object with this number."""
+
+
+class _Beside(int):
+    """The buffer with this number, beside the stream."""
+
+
+def loads_results(data: bytes | memoryview) -> tuple[list[Any], Any, dict[int, BaseException]]:
+    """Return what can be unpickled of a pair whose first member is a list of results.
+
+    Returns:
+        The results, None in place of those that cannot be unpickled; the other member; and what the former raise, by
+        their positions.
+    """
+    stream, buffers = bytes(memoryview(data)[1:]), []
+    if data[0] != _PLAIN_MARK:
+        stream, buffers = pickle.loads(stream)  # noqa: S301 -- from our own process, over its own socket
+    parser = _Parser(stream)
+    results, other = _nodes(parser.root)
+    values: list[Any] = []
+    failures: dict[int, BaseException] = {}
+    for node in _nodes(results):
+        try:
+            values.append(parser.load(node, buffers))
+        except BaseException as exc:  # noqa: BLE001 -- whatever its class does as it is rebuilt
+            failures[len(values)] = exc
+            values.append(None)
+    return values, parser.load(other, buffers), failures
+
+
+def _nodes(node: _Node) -> list[_Node]:
+    return [part for part in node if type(part) is list]
+
+
+def _number_of(part: Any) -> int:
+    """Return the number of the object that a part of a node builds, notes or fetches; -1 if it has none."""
+    if isinstance(part, list):
+        return next((each for each in part if isinstance(each, _Put)), -1)
+    return part if isinstance(part, _Put | _Get) else -1
+
+
+class _Parser:
+    """Parses what our picklers write.
+
+    Args:
+        stream: pickles of one pickler, of which all but the last are only there to be referred to.
+
+    Attributes:
+        root: node of the last object.
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        import pickletools  # here, since no worker needs it
+
+        self._stack: list[_Node | None] = []  # None is a mark
+        self._memo: list[_Node] = []
+        self._num_buffers = 0
+        file = io.BytesIO(stream)
+        while file.tell() < len(stream):
+            operations = list(pickletools.genops(file))
+            ends = [*(start for _, _, start in operations[1:]), file.tell()]
+            for (opcode, argument, start), end in zip(operations, ends, strict=True):
+                self._apply(opcode, argument, stream[start:end])
+            self.root = self._pop()
+
+    def load(self, node: _Node, buffers: list[bytes]) -> Any:
+        """Return the object that this node builds."""
+        written, beside = [pickle.PROTO + b"\x05"], []
+        known: set[int] = set()
+        under_way = [iter(node)]
+        while under_way:
+            part = next(under_way[-1], None)
+            number = _number_of(part)
+            if part is None:
+                under_way.pop()
+            elif isinstance(part, bytes):
+                written.append(part)
+            elif isinstance(part, _Beside):
+                written.append(pickle.NEXT_BUFFER)
+                beside.append(buffers[part])
+            elif number in known:
+                if isinstance(part, _Put):  # it holds itself, and has been built inside of what it holds
+                    written.append(pickle.POP)
+                    under_way.pop()
+                written.append(pickle.LONG_BINGET + _MEMO.pack(number))
+            elif isinstance(part, _Put):
+                known.add(part)
+                written.append(pickle.LONG_BINPUT + _MEMO.pack(part))
+            else:
+                under_way.append(iter(self._memo[part] if isinstance(part, _Get) else part))
+        return pickle.loads(b"".join((*written, pickle.STOP)), buffers=beside)  # noqa: S301
+
+    def _apply(self, opcode: OpcodeInfo, argument: Any, code: bytes) -> None:
+        name, stack = opcode.name, self._stack
+        if name == "MARK":
+            stack.append(None)
+        elif name == "MEMOIZE":
+            top = self._top()
+            top.append(_Put(len(self._memo)))
+            self._memo.append(top)
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append([_Get(argument)])
+        elif name == "NEXT_BUFFER":
+            stack.append([_Beside(self._num_buffers)])
+            self._num_buffers += 1
+        elif name == "POP":
+            self._drop(self._pop(), code)
+        elif name == "POP_MARK":
+            self._pop_to_mark()
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            self._build(opcode, code)
+
+    def _build(self, opcode: OpcodeInfo, code: bytes) -> None:
+        before = [kind.name for kind in opcode.stack_before]
+        operands: _Node = []
+        if "mark" in before:
+            del before[before.index("mark") :]
+            operands = [pickle.MARK, *self._pop_to_mark()]
+        operands[:0] = [self._pop() for _ in before][::-1]
+        if opcode.name in _FILLING:
+            self._stack.append(operands[0])
+            self._built(operands[0]).extend((*operands[1:], code))
+        else:
+            self._stack.append([*operands, code])
+
+    def _drop(self, node: _Node, code: bytes) -> None:
+        """Take an object from the stack: a call that changes the object below it, or a tuple that holds itself.
+
+        The latter has been built inside of what it holds; it is fetched from there next.
+        """
+        below = self._stack[-1]
+        if below is not None and node[-1] == pickle.REDUCE and self._changes(node, below):
+            self._built(below).extend((node, code))
+
+    def _changes(self, call: _Node, node: _Node) -> bool:
+        """Return whether the first argument of the call is the object of this node."""
+        arguments = _nodes(call[1])
+        return bool(arguments) and self._built(arguments[0]) is self._built(node)
+
+    def _built(self, node: _Node) -> _Node:
+        """Return the node that builds an object of which this one may only be the number."""
+        return self._memo[node[-1]] if isinstance(node[-1], _Get) else node
+
+    def _top(self) -> _Node:
+        top = self._stack[-1]
+        assert top is not None
+        return top
+
+    def _pop(self) -> _Node:
+        node = self._stack.pop()
+        assert node is not None
+        return node
+
+    def _pop_to_mark(self) -> list[_Node]:
+        nodes: list[_Node] = []
+        while (node := self._stack.pop()) is not None:
+            nodes.append(node)
+        return nodes[::-1]

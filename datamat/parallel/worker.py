@@ -1,23 +1,13 @@
-"""The worker process: it reads frames, runs tasks one after the other, and answers each of them.
-
-    parent ── CODE, TASK, FORGET, QUIT ──────────────────────────> worker
-    parent <── READY, DONE, FAILED, RETURNED, LOG, RETIRED, ... ─── worker      (one socket pair each)
-    parent <── what it has begun, where it hangs or crashed ─────── worker      (a file in memory, `blackbox`)
-    parent <── nothing, ever ────────────────────────────────────── worker      (a second socket pair, the lifeline)
-
-The worker ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is closed,
-which needs neither the GIL nor the end of the current task.
-"""
+"""The program of a worker: it reads requests, makes the calls, and answers."""
 
 from __future__ import annotations
 
-import faulthandler
-import fcntl
 import functools
+import gc
 import logging
 import multiprocessing
 import os
-import resource
+import reprlib
 import signal
 import socket
 import struct
@@ -28,31 +18,21 @@ import traceback
 import types
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from datamat.errors import ParallelError
-from datamat.parallel import (
-    affinity,
-    byvalue,
-    inherited,
-    logs,
-    namespaces,
-    outcomes,
-    payloads,
-    pickling,
-    role,
-    shipment,
-)
+from datamat.parallel import affinity, byvalue, channel, logs, pickling, process_role, processes, standins
 from datamat.parallel.channel import WorkerChannel
-from datamat.parallel.contexts import forget_idle_tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from datamat.parallel.blackbox import BlackBox
+    from datamat.parallel.channel import Claims
+    from datamat.parallel.crash import CrashNote
+
 
 __all__ = [
-    "CODE",
+    "FUNCTION",
     "OUTCOME",
     "TASK",
     "TRACE_SIGNAL",
@@ -60,67 +40,195 @@ __all__ = [
     "Reply",
     "Request",
     "WorkerConfig",
-    "bequeath",
+    "call",
+    "call_each",
+    "inherit",
     "main",
+    "note_item",
+    "pack_error",
+    "peak_rss_bytes",
+    "text_of",
     "unpack_outcome",
 ]
+
+# ---------------------------------------------------------------- calls and their results
+#
+# Calls in a worker, and their errors on the way to the caller: with the item, and with the traceback as text.
+
+
+_HERE = os.path.dirname(__file__)
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a call; its error names the call."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as exc:
+        note_item(exc, args, kwargs, os.getpid())
+        raise
+
+
+def call_each(
+    function: Callable[..., Any], items: Iterable[Any], *, are_tuples: bool
+) -> tuple[list[Any], dict[int, bytes]]:
+    """Call `function` with each item of a chunk, or with the arguments that each is a tuple of.
+
+    Returns:
+        The results, None in place of those that failed, and the packed errors of these by their position. Most chunks
+        have none: so a result travels as it is, with nothing beside it.
+    """
+    results: list[Any] = []
+    errors: dict[int, bytes] = {}
+    for item in items:
+        try:
+            result = function(*item) if are_tuples else function(item)
+        except BaseException as exc:  # noqa: BLE001 -- of this item, raised where the item's result is asked for
+            note_item(exc, item if are_tuples else (item,), {}, os.getpid())
+            errors[len(results)] = pack_error(exc)
+            result = None
+        results.append(result)
+    return results, errors
+
+
+def _answer(
+    function: Callable[..., Any], arguments: Any, mode: int, noted: Callable[[list[Any]], Iterable[Any]]
+) -> tuple[int, bytes]:
+    """Make the calls of a task, and return the reply to it."""
+    try:
+        if mode == Mode.CALL:
+            return Reply.DONE, pickling.dumps_data(call(function, *arguments))
+        are_tuples = mode == Mode.CHUNK
+        outcomes = call_each(function, noted(arguments), are_tuples=are_tuples)
+        return Reply.DONE, _pack_outcomes(outcomes, arguments, are_tuples=are_tuples)
+    except BaseException as exc:  # noqa: BLE001 -- an error of the task, raised again by its future
+        return Reply.FAILED, pack_error(exc)
+
+
+def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any], *, are_tuples: bool) -> bytes:
+    """Return the packed outcomes of a chunk; a result that cannot be sent becomes the error of its own item."""
+    try:
+        return pickling.dumps_data(outcomes)
+    except BaseException:  # noqa: BLE001 -- whatever a `__reduce__` of the user's raises
+        results, errors = outcomes
+        for position, (item, result) in enumerate(zip(items, results, strict=True)):
+            try:
+                pickling.dumps_data([result])
+            except BaseException as exc:  # noqa: BLE001 -- raised where this item's result is asked for
+                note_item(exc, item if are_tuples else (item,), {}, os.getpid())
+                errors[position] = pack_error(exc)
+                results[position] = None
+        return pickling.dumps_data(outcomes)
+
+
+def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any], pid: int) -> None:
+    """Add a note to the exception: which item it belongs to, and which process ran it."""
+    parts = [reprlib.repr(arg) for arg in args] + [f"{name}={reprlib.repr(arg)}" for name, arg in kwargs.items()]
+    with suppress(Exception):  # a user's exception class may refuse notes
+        exc.add_note(f"item: {', '.join(parts)} (process {pid})")
+
+
+def pack_error(exc: BaseException) -> bytes:
+    """Return the exception, or its text if it cannot travel, and its traceback for `workers.unpack_error`."""
+    trace = exc.__traceback__
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:
+        trace = trace.tb_next  # users need not see our frames
+    text = "".join(traceback.format_exception(type(exc), exc, trace))
+    try:
+        packed = pickling.dumps_data(exc)
+        pickling.loads_data(packed)  # an exception whose __init__ takes other arguments fails only here
+    except BaseException:  # noqa: BLE001 -- whatever its __reduce__ does
+        notes = getattr(exc, "__notes__", [])
+        plain = ParallelError(f"{type(exc).__qualname__}: {text_of(exc)} (this exception cannot be pickled)")
+        for note in notes:
+            plain.add_note(str(note))
+        packed = pickling.dumps_data(plain)
+    return pickling.dumps_data((packed, text))
+
+
+def text_of(exc: BaseException) -> str:
+    """Return the text of an exception, whatever its own `__str__` does."""
+    try:
+        return str(exc)
+    except Exception:  # noqa: BLE001 -- a user's __str__
+        return "<no text>"
+
+
+# ---------------------------------------------------------------- the worker
+#
+# The worker process: it reads frames, runs tasks one after the other, and answers each of them.
+#
+#     parent ── FUNCTION, TASK, FORGET, QUIT ──────────────────────> worker
+#     parent <── READY, DONE, FAILED, RETURNED, LOG, RETIRED, ... ─── worker      (one socket pair each)
+#     parent <── what it has begun, where it hangs or crashed ─────── worker      (a file in memory, `CrashNote`)
+#     parent <── nothing, ever ────────────────────────────────────── worker      (a second socket pair, the lifeline)
+#
+# The worker ends when its parent ends: the kernel sends SIGKILL as soon as the parent's end of the lifeline is closed,
+# which needs neither the GIL nor the end of the current task.
 
 
 # Kinds of frames. Not Enums, whose members cost 0.15 us at each look (Python 3.11).
 
 
 class Request:
-    """What the parent asks of a worker."""
+    """Kinds of messages to a worker."""
 
-    CODE = 1  # CODE header, shipment
-    FORGET = 2  # CODE header
+    FUNCTION = 1  # FUNCTION header, packed function
+    FORGET = 2  # FUNCTION header
     TASK = 3  # TASK header, arguments
     QUIT = 4
 
 
 class Reply:
-    """What a worker tells its parent."""
+    """Kinds of messages from a worker."""
 
     READY = 10
     DONE = 11  # OUTCOME header, result
     FAILED = 12  # OUTCOME header, exception and traceback
-    RETURNED = 13  # OUTCOME header: not run, its code has not arrived in a usable form
+    RETURNED = 13  # OUTCOME header: not run, its function has not arrived in a usable form
     LOG = 14
-    BY_VALUE = 15  # CODE header, name of a module to send by value
+    BY_VALUE = 15  # FUNCTION header, name of a module to send by value
     BROKEN = 16  # the initializer failed: traceback
     RETIRED = 17  # it takes no more tasks; those that it has not answered are not begun
+    PASSED_OVER = 18  # a task that the parent has taken back
+    HELD_UP = 19  # it would end, but a queue of `multiprocessing` is not read as fast
+    UNREAD = 20  # OUTCOME header, exception and traceback: not run, its arguments cannot be unpickled
 
 
 class Mode:
-    """How the arguments of a task are laid out."""
+    """Layouts of the arguments of a task."""
 
     CALL = 0  # (args, kwargs) of one call
-    CHUNK = 1  # a list of args of several calls; the result is a list of (ok, value)
+    CHUNK = 1  # a list of tuples, the arguments of several calls; the result is what `call_each` returns
+    ITEMS = 2  # the same for calls with one argument, without the tuples: half the work
 
 
-CODE = struct.Struct("<Q")  # code id
-TASK = struct.Struct("<QQB")  # task number, code id, mode
+FUNCTION = struct.Struct("<Q")  # function id
+TASK = struct.Struct("<QQB?")  # task number, function id, mode, whether it is to be claimed
 OUTCOME = struct.Struct("<QdQ")  # task number, busy seconds, peak resident bytes
 
 # Not SIGUSR1 or SIGUSR2, which users' code may have taken.
-TRACE_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - (2 if hasattr(signal, "SIGRTMAX") else 0)
+TRACE_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGUSR2", signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """How a worker sets itself up.
+    """Settings of a worker.
 
     Attributes:
         name: process name, as log records show it.
-        mask: CPUs to run on; None leaves them alone.
+        mask: CPUs that the worker may run on; None leaves its affinity alone.
         num_threads: threads that BLAS, OpenMP, OpenCV and the like may start.
-        logging: levels of the parent's loggers.
-        initializer: stream of the capsule of (initializer, initargs), or the number under which that is inherited; None
-            if there is none.
-        environment: the parent's environment, where the worker does not inherit it.
-        umask: the parent's, where the worker does not inherit it.
-        max_tasks: tasks after which the worker leaves; None for no limit.
-        authkey: what processes of this program prove themselves with to `multiprocessing` managers.
+        logging: levels of the parent's loggers, for the worker's.
+        initializer: packed (initializer, initargs), or the number under which that is inherited; None if there is
+            none.
+        registered: packed functions that users have registered for types, by their names, where the worker does not
+            inherit them.
+        environment: environment variables of the parent, where the worker does not inherit them.
+        umask: umask of the parent, where the worker does not inherit it.
+        max_tasks: number of tasks after which the worker leaves; None for no limit.
+        notes_times: whether the worker notes when each call of a chunk begins: calls have a time limit.
+        is_fork: whether the worker is a fork of the parent.
+        authkey: key by which processes of this program authenticate themselves to `multiprocessing` managers.
     """
 
     name: str
@@ -128,28 +236,33 @@ class WorkerConfig:
     num_threads: int
     logging: logs.LoggingState
     initializer: bytes | int | None
+    registered: dict[str, bytes]
     environment: dict[str, str] | None
     umask: int | None
     max_tasks: int | None
+    notes_times: bool
+    is_fork: bool
     authkey: bytes
 
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage
 _PEAK_S = 0.2
+_STDERR = 2
+_HELD_UP_S = 0.3  # that queues may take to be emptied into their pipes, until the parent hears of it
 
-_inherited: dict[int, tuple[Any, list[inherited.Hazard]]] = {}
+_inherited: dict[int, tuple[Any, list[standins.Unforkable]]] = {}
 
 
-def bequeath(code_id: int, obj: Any, hazards: list[inherited.Hazard]) -> Callable[[], None]:
+def inherit(function_id: int, obj: Any, unforkables: list[standins.Unforkable]) -> Callable[[], None]:
     """In the parent: let the workers that are forked from now on inherit `obj` under this id.
 
     Returns:
         A function that ends it, to be called after the fork.
     """
-    _inherited[code_id] = (obj, hazards)
+    _inherited[function_id] = (obj, unforkables)
 
     def end() -> None:
-        _inherited.pop(code_id, None)
+        _inherited.pop(function_id, None)
 
     return end
 
@@ -157,30 +270,82 @@ def bequeath(code_id: int, obj: Any, hazards: list[inherited.Hazard]) -> Callabl
 # ---------------------------------------------------------------- set-up
 
 
-def main(config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket, box: BlackBox) -> None:
+def main(
+    config: WorkerConfig, task_socket: socket.socket, lifeline: socket.socket, note: CrashNote, claims: Claims
+) -> None:
     """Run a worker until the parent sends QUIT or goes away."""
-    role.become_worker()
+    import faulthandler  # here, since a sub-interpreter that uses a pool cannot import it
+
+    # A collection writes into the header of each object that it looks at: what was inherited by a fork is left out, or
+    # it would copy all pages that are shared. In the parent, where objects come and go, nothing is frozen.
+    gc.freeze()
+    process_role.become_worker()
     _set_signals()
     _hold_lifeline(lifeline)
-    faulthandler.enable(box, all_threads=True)
-    faulthandler.register(TRACE_SIGNAL, box, all_threads=True, chain=True)  # chain: and then end
-    forget_idle_tracker()
+    faulthandler.enable(note, all_threads=True)
+    faulthandler.register(TRACE_SIGNAL, note, all_threads=True, chain=True)  # chain: and then end
+    processes.forget_idle_tracker()
+    standins.begin_worker(is_fork=config.is_fork)
     multiprocessing.current_process().authkey = config.authkey  # the standard library's, beside that of multiprocess
     if config.environment is not None:
         os.environ.clear()
         os.environ.update(config.environment)
     if config.umask is not None:
         os.umask(config.umask)
+    if not config.is_fork:
+        _hide_descriptors()
     affinity.limit_thread_environment(config.num_threads)
     affinity.limit_loaded_libraries(config.num_threads)
     affinity.bind(config.mask)
+    _renew_random_state()
     channel = WorkerChannel(task_socket)
-    namespaces.remember_globals("__main__")
+    byvalue.remember_globals("__main__")
+    for name, packed in config.registered.items():
+        standins.take_over(name, _loaded_when_called(packed))
     logs.forward_in_worker(functools.partial(channel.send, Reply.LOG), config.logging, config.name)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         if _initialize(config, channel):
             channel.send(Reply.READY)
-            _Loop(channel, box.begun(), config.max_tasks).run()
+            _Loop(channel, note.open(), claims, config).run()
+    if not {"multiprocessing.queues", "multiprocess.queues"}.isdisjoint(sys.modules):
+        held_up = threading.Timer(_HELD_UP_S, channel.send, (Reply.HELD_UP,))
+        held_up.daemon = True
+        held_up.start()
+    standins.end_worker()
+
+
+def _hide_descriptors() -> None:
+    """Let programs that tasks start inherit none of the descriptors that this process was given at its start.
+
+    They arrive inheritable; `os.system`, or `Popen` with `close_fds=False`, would pass them on, and a program that
+    outlives the worker would keep the pool's sockets open.
+    """
+    for name in _listed_descriptors():
+        with suppress(OSError):  # that of the listing itself is closed by now
+            if int(name) > _STDERR:
+                os.set_inheritable(int(name), False)
+
+
+def _listed_descriptors() -> list[str]:
+    """Return the numbers of the open descriptors; none where the system does not list them."""
+    for folder in ("/proc/self/fd", "/dev/fd"):  # a bare container has no /dev/fd; macOS has no /proc
+        with suppress(OSError):
+            return os.listdir(folder)
+    return []
+
+
+def _unpack(packed: bytes | memoryview) -> Any:
+    return pickling.load_code(*channel.unpack(memoryview(packed)))
+
+
+def _loaded_when_called(packed: bytes) -> Callable[[Any], Any]:
+    """Return the function; what it needs is imported when an object that it is for turns up."""
+    load = functools.cache(_unpack)
+
+    def reduce(obj: Any) -> Any:
+        return load(packed)(obj)
+
+    return reduce
 
 
 def _set_signals() -> None:
@@ -192,11 +357,29 @@ def _set_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, TRACE_SIGNAL})
 
 
+def _renew_random_state() -> None:
+    """Seed the generators of libraries again, from the system's entropy: forks of one process share their state.
+
+    Python does so for `random` in each fork. To seed each task instead, so that its numbers would be the same wherever
+    it runs, costs 3 us of each and hides from the reader what they depend on: a generator that the task makes of its
+    item does not.
+    """
+    if (numpy_random := sys.modules.get("numpy.random")) is not None and hasattr(numpy_random, "seed"):
+        try:
+            numpy_random.seed()
+        except TypeError:  # another bit generator than numpy's first, set by the user
+            numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
+    if (generator := getattr(sys.modules.get("torch"), "default_generator", None)) is not None:
+        generator.seed()
+
+
 def _hold_lifeline(lifeline: socket.socket) -> None:
     """Have this process killed when the parent's end of `lifeline` closes.
 
     Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG.
     """
+    import fcntl
+
     if hasattr(fcntl, "F_SETSIG"):
         descriptor = lifeline.fileno()
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
@@ -217,14 +400,16 @@ def _wait_for_hang_up(lifeline: socket.socket) -> None:
 
 
 def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
-    """Run the initializer; say whether the worker can go on."""
+    """Run the initializer; return whether the worker can continue."""
     if config.initializer is None:
         return True
     try:
         if isinstance(config.initializer, int):
-            (initializer, arguments), _ = _inherited.pop(config.initializer)
+            (initializer, arguments), unforkables = _inherited.pop(config.initializer)
+            for unforkable in unforkables:
+                unforkable.repair()
         else:
-            initializer, arguments = pickling.load_code(config.initializer)
+            initializer, arguments = _unpack(config.initializer)
         initializer(*arguments)
     except BaseException:  # handed to the parent, which ends the pool with it
         logging.getLogger("datamat.parallel").critical("the initializer of a worker failed", exc_info=True)
@@ -239,11 +424,16 @@ def _initialize(config: WorkerConfig, channel: WorkerChannel) -> bool:
 class _Loop:
     """Reads requests and answers them."""
 
-    def __init__(self, channel: WorkerChannel, begun: memoryview, max_tasks: int | None) -> None:
+    def __init__(self, channel: WorkerChannel, begun: memoryview, claims: Claims, config: WorkerConfig) -> None:
         self._channel = channel
         self._begun = begun
-        self._remaining = max_tasks
-        self._codes: dict[int, Callable[..., Any]] = {}
+        self._claims = claims
+        self._remaining = config.max_tasks
+        self._notes_times = config.notes_times
+        self._pid = os.getpid()
+        self._functions: dict[int, Callable[..., Any]] = {}
+        self._awaited: set[int] = set()  # functions that are to be sent in another form
+        self._load_error: BaseException | None = None
         self._peak = 0
         self._next_peak = 0.0
 
@@ -253,49 +443,57 @@ class _Loop:
             kind, data = self._channel.receive()
             if kind == Request.TASK:
                 self._serve(data)
-                if self._remaining == 0 or role.is_retiring():
+                if os.getpid() != self._pid:  # the task has forked, and its child came back as well
+                    _end_fork()
+                if self._remaining == 0 or process_role.is_retiring():
                     self._channel.send(Reply.RETIRED)
                     return
-            elif kind == Request.CODE:
+            elif kind == Request.FUNCTION:
                 self._load(data)
                 self._begun[0] = 0
             elif kind == Request.FORGET:
-                self._codes.pop(CODE.unpack_from(data)[0], None)
-                _inherited.pop(CODE.unpack_from(data)[0], None)
+                self._functions.pop(FUNCTION.unpack_from(data)[0], None)
+                _inherited.pop(FUNCTION.unpack_from(data)[0], None)
             else:
                 return
             del data
 
     def _load(self, data: bytes) -> None:
         """Rebuild a callable; its tasks are returned, or fail with the reason, if that is not possible."""
-        code_id = CODE.unpack_from(data)[0]
-        self._begun[0] = code_id
-        self._codes.pop(code_id, None)
+        function_id = FUNCTION.unpack_from(data)[0]
+        self._begun[0] = function_id
+        self._functions.pop(function_id, None)
+        self._awaited.discard(function_id)
         try:
-            with role.importing():
-                function = pickling.load_code(*shipment.unpack(memoryview(data)[CODE.size :]))
-        except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need this code
+            with process_role.importing():
+                function = _unpack(memoryview(data)[FUNCTION.size :])
+        except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need this function
             module = _module_to_blame(exc)
             if module is not None and not byvalue.is_forced(module):
                 byvalue.force_by_value(module)
-                self._channel.send(Reply.BY_VALUE, CODE.pack(code_id), module.encode())
+                self._awaited.add(function_id)
+                self._channel.send(Reply.BY_VALUE, FUNCTION.pack(function_id), module.encode())
             else:
-                self._codes[code_id] = _failing(exc, "the callable could not be rebuilt in the worker")
+                self._load_error = exc
+                self._functions[function_id] = _failing(exc, "the callable could not be rebuilt in the worker")
             return
-        self._codes[code_id] = _set_up(function)
+        self._functions[function_id] = _set_up(function)
 
-    def _function(self, code_id: int) -> Callable[..., Any] | None:
-        if code_id not in self._codes and code_id in _inherited:
-            function, hazards = _inherited.pop(code_id)
-            for hazard in hazards:
-                hazard.repair()
-            self._codes[code_id] = _set_up(function)
-        return self._codes.get(code_id)
+    def _function(self, function_id: int) -> Callable[..., Any] | None:
+        if function_id not in self._functions and function_id in _inherited:
+            function, unforkables = _inherited.pop(function_id)
+            for unforkable in unforkables:
+                unforkable.repair()
+            self._functions[function_id] = _set_up(function)
+        return self._functions.get(function_id)
 
     def _serve(self, data: bytes) -> None:
-        number, code_id, mode = TASK.unpack_from(data)
+        number, function_id, mode, is_claimed = TASK.unpack_from(data)
+        if is_claimed and not self._claims.claim():
+            self._channel.send(Reply.PASSED_OVER)
+            return
         self._begun[0] = number  # before anything that may kill: the arguments, and the user's `setup_worker`
-        function = self._function(code_id)
+        function = self._function(function_id)
         if function is None:
             self._begun[0] = 0
             self._channel.send(Reply.RETURNED, OUTCOME.pack(number, 0.0, 0))
@@ -305,36 +503,66 @@ class _Loop:
         logs.set_task(function, number)
         begin = time.perf_counter()
         try:
-            arguments = payloads.loads_data(memoryview(data)[TASK.size :])
-            if mode == Mode.CALL:
-                result = outcomes.call(function, *arguments)
-            else:
-                result = [outcomes.call_item(function, item) for item in arguments]
-            payload, reply = payloads.dumps_data(result, homewards=True), Reply.DONE
-        except BaseException as exc:  # noqa: BLE001 -- an error of the task, raised again by its future
-            payload, reply = outcomes.pack_error(exc), Reply.FAILED
+            arguments = pickling.loads_data(memoryview(data)[TASK.size :])
+        except BaseException as exc:  # noqa: BLE001 -- whatever the class of an item does as it is rebuilt
+            reply, payload = self._refusal(exc)
+        else:
+            reply, payload = _answer(function, arguments, mode, self._noted)
+            del arguments
         busy_s = time.perf_counter() - begin
-        arguments = result = None
         self._channel.send(reply, OUTCOME.pack(number, busy_s, self._peak_rss_bytes(begin + busy_s)), payload)
         logs.set_task(None, 0)
 
+    def _refusal(self, exc: BaseException) -> tuple[int, bytes]:
+        """Return the reply to a task whose arguments cannot be unpickled, for this reason."""
+        if not isinstance(exc, byvalue.UnknownClassError):
+            return Reply.UNREAD, pack_error(exc)
+        if self._awaited:  # the class is to come in another form
+            self._begun[0] = 0
+            return Reply.RETURNED, b""
+        return Reply.UNREAD, pack_error(self._load_error or exc)
+
+    def _noted(self, arguments: list[Any]) -> Iterable[Any]:
+        """Return the items of a chunk; where calls have a time limit, note when each begins."""
+        return map(self._note_time, arguments) if self._notes_times else arguments
+
+    def _note_time(self, item: Any) -> Any:
+        self._begun[1] = time.monotonic_ns()
+        return item
+
     def _peak_rss_bytes(self, now: float) -> int:
-        """Return the highest resident memory so far, asked anew a few times a second: it costs a system call."""
+        """Return the highest resident memory so far; read a few times a second, since that costs a system call."""
         if now >= self._next_peak:
             self._next_peak = now + _PEAK_S
-            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+            self._peak = peak_rss_bytes()
         return self._peak
+
+
+def peak_rss_bytes() -> int:
+    """Return the highest resident memory that this process has had, in bytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+
+
+def _end_fork() -> NoReturn:
+    """End a child that a task has forked: the messages that it could read, and the answers, are its parent's."""
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
 
 
 def _set_up(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run the user's `setup_worker` hook, once for each callable that arrives."""
-    owner = function
-    while isinstance(owner, functools.partial):
-        owner = owner.func
-    hook = getattr(getattr(owner, "__self__", None), "setup_worker", None)
-    if callable(hook) and isinstance(owner, types.MethodType):
+    method = standins.innermost(function)
+    if not isinstance(method, types.MethodType):
+        return function
+    owner: Any = method.__self__
+    # Looked up in the class: a `__getattr__` may raise anything, and a class does not have the hook of its instances.
+    if callable(getattr(type(owner), "setup_worker", None)):
         try:
-            hook()
+            owner.setup_worker()
         except BaseException as exc:  # noqa: BLE001 -- becomes the error of the tasks that need it
             return _failing(exc, "setup_worker failed")
     return function
@@ -351,7 +579,7 @@ def _failing(exc: BaseException, what: str) -> Callable[..., Any]:
 
 def _module_to_blame(exc: BaseException) -> str | None:
     """Return the module that must travel by value because this worker cannot import it, None if that is not it."""
-    if isinstance(exc, role.NestedRunError):
+    if isinstance(exc, process_role.NestedRunError):
         name = exc.module_name
     elif isinstance(exc, ModuleNotFoundError):
         name = exc.name

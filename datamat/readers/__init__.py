@@ -1,17 +1,17 @@
-"""Finished directories, read back: `load` is the way in.
+"""Reads finished directories back: `load` is the entry point.
 
-loading      `load`
-dataset      records by position, key and in order, as dicts of arrays
-batches      the same in batches of numpy arrays or torch tensors; `order`, `schedule` and `states` say which and when,
-             `making`, `collate`, `transforms`, `memory` and `sharing` how they are put together
-samples      one record, read and decoded; `records`, `keys`, `cache` and `damage` are below it
-tf, service  the same as a `tf.data.Dataset`, alone or shared
-preview      pictures of samples, with masks drawn over them
+dataset      `load`; records by position, by key and in order; views of them         <- start reading here
+views        which records of which directories a dataset has, and what filters keep
+batches      batches of them for numpy and torch: their order, and how an iteration resumes
+loader       makes the batches, in threads or processes, in reusable memory (`sharing`)
+records      finds, reads and decodes one record, and handles damage; below it `cache` and `remote`
+sequences    batches that are padded, bucketed by length, or packed into rows
+tf           the same as a `tf.data.Dataset`
+preview      draws samples, with masks over their images
 """
 
 from __future__ import annotations
 
-from datamat.readers.dataset import ShardedDataset
-from datamat.readers.loading import load
+from datamat.readers.dataset import ShardedDataset, concat, load, mix
 
-__all__ = ["ShardedDataset", "load"]
+__all__ = ["ShardedDataset", "concat", "load", "mix"]

@@ -1,46 +1,695 @@
-"""`Batches`: what `to_numpy` and `to_torch` return. An endless supply of epochs, each a walk over batches.
-
-    Order       which record stands at which place of the epoch       (seed, epoch)
-    Schedule    which places are the batch of this rank at this step  (batch_size, world_size, where it began)
-    making      those records read, decoded, transformed, put together, ahead of their use
-    Client      numpy, or torch: what the arrays become
-
-Where one is in an epoch is a step of a schedule, and all that was delivered lies before its first place. So a state is
-a few numbers, the same on all ranks, and says what is left for any number of ranks, workers or records in a batch.
-"""
+"""Batches in a fixed order: which records they hold, how they are made, and where a loader resumes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import math
+from fractions import Fraction
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from datamat.errors import CorruptDataError, OptionError
+import numpy as np
+import xxhash
+
+from datamat.directory.keys import MIX64_STEPS, mix64
+from datamat.errors import CorruptDataError, MissingDependencyError, OptionError
+from datamat.features import is_number_dtype
 from datamat.parallel import physical_cores
-from datamat.readers.making import BatchMaker, Job, ended_at_exit, in_processes, in_threads
-from datamat.readers.memory import MemoryPool
-from datamat.readers.schedule import Schedule
-from datamat.readers.states import Place, read_state
+from datamat.readers.loader import BatchJob, BatchMaker, MemoryPool, closed_at_exit, in_blocks, in_processes, in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
-    from datamat.readers.damage import Damages
-    from datamat.readers.order import Order
+    from numpy.typing import NDArray
 
-__all__ = ["BatchOptions", "Batches", "Client", "Numpy"]
+    from datamat.readers.loader import Skipped
 
-_SAMPLES_PER_THREAD = 4  # at work or ready for each of `prefetch` where there are no batches
+
+__all__ = [
+    "BatchOptions",
+    "Batches",
+    "Client",
+    "EpochOrder",
+    "Mixed",
+    "Mixture",
+    "Numpy",
+    "Order",
+    "Position",
+    "Schedule",
+    "Selected",
+    "Supervised",
+    "Torch",
+    "Units",
+    "check_rank",
+    "check_seed",
+    "check_shuffle",
+    "chosen_fields",
+    "default_rank",
+    "permuted",
+    "read_state",
+    "records_at",
+    "register_iterable",
+    "supervised_fields",
+]
+
+# ---------------------------------------------------------------- order
+#
+# Which record stands at which place of an epoch: a pure function of place, seed and epoch, so nothing is stored.
+#
+#     whole      any record may stand anywhere; its place is computed, not looked up. Reads jump around the files.
+#     window     blocks of neighbouring records in random order, the records of a few blocks at a time mixed. Reads stay
+#                within those blocks: for spinning disks, network file systems, and formats that read groups.
+#     none       the order of the files
+#
+# Both shuffles are built on `permuted`. It uses integers alone, so that an epoch that began under one version of numpy
+# continues exactly under another.
+
+
+_ROUNDS = 64
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK_RECORDS = 64  # where the format has no groups: 13 MB of contiguous images of 200 KB
+
+
+def permuted(places: NDArray[np.int64], size: int, *seeds: int) -> NDArray[np.int64]:
+    """Return where a pseudo-random permutation of `size` things sends some places, without building a table.
+
+    The swap-or-not shuffle (Hoang, Morris, Rogaway: An Enciphering Scheme Based on a Card Shuffle, CRYPTO 2012): in
+    each round every place has a partner, and one bit, hashed from the pair, decides whether the two swap.
+
+    Args:
+        places: int64 (n,), places before the permutation, each from 0 to size - 1.
+        size: number of things permuted, at least 1.
+        seeds: numbers that, with size, select the permutation; not negative.
+
+    Returns:
+        int64 (n,), places after the permutation, different for different places.
+
+    Example:
+        >>> permuted(np.arange(5), 5, 7).tolist()
+        [4, 3, 2, 1, 0]
+    """
+    name = ",".join(map(str, (size, *seeds)))
+    counter = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
+    words = mix64(np.uint64(xxhash.xxh3_64_intdigest(name.encode())) ^ mix64(counter))
+    found = places.astype(np.int64)
+    # In memory that is used again in each round: a third of the time of an expression for each of these lines.
+    partner, swaps = np.empty_like(found), np.empty(len(found), np.bool_)
+    bits, shifted = np.empty((2, len(found)), np.uint64)
+    signed = bits.view(np.int64)
+    for key, salt in zip((words[:_ROUNDS] % np.uint64(size)).astype(np.int64), words[_ROUNDS:], strict=True):
+        np.subtract(key, found, out=partner)
+        np.right_shift(partner, 63, out=signed)  # all ones where it is negative
+        np.bitwise_and(signed, size, out=signed)
+        np.add(partner, signed, out=partner)
+        np.maximum(found, partner, out=signed)
+        # `mix64` without its last line, which leaves the highest bit as it is: that bit decides.
+        np.bitwise_xor(bits, salt, out=bits)
+        for shift, factor in MIX64_STEPS:
+            np.right_shift(bits, shift, out=shifted)
+            np.bitwise_xor(bits, shifted, out=bits)
+            np.multiply(bits, factor, out=bits)
+        np.less(signed, 0, out=swaps)
+        np.copyto(found, partner, where=swaps)
+    return found
+
+
+def check_seed(seed: Any) -> None:
+    """Raise `OptionError` unless a seed is a whole number, 0 or more."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise OptionError(f"seed is {seed!r}; want a number, 0 or more")
+
+
+def check_shuffle(shuffle: Any) -> None:
+    """Raise `OptionError` unless `shuffle` is True, False, or a number of records, 1 or more."""
+    if not isinstance(shuffle, bool) and (not isinstance(shuffle, int | np.integer) or shuffle < 1):
+        raise OptionError(f"shuffle is {shuffle!r}; want True, False, or the number of records to mix at a time")
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The order of an epoch. An immutable value: thread-safe, picklable.
+
+    Args:
+        sizes: number of records in each shard; of a selection, in each run of neighbours.
+        seed: base seed; with the number of the epoch it decides the order.
+        window: number of records that are mixed at a time; None mixes all, 0 keeps the order of the shards.
+        block: number of neighbouring records that stay in one window.
+        has_runs: whether `sizes` are those of runs, which may be far smaller than a block: a window then ends where it
+            has its records, not after as many blocks as would hold them if all were full.
+    """
+
+    sizes: tuple[int, ...]
+    seed: int = 0
+    window: int | None = 0
+    block: int = _BLOCK_RECORDS
+    has_runs: bool = False
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], shuffle: bool | int, seed: int, *, groups: tuple[int, int] | None) -> Order:
+        """Return the order that a user asked for.
+
+        Args:
+            sizes: number of records in each shard.
+            shuffle: False for the order of the shards, True to mix all records, or the size of the window.
+            seed: base seed of the shuffling, 0 or more.
+            groups: number of neighbouring records that the format reads to get at one, and the most such groups to mix;
+                None where it reads records one by one.
+
+        Raises:
+            OptionError: an argument is invalid.
+        """
+        check_shuffle(shuffle)
+        check_seed(seed)
+        window = None if shuffle is True else int(shuffle)
+        if groups is None:
+            return cls(tuple(sizes), int(seed), window)
+        group_records, several = groups[0], math.prod(groups)
+        return cls(tuple(sizes), int(seed), several if window is None else window, group_records)
+
+    @functools.cached_property
+    def num_records(self) -> int:
+        """Number of places in an epoch, one for each record."""
+        return sum(self.sizes)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the order beside the records themselves, as JSON values."""
+        return {"seed": self.seed, "window": self.window, "block": self.block}
+
+    def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the records at some places of an epoch, int64 (n,).
+
+        A thousand places take hardly longer than one: either costs 64 rounds of array operations.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            places: int64 (n,), places in the epoch.
+        """
+        if self.window == 0 or not len(places):
+            return places
+        if self.window is None:
+            return permuted(places, self.num_records, self.seed, epoch)
+        return self._positions_in_windows(epoch, places)
+
+    def _positions_in_windows(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        starts, ends, bounds = _windows(self, epoch)
+        windows = np.searchsorted(bounds, places, side="right") - 1
+        found = np.empty(len(places), np.int64)
+        for window in np.unique(windows).tolist():
+            begin, end = int(bounds[window]), int(bounds[window + 1])
+            mine = windows == window
+            mixed = begin + permuted(places[mine] - begin, end - begin, self.seed, epoch, window)
+            block = np.searchsorted(ends, mixed, side="right")
+            found[mine] = starts[block] + mixed - np.where(block > 0, ends[block - 1], 0)
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def _windows(order: Order, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the blocks of an epoch in their order, 24 bytes for each.
+
+    Returns:
+        the position at which each block starts, the place after its last record, and the places at which windows begin,
+        followed by the end of the epoch.
+    """
+    starts, sizes = _blocks(order.sizes, order.block)
+    shuffled = permuted(np.arange(len(starts)), len(starts), order.seed, epoch, 0, 0)
+    ends = np.cumsum(sizes[shuffled])
+    if order.has_runs:
+        return starts[shuffled], ends, _bounds_of_windows(ends, order.window or 1)
+    per_window = max(1, -(-(order.window or 1) // order.block))
+    bounds = np.concatenate([[0], ends[per_window - 1 : -1 : per_window], ends[-1:]])
+    return starts[shuffled], ends, bounds
+
+
+def _bounds_of_windows(ends: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    """Return the places at which windows of at least so many records begin and end, given those where blocks end."""
+    bounds, last = [0], int(ends[-1])
+    while bounds[-1] < last:
+        block = int(np.searchsorted(ends, bounds[-1] + window))
+        bounds.append(int(ends[min(block, len(ends) - 1)]))
+    return np.array(bounds)
+
+
+def _blocks(shards: Sequence[int], block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut shards into blocks of neighbouring records; return the first position and the size of each."""
+    starts, sizes, first = [], [], 0
+    for size in shards:
+        begins = np.arange(0, size, block, dtype=np.int64)
+        starts.append(first + begins)
+        sizes.append(np.minimum(block, size - begins))
+        first += size
+    return np.concatenate(starts), np.concatenate(sizes)
+
+
+# ---------------------------------------------------------------- orders of views
+#
+# What `select`, `filter`, `take`, `shard` and `concat` make of an order, and `mix` of several: which record stands at a
+# place is computed here, too, so a place remains all that a state needs.
+#
+#     Selected   an order over the places of a selection, then the records that are selected
+#     Mixed      at each place the next record of one of several orders, in proportion to their weights
+#
+#     weights .7 and .3    a pattern of 7 and 3 places, shuffled in each block of 10:   a a b a a a b a b a | b a a ...
+#     epochs               each member walks through its own: where one epoch of the mix ends, the next one continues
+
+
+class EpochOrder(Protocol):
+    """Which record stands at which place of an epoch. An immutable value: thread-safe, picklable."""
+
+    @property
+    def num_records(self) -> int:
+        """Number of places in an epoch."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the order beside the records themselves, as JSON values."""
+
+    def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the records at some places of an epoch, int64 (n,).
+
+        Args:
+            epoch: number of the epoch, from 0.
+            places: int64 (n,), places in the epoch.
+        """
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+    """An order of the records of a selection.
+
+    Args:
+        order: order over the places of the selection.
+        records: the selection: the position of the record at each of its places.
+    """
+
+    order: Order
+    records: range | NDArray[np.int64]
+
+    @property
+    def num_records(self) -> int:
+        """Number of places in an epoch, one for each record."""
+        return len(self.records)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the order beside the records themselves, as JSON values."""
+        return self.order.identity
+
+    def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the records at some places of an epoch, int64 (n,).
+
+        Args:
+            epoch: number of the epoch, from 0.
+            places: int64 (n,), places in the epoch.
+        """
+        return records_at(self.records, self.order.positions(epoch, places))
+
+
+def records_at(records: range | NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions at some places of a selection, int64 (n,).
+
+    Args:
+        records: the selection: the position of the record at each of its places.
+        places: int64 (n,), places in the selection.
+    """
+    if isinstance(records, range):
+        return places if records[:1] == range(1) and records.step == 1 else records.start + records.step * places
+    return records[places]
+
+
+_MOST_IN_PATTERN = 1000
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mixture:
+    """Which member of a mix stands at each place: in each block of places, each member as often as its quota says.
+
+    Args:
+        sizes: number of records of each member, at least 1.
+        quotas: number of places of each member in a block.
+        seed: seed of the pattern; with the number of a block it decides the order within that.
+        repeats: whether shorter members come again until the longest one is through; otherwise an epoch ends before the
+            first of them would.
+    """
+
+    sizes: tuple[int, ...]
+    quotas: tuple[int, ...]
+    seed: int = 0
+    repeats: bool = False
+
+    @staticmethod
+    def quotas_of(weights: Sequence[float]) -> tuple[int, ...]:
+        """Return small quotas in the proportion of weights, to 1 in 1,000.
+
+        Args:
+            weights: one positive number for each member.
+
+        Example:
+            >>> Mixture.quotas_of([0.7, 0.3])
+            (7, 3)
+        """
+        shares = [weight / math.fsum(weights) for weight in weights]
+        fractions = [Fraction(share).limit_denominator(_MOST_IN_PATTERN) for share in shares]
+        size = math.lcm(*(fraction.denominator for fraction in fractions))
+        exact = all(abs(fraction - share) < 1e-9 for fraction, share in zip(fractions, shares, strict=True))
+        if exact and sum(fractions) == 1 and size <= _MOST_IN_PATTERN:
+            return tuple(int(fraction * size) for fraction in fractions)
+        found = [max(1, math.floor(share * _MOST_IN_PATTERN)) for share in shares]
+        by_rest = sorted(
+            range(len(shares)), key=lambda member: (found[member] - shares[member] * _MOST_IN_PATTERN, member)
+        )
+        for member in by_rest[: max(0, _MOST_IN_PATTERN - sum(found))]:
+            found[member] += 1
+        return tuple(found)
+
+    @property
+    def num_records(self) -> int:
+        """Number of places in an epoch."""
+        if self.repeats:
+            return 1 + max(self._place_of(member, size - 1) for member, size in enumerate(self.sizes))
+        return min(self._place_of(member, size) for member, size in enumerate(self.sizes))
+
+    def members(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the member at each place, and how often it came at the places before.
+
+        Args:
+            places: int64 (n,), places in the epoch.
+
+        Returns:
+            two int64 (n,).
+        """
+        size = sum(self.quotas)
+        blocks, within = np.divmod(places, size)
+        found, which = np.unique(blocks, return_inverse=True)
+        patterns = self._patterns(found)
+        members = patterns[which, within]
+        counts = np.zeros(len(places), np.int64)
+        for member, quota in enumerate(self.quotas):
+            mine = members == member
+            before = np.cumsum(patterns == member, axis=1) - 1
+            counts[mine] = blocks[mine] * quota + before[which[mine], within[mine]]
+        return members, counts
+
+    def count(self, member: int, places: int) -> int:
+        """Return how often a member comes at the first places of an epoch.
+
+        Args:
+            member: number of the member, from 0.
+            places: number of places.
+        """
+        block, rest = divmod(places, sum(self.quotas))
+        pattern = self._patterns(np.array([block]))[0, :rest]
+        return block * self.quotas[member] + int((pattern == member).sum())
+
+    def _place_of(self, member: int, number: int) -> int:
+        """Return the place at which a member comes for the time of this number, from 0."""
+        block, rest = divmod(number, self.quotas[member])
+        within = np.flatnonzero(self._patterns(np.array([block]))[0] == member)[rest]
+        return block * sum(self.quotas) + int(within)
+
+    def _patterns(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the members at the places of some blocks, int64 (blocks, places)."""
+        size = sum(self.quotas)
+        word = np.uint64(xxhash.xxh3_64_intdigest(f"mix,{self.quotas},{self.seed}".encode()))
+        places = blocks[:, None].astype(np.uint64) * np.uint64(size) + np.arange(1, size + 1, dtype=np.uint64)
+        order = np.argsort(mix64(word ^ mix64(places * _GOLDEN)), axis=1, kind="stable")
+        return np.repeat(np.arange(len(self.quotas)), self.quotas)[order]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Mixed:
+    """The order of a mix: at each place the next record of one of its members.
+
+    Args:
+        mixture: which member stands at each place.
+        orders: order of each member, in which it walks through its own epochs.
+    """
+
+    mixture: Mixture
+    orders: tuple[EpochOrder, ...]
+    num_records: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the order beside the records themselves, as JSON values."""
+        found = [order.identity for order in self.orders]
+        return {name: [one[name] for one in found] for name in found[0]}
+
+    def positions(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the records at some places of an epoch, int64 (n,).
+
+        Args:
+            epoch: number of the epoch, from 0.
+            places: int64 (n,), places in the epoch.
+        """
+        members, counts = self.mixture.members(places)
+        found = np.empty(len(places), np.int64)
+        for member, order in enumerate(self.orders):
+            mine = np.flatnonzero(members == member)
+            per_epoch = self.mixture.count(member, self.num_records)
+            epochs, own = np.divmod(epoch * per_epoch + counts[mine], order.num_records)
+            for own_epoch in np.unique(epochs).tolist():
+                these = epochs == own_epoch
+                found[mine[these]] = order.positions(own_epoch, own[these])
+        return found
+
+
+# ---------------------------------------------------------------- schedule
+#
+# Which places of an epoch make up each batch of each rank: the same number of batches for all, each place once.
+#
+# A *step* is one batch on every rank. Steps run through the places of the epoch in order, so all that lies before a
+# step was delivered: that one number says where to resume, whatever the number of ranks by then.
+#
+#     places   0 ............ start                                                        num_places
+#     steps                     | rank 0 | rank 1 | rank 0 | rank 1 | ... | rank 0 | rank 1 |
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """The batches from `start` to the end of an epoch.
+
+    Records that do not fill the last step are divided evenly: ranks then differ by at most one record. Where fewer
+    records than ranks are left, the last two steps share theirs. So every record comes exactly once, with one
+    exception: where batches hold single records, or there are fewer records than ranks, a rank without a record repeats
+    another rank's.
+
+    Args:
+        num_places: number of places in the epoch.
+        batch_size: most records in a batch.
+        world_size: number of ranks that share each step.
+        drop_last: whether to drop records that do not fill a step.
+        start: place at which the first step begins.
+    """
+
+    num_places: int
+    batch_size: int
+    world_size: int = 1
+    drop_last: bool = False
+    start: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps, and so of batches on each rank."""
+        full, rest = divmod(self.num_places - self.start, self._step)
+        return full + (rest > 0 and not self.drop_last)
+
+    def place(self, step: int) -> int:
+        """Return the first place of a step; for the step after the last one, the end of the epoch.
+
+        Args:
+            step: number of the step, from 0 to `num_steps`.
+        """
+        last = self.num_steps
+        if step >= last:
+            return self.start + last * self._step if self.drop_last else max(self.start, self.num_places)
+        before_last = self.start + (last - 2) * self._step
+        left = self.num_places - before_last
+        if step == last - 1 > 0 and self.batch_size > 1 and left < self._step + self.world_size:
+            return self.num_places - left // 2
+        return self.start + step * self._step
+
+    def bounds(self, step: int, rank: int) -> tuple[int, int]:
+        """Return the first place of one rank's batch, and the place after its last one.
+
+        Args:
+            step: number of the step, from 0.
+            rank: rank whose batch it is.
+        """
+        start, stop = self.place(step), self.place(step + 1)
+        size = stop - start
+        first, behind = (start + size * number // self.world_size for number in (rank, rank + 1))
+        if first == behind:
+            first = start + rank % size
+            behind = first + 1
+        return first, behind
+
+    @property
+    def _step(self) -> int:
+        return self.batch_size * self.world_size
+
+
+# ---------------------------------------------------------------- states to resume from
+#
+# Where a loader stands, as numbers that survive JSON and `torch.save`.
+
+
+_VERSION = 1
+_PLACES_AT_ONCE = 4096  # 0.6 us a place; 1,024 take 1.2, 256 take 3.2
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Position:
+    """Where a loader stands: a step of the schedule of an epoch.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        schedule: steps of the epoch, or of the rest of it.
+        step: next step to deliver.
+        num_workers: number of copies of the loader, one in each worker of a torch `DataLoader`, that take the steps in
+            turn; with several, `step` is the next one of a single worker.
+    """
+
+    epoch: int
+    schedule: Schedule
+    step: int
+    num_workers: int = 1
+
+    def for_worker(self, worker_id: int, num_workers: int) -> Position:
+        """Return the position for one of several workers that share the steps; itself if it is a worker's already.
+
+        Args:
+            worker_id: number of the worker, from 0.
+            num_workers: number of workers that share the steps.
+        """
+        if self.num_workers == num_workers:
+            return self
+        return Position(self.epoch, self.schedule, self.step + worker_id, num_workers)
+
+    def jobs(self, order: EpochOrder, units: Units | None, rank: int, steps: range) -> Iterator[BatchJob]:
+        """Yield the job of a rank for each step.
+
+        Args:
+            order: order in which an epoch takes the records.
+            units: batches or packed rows that take the place of records, or None.
+            rank: rank whose batches are made.
+            steps: numbers of the steps, from 0, to yield jobs for.
+        """
+        if units is not None:
+            for step in steps:
+                yield self._job_of_units(units, rank, step)
+            return
+        at_once = -(-_PLACES_AT_ONCE // self.schedule.batch_size)
+        for first in range(0, len(steps), at_once):
+            bounds = [self.schedule.bounds(step, rank) for step in steps[first : first + at_once]]
+            places = np.concatenate([np.arange(*one, dtype=np.int64) for one in bounds])
+            positions = order.positions(self.epoch, places)
+            ends = np.cumsum([stop - start for start, stop in bounds])
+            yield from (BatchJob(self.epoch, part) for part in np.split(positions, ends[:-1]))
+
+    def _job_of_units(self, units: Units, rank: int, step: int) -> BatchJob:
+        first, behind = self.schedule.bounds(step, rank)
+        size = self.schedule.place(step + 1) - self.schedule.place(step)
+        found = [units.unit(self.epoch, number) for number in range(first, behind)]
+        if size < self.schedule.world_size:  # ranks that have the same unit share its records
+            ranks = range(self.schedule.world_size)
+            sharing = [one for one in ranks if self.schedule.bounds(step, one)[0] == first]
+            mine = np.array_split(found[0], len(sharing))[sharing.index(rank)]
+            found = [mine if len(mine) else found[0][-1:]]
+        rows = np.repeat(np.arange(len(found)), [len(one) for one in found]) if units.packs else None
+        return BatchJob(self.epoch, np.concatenate(found), rows)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "step": self.step,
+            "num_lanes": self.num_workers,  # the name that states have had since version 1
+            "schedule": dataclasses.asdict(self.schedule),
+        }
+
+
+def read_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
+    """Return the position that a state describes.
+
+    Args:
+        state: what `Batches.state_dict`, or a `StatefulDataLoader` around it, returned.
+        identity: identity of the dataset and its order, by name, which the state must share.
+
+    Raises:
+        OptionError: the state belongs to another dataset or order, or is no state of a loader.
+    """
+    try:
+        states = _states_of_workers(state)
+        for one in states:
+            _check_identity(one, identity)
+        found = [Position(one["epoch"], Schedule(**one["schedule"]), one["step"], one["num_lanes"]) for one in states]
+        first = min(found, key=lambda position: position.step)
+        if len(found) not in (1, first.num_workers):
+            raise TypeError(f"{len(found)} states of {first.num_workers} workers")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OptionError(
+            f"this is not a state that state_dict of datamat's loader returned ({error!r}); load one of those"
+        ) from error
+    return first if len(found) == 1 else dataclasses.replace(first, num_workers=1)
+
+
+def _states_of_workers(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return datamat's states inside a state: in that of a `StatefulDataLoader`, one for each of its workers."""
+    if "schedule" in state:
+        return [state]
+    if "_snapshot" in state:
+        if state.get("_steps_since_snapshot"):
+            raise OptionError(
+                "the state was taken between two snapshots of a StatefulDataLoader and describes only the last one; "
+                "leave snapshot_every_n_steps at 1, or load the state into a StatefulDataLoader with as many workers"
+            )
+        return [worker["dataset_state"] for worker in state["_snapshot"]["_worker_snapshots"].values()]
+    return [state["dataset_state"]]
+
+
+def _check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    for name, wanted in {"version": _VERSION, **identity}.items():
+        if state[name] != wanted:
+            raise OptionError(
+                f"the state belongs to a loader with {name} {state[name]!r}, this one has {wanted!r}; make a loader "
+                "with the same order, or start a new epoch without the state"
+            )
+
+
+# ---------------------------------------------------------------- batches
+#
+# `Batches`: what `to_numpy` and `to_torch` return. Each iteration is an epoch of batches; there is no last epoch.
+#
+#     Order       which record stands at which place of the epoch       (seed, epoch)
+#     Schedule    which places are the batch of this rank at this step  (batch_size, world_size, start)
+#     loader      reads, decodes, transforms and collates those records, ahead of their use
+#     Client      numpy or torch: what the arrays become
+#
+# The position in an epoch is a step of a schedule; all places before it were delivered. So a state is a few numbers,
+# the same on all ranks, and describes the rest of the epoch for any number of ranks, workers or records in a batch.
+
+
+_SAMPLES_PER_THREAD = 4  # in progress or ready, times `prefetch`, where samples are not batched
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """The arguments of `to_numpy` and `to_torch`, checked.
+    """The checked arguments of `to_numpy` and `to_torch`, which document them.
 
     Raises:
-        OptionError: a number makes no sense.
+        OptionError: a number is out of range.
     """
 
     batch_size: int | None = None
@@ -64,18 +713,47 @@ class BatchOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
                 raise OptionError(f"{name} is {value!r}; want {least} or more")
-        if not isinstance(self.rank, Integral) or not 0 <= self.rank < self.world_size:
-            raise OptionError(f"rank is {self.rank!r} of world_size {self.world_size}; want 0 to {self.world_size - 1}")
+        check_rank(self.rank, self.world_size, "world_size")
+
+
+def check_rank(rank: Any, world: Any, name: str) -> None:
+    """Raise `OptionError` unless `rank` is one of `world` ranks, where the latter is the argument of this name."""
+    if isinstance(world, bool) or not isinstance(world, Integral) or int(world) < 1:
+        raise OptionError(f"{name} is {world!r}; want 1 or more")
+    if isinstance(rank, bool) or not isinstance(rank, Integral) or not 0 <= int(rank) < int(world):
+        raise OptionError(f"rank is {rank!r} of {name} {world}; want 0 to {int(world) - 1}")
+
+
+class Units(Protocol):
+    """What takes the place of records in a schedule: batches of a bucket, or packed rows. Picklable."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether units are packed rows; otherwise each is a batch."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the units beside the order, as JSON values."""
+
+    def num_units(self, epoch: int) -> int:
+        """Return the number of units of an epoch."""
+
+    def unit(self, epoch: int, number: int) -> NDArray[np.int64]:
+        """Return the positions of the records of a unit, int64 (n,)."""
 
 
 class Client(Protocol):
-    """What batches are for. Picklable."""
+    """The library that batches are for: numpy or torch. Picklable."""
 
-    def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch of arrays as the client wants it."""
+    def convert(self, batch: dict[str, Any]) -> Any:
+        """Return a batch of arrays in the library's own types.
 
-    def lane(self) -> tuple[int, int]:
-        """Return which of several copies of the loader this one is, and how many there are: each takes its share."""
+        Args:
+            batch: arrays and lists by feature name.
+        """
+
+    def worker(self) -> tuple[int, int]:
+        """Return worker_id and num_workers of the `DataLoader` that this process works for; (0, 1) outside of one."""
 
 
 @final
@@ -83,124 +761,288 @@ class Numpy:
     """Batches of numpy arrays."""
 
     def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch."""
+        """Return the batch unchanged."""
         return batch
 
-    def lane(self) -> tuple[int, int]:
-        """Return that there is one."""
+    def worker(self) -> tuple[int, int]:
+        """Return (0, 1): nothing shares the steps."""
         return 0, 1
+
+
+_SEEN_AS = {
+    "bfloat16": ("int16", "bfloat16"),
+    "datetime64[us]": ("int64", None),
+    "timedelta64[us]": ("int64", None),
+}
+"""Dtypes of arrays that torch does not take: numpy's dtype of the same bits, and torch's own, if it has one."""
+
+
+@final
+class Torch:
+    """Batches of tensors."""
+
+    def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch with each array as a tensor: times are int64 of microseconds, text and objects stay.
+
+        The memory is the same, unless torch cannot use it: read-only, in reverse order, or of foreign byte order.
+
+        Args:
+            batch: arrays and lists by feature name.
+        """
+        return {name: _tensor(value) for name, value in batch.items()}
+
+    def worker(self) -> tuple[int, int]:
+        """Return worker_id and num_workers of the `DataLoader` that this process works for; (0, 1) outside of one."""
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.kind in "mM":
+            array = array.astype(f"{array.dtype.kind}8[us]", copy=False)
+        seen, dtype = _SEEN_AS.get(array.dtype.name, (None, None))
+        if seen is None and not is_number_dtype(array.dtype):
+            return array.tolist()
+        if not array.dtype.isnative or not array.flags.writeable or min(array.strides, default=0) < 0:
+            array = np.array(array, array.dtype.newbyteorder("="), order="C")  # torch has none of these
+        tensor = torch.from_numpy(array if seen is None else array.view(seen))
+        return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+    if isinstance(value, dict):
+        return {name: _tensor(item) for name, item in value.items()}
+    return [_tensor(item) for item in value] if isinstance(value, list) else value
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Supervised:
+    """Batches of another client, as tuples.
+
+    Attributes:
+        client: the other client.
+        names: fields of the tuple, in its order.
+    """
+
+    client: Client
+    names: tuple[str, ...]
+
+    def convert(self, batch: dict[str, Any]) -> Any:
+        """Return the fields of the tuple.
+
+        Args:
+            batch: arrays and lists by feature name.
+
+        Raises:
+            OptionError: a transform has dropped one.
+        """
+        return tuple(self.client.convert(chosen_fields(batch, self.names)).values())
+
+    def worker(self) -> tuple[int, int]:
+        """Return what the other client returns."""
+        return self.client.worker()
+
+
+def supervised_fields(given: Any, features: Collection[str] | None) -> tuple[str, ...] | None:
+    """Return the fields that batches deliver as a tuple, or None.
+
+    Args:
+        given: argument of the user.
+        features: names of the fields that samples have; None where a function decides them.
+
+    Raises:
+        OptionError: it does not name two or three fields.
+    """
+    if given is None:
+        return None
+    names = tuple(given) if isinstance(given, list | tuple) and all(isinstance(name, str) for name in given) else ()
+    if len({*names}) != len(names) or len(names) not in {2, 3}:
+        raise OptionError(
+            f"as_supervised is {given!r}; want the fields of inputs and targets, as in ('image', 'label'), and a third "
+            "for weights if there are any"
+        )
+    known = None if features is None else {"key", *(name.partition("/")[0] for name in features)}
+    for name in names:
+        if known is not None and name not in known:
+            raise OptionError(f"as_supervised names {name!r}; the fields are {', '.join(sorted(known))}")
+    return names
+
+
+def chosen_fields(sample: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return some fields of a sample or batch, in the order of `names`; raises `OptionError` where it lacks one."""
+    for name in names:
+        if name not in sample:
+            raise OptionError(f"as_supervised names {name!r}; batches have the fields {', '.join(sorted(sample))}")
+    return {name: sample[name] for name in names}
+
+
+def default_rank() -> tuple[int, int]:
+    """Return rank and world size of the process group; (0, 1) where there is none."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def register_iterable(kind: type) -> None:
+    """Make torch's `DataLoader` treat objects of a class as an `IterableDataset`.
+
+    Args:
+        kind: class with `__iter__`, which becomes a virtual `IterableDataset`.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+    """
+    try:
+        from torch.utils.data import IterableDataset
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "to_torch needs the package torch; install it with: pip install 'datamat[torch]'"
+        ) from error
+    IterableDataset.register(kind)  # an abstract base class, which only requires `__iter__`
 
 
 @final
 class Batches:
-    """An iterable of batches, each a dict by feature name. Each `iter` goes through the next epoch.
+    """An iterable of batches, each a dict by feature name; each `iter` runs through the next epoch.
 
-    Made by `ShardedDataset.to_numpy` and `to_torch`. `state_dict` and `load_state_dict` have the form of torchdata's
-    `StatefulDataLoader`: take the state when a batch came, and another loader, also with another number of ranks,
-    workers or records in a batch, goes on with the record behind it. One thread uses a loader; it is picklable if its
+    `ShardedDataset.to_numpy` and `to_torch` return it. `state_dict` and `load_state_dict` follow the protocol of
+    torchdata's `StatefulDataLoader`: take the state after a batch, and another loader resumes with the next record,
+    also with another number of ranks, workers or records in a batch. A loader is for one thread; it is picklable if its
     transform is.
 
     Args:
-        order: of the records.
-        maker: of batches.
-        options: how they are cut and made.
-        client: whom they are for.
-        damages: of the data set.
-        identity: of the data set and its order, by name: a state of another one is refused.
+        order: order of the records in each epoch.
+        maker: reads, decodes and transforms the records of a batch.
+        options: how records are cut into batches, and by how many threads or processes they are made.
+        client: library that the batches are for.
+        skipped: records that were skipped because they are damaged.
+        identity: what identifies the dataset and its order, by name; a state with another identity is refused.
+        units: batches or packed rows that take the place of records, or None.
+        collate_fn: function that makes a batch of a list of samples, or None.
     """
 
     def __init__(
         self,
-        order: Order,
+        order: EpochOrder,
         maker: BatchMaker,
         options: BatchOptions,
         *,
         client: Client,
-        damages: Damages,
+        skipped: Skipped,
         identity: Mapping[str, Any],
+        units: Units | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
         self._order = order
+        self._units = units
+        self._collate_fn = collate_fn
         self._maker = maker
         self._options = options
         self._client = client
-        self._damages = damages
-        self._identity = dict(identity)
-        self._memory = MemoryPool()  # kept from epoch to epoch: taking 80 MB anew takes 30 ms
-        self._next = Place(0, self._schedule(0), 0)  # where the next `iter` begins
-        self._now = self._next  # where the one that moved last is
+        self._skipped = skipped
+        self._identity = {**identity, **({} if units is None else units.identity)}
+        self._memory = MemoryPool()  # outlives an epoch: taking 80 MB from the system again takes 30 ms
+        self._epoch = 0  # of the next `iter`
+        self._resumed: Position | None = None  # where it begins, if not at the start
+        self._now: Position | None = None  # where the most recently advanced one stands
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
-        return self._schedule(0).num_steps
+        """Return the number of batches in a whole epoch; with `bucket` or `pack`, in the next one."""
+        return self._schedule(self._epoch).num_steps
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the next epoch, or of the rest of one whose state was loaded."""
         here = self._begin()
-        steps = range(here.step, here.schedule.num_steps, here.num_lanes)
-        with contextlib.closing(self._made(here.jobs(self._order, self._options.rank, steps))) as batches:
+        steps = range(here.step, here.schedule.num_steps, here.num_workers)
+        with contextlib.closing(self._made(here.jobs(self._order, self._units, self._options.rank, steps))) as batches:
             for step, batch in zip(steps, batches, strict=True):
-                self._now = dataclasses.replace(here, step=step + here.num_lanes)
-                if batch:
+                self._now = Position(here.epoch, here.schedule, step + here.num_workers, here.num_workers)
+                if batch and self._collate_fn is not None:
+                    yield self._collate_fn([self._client.convert(sample) for sample in batch[""]])
+                elif batch:
                     yield self._client.convert(batch)
                 elif self._options.world_size > 1:
                     raise CorruptDataError(
-                        f"all records of batch {step} were damaged and skipped: this rank would have a batch less than "
-                        "the others; make repair() of the directory, or take larger batches"
+                        f"all records of batch {step} were damaged and skipped, so this rank would have one batch less "
+                        "than the others; run repair() on the directory, or use larger batches"
                     )
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iter` go through this epoch, from its start; an epoch that is being resumed is gone on with.
+        """Make the next `iter` run through this epoch, from its start; an epoch that is being resumed continues.
 
-        Needed only where copies of this object do the reading (a torch `DataLoader` with workers): they don't see
-        how many epochs there were.
-        """
-        if epoch != self._next.epoch:
-            self._next = Place(epoch, self._schedule(0), 0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the reading is: numbers and strings only, the same on all ranks."""
-        return {**self._now.in_lane(*self._client.lane()).to_state(), **self._identity}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next `iter` go on behind the last batch that was delivered when `state` was taken.
+        Needed only where copies of this object do the reading, as in a torch `DataLoader` with workers: they cannot
+        count the epochs.
 
         Args:
-            state: of a loader over the same directory in the same order. The state of a torchdata
-                `StatefulDataLoader` that wraps one does as well, so that its number of workers can be another one.
+            epoch: number of the epoch, from 0.
 
         Raises:
-            OptionError: the state is of another data set or order, or no state.
+            OptionError: the epoch is no such number; 1.0 would have another order than 1.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
+            raise OptionError(f"set_epoch({epoch!r}); want the number of an epoch, 0 or more")
+        if epoch != self._epoch:
+            self._epoch, self._resumed = int(epoch), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands, as numbers and strings; the same on all ranks."""
+        now = self._now or self._start(self._epoch)
+        return {**now.for_worker(*self._client.worker()).to_state(), **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next `iter` resume after the last batch that was delivered when `state` was taken.
+
+        Args:
+            state: state of a loader over the same directory in the same order. The state of a torchdata
+                `StatefulDataLoader` that wraps such a loader will do, too, so its number of workers may change.
+
+        Raises:
+            OptionError: the state belongs to another dataset or order, or is no state of a loader.
         """
         found = read_state(state, self._identity)
-        schedule = self._schedule(0, like=found.schedule)
-        if schedule != found.schedule:
-            found = Place(found.epoch, self._schedule(found.schedule.place(found.step)), 0)
-        self._next = self._now = found
+        if self._schedule(found.epoch, found.schedule.start) != found.schedule:
+            found = Position(found.epoch, self._schedule(found.epoch, found.schedule.place(found.step)), 0)
+        self._resumed = self._now = found
+        self._epoch = found.epoch
 
-    def _begin(self) -> Place:
-        """Return where this `iter` begins, and have the next one begin with the next epoch."""
-        lane, num_lanes = self._client.lane()
-        here = self._next
-        if num_lanes == 1 and here.step >= here.schedule.num_steps > 0:  # of several lanes, others may not be done
-            here = Place(here.epoch + 1, self._schedule(0), 0)
-        self._next = Place(here.epoch + 1, self._schedule(0), 0)
-        self._now = here.in_lane(lane, num_lanes)
+    def _begin(self) -> Position:
+        """Return where this `iter` begins, and make the next one begin with the next epoch."""
+        worker_id, num_workers = self._client.worker()
+        here = self._resumed or self._start(self._epoch)
+        if num_workers == 1 and here.step >= here.schedule.num_steps > 0:  # of several workers, others may not be done
+            here = self._start(here.epoch + 1)
+        self._epoch, self._resumed = here.epoch + 1, None
+        self._now = here.for_worker(worker_id, num_workers)
         return self._now
 
-    def _schedule(self, start: int, like: Schedule | None = None) -> Schedule:
-        """Return the division of the places from `start` on, or from where another one begins."""
-        options = self._options
-        start = start if like is None else like.start
-        return Schedule(self._order.num_records, options.batch_size or 1, options.world_size, options.drop_last, start)
+    def _start(self, epoch: int) -> Position:
+        return Position(epoch, self._schedule(epoch), 0)
 
-    def _made(self, jobs: Iterator[Job]) -> Generator[dict[str, Any]]:
+    def _schedule(self, epoch: int, start: int = 0) -> Schedule:
+        """Return the schedule of the places of an epoch from `start` on."""
+        options, size = self._options, self._options.batch_size or 1
+        if self._units is None:
+            return Schedule(self._order.num_records, size, options.world_size, options.drop_last, start)
+        size = size if self._units.packs else 1
+        return Schedule(self._units.num_units(epoch), size, options.world_size, options.drop_last, start)
+
+    def _made(self, jobs: Iterator[BatchJob]) -> Generator[dict[str, Any]]:
         options = self._options
-        is_worker = self._client.lane()[1] > 1
+        is_worker = self._client.worker()[1] > 1
         if options.num_workers and not is_worker:
             depth = self._depth(options.num_workers) + options.num_workers
-            return ended_at_exit(in_processes(jobs, self._maker, options.num_workers, depth, self._damages))
+            return closed_at_exit(in_processes(jobs, self._maker, options.num_workers, depth, self._skipped))
         num_threads = options.num_threads or (1 if is_worker else len(physical_cores()))
-        return ended_at_exit(in_threads(jobs, self._maker, num_threads, self._depth(num_threads), self._memory))
+        maker = dataclasses.replace(self._maker, num_threads=num_threads)
+        if maker.read_block is not None and maker.is_plain:
+            return closed_at_exit(in_blocks(jobs, maker, self._memory))
+        return closed_at_exit(in_threads(jobs, maker, self._depth(num_threads), self._memory))
 
     def _depth(self, num_makers: int) -> int:
         return self._options.prefetch * (1 if self._options.batch_size else _SAMPLES_PER_THREAD * num_makers)

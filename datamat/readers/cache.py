@@ -1,13 +1,12 @@
-"""Two caches below the readers, both bounded: encoded records in memory, whole shards on a local disk.
+"""Two bounded caches below the readers: encoded records in memory, and whole shards on a local disk.
 
-Neither drops what it holds to make room for more of the same data set. Training asks for every record once an epoch,
-so what was used longest ago is what comes next: a cache that dropped it would be emptied just before each use.
+Neither evicts entries to make room for more of the same dataset. Training reads every record once per epoch, so the
+least recently used one is needed next: a cache that evicted it would lose each entry just before its use.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import re
@@ -16,23 +15,24 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
 import xxhash
 
-from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, want_of_resources
+from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, require_posix, want_of_resources
+from datamat.features import num_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-    from datamat.formats import Value
-    from datamat.manifest import IndexInfo, ShardInfo
+    from datamat.directory.manifest import IndexInfo, ShardInfo
+    from datamat.features import Column
     from datamat.readers.remote import RemotePath
+
 
 __all__ = ["RecordCache", "ShardStore", "byte_limit"]
 
 _COPY_BYTES = 4 << 20
-_RECORD_OVERHEAD = 400  # of the dict, its entry and the objects in it, measured for three columns
+_RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
 _LOCK_FILE = ".lock"
 _OFFSETS = ".offsets"
 _PART = ".part"
@@ -41,7 +41,15 @@ _CHECKSUM = re.compile("[0-9a-f]{32}")
 
 
 def byte_limit(value: Any, where: str) -> int:
-    """Return a number of bytes; raise `OptionError` where it is none."""
+    """Return a number of bytes that the user gave.
+
+    Args:
+        value: number of bytes, or text such as "2GB", as the user gave it.
+        where: name of the option, for the message.
+
+    Raises:
+        OptionError: it is not a number of bytes.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise OptionError(f"{where} is {value!r}; want a number of bytes, 0 or more")
     return value
@@ -52,22 +60,31 @@ class RecordCache:
     """Keeps the encoded records that come first, until they fill the limit. Thread-safe; each process has its own.
 
     Args:
-        max_bytes: of memory; 0 keeps nothing.
+        max_bytes: most bytes of memory; 0 keeps nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._records: dict[int, Mapping[str, Value]] = {}
+        self._records: dict[int, Mapping[str, Column]] = {}
         self._lock = threading.Lock()
 
-    def get(self, position: int) -> Mapping[str, Value] | None:
-        """Return a record that is kept, or None."""
+    def get(self, position: int) -> Mapping[str, Column] | None:
+        """Return a cached record, or None.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+        """
         return self._records.get(position)
 
-    def keep(self, position: int, record: Mapping[str, Value]) -> None:
-        """Keep a record if there is room for it."""
-        # Without waiting: a process that was forked while a thread held the lock would wait for ever.
+    def keep(self, position: int, record: Mapping[str, Column]) -> None:
+        """Cache a record if there is room for it.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+            record: encoded columns of the record.
+        """
+        # Without waiting: a process forked while a thread held the lock would wait forever.
         if self.num_bytes >= self.max_bytes or not self._lock.acquire(blocking=False):
             return
         try:
@@ -82,29 +99,26 @@ class RecordCache:
         return RecordCache, (self.max_bytes,)
 
 
-def _size_of(record: Mapping[str, Value]) -> int:
-    return _RECORD_OVERHEAD + sum(
-        value.nbytes if isinstance(value, np.ndarray) else sum(len(one) for one in value if isinstance(one, bytes))
-        for value in record.values()
-    )
+def _size_of(record: Mapping[str, Column]) -> int:
+    return _RECORD_OVERHEAD + sum(map(num_bytes_of, record.values()))
 
 
 @final
 class ShardStore:
     """Copies of files on a local disk, for directories on a slow file system or behind a URL.
 
-    Safe with any number of processes. A copy is named by the checksum of its content, which is tested while it is made:
-    it cannot be that of a file that was written anew. It appears under its name when it is complete. One process copies
-    a file while others wait. Copies of other data sets are removed where room is needed, oldest use first; those of
-    this one stay. A shard that has no room is read where it is, unless that is behind a URL.
+    Safe with any number of processes. The name of a copy is the checksum of its content, which is checked while
+    copying, so a copy never stands for a file that was rewritten since. It appears under its name once it is complete.
+    One process copies a file while the others wait. Copies of other datasets are removed when room is needed, least
+    recently used first; copies of this one stay. A shard that does not fit is read in place, unless it is behind a URL.
 
     Args:
-        folder: where copies are kept; made if need be.
-        max_bytes: of all copies together.
-        files: shards of this data set, and files of its index.
+        folder: folder of the copies; created if missing.
+        max_bytes: most bytes of all copies together.
+        files: shards of this dataset, and files of its index.
 
     Raises:
-        OptionError: the folder cannot be made.
+        OptionError: the folder cannot be created.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, files: Sequence[ShardInfo | IndexInfo]) -> None:
@@ -114,54 +128,69 @@ class ShardStore:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OptionError(
-                f"cache_dir {self._folder}: {error.strerror}; give a folder that can be written to"
-            ) from error
+            raise OptionError(f"cache_dir {self._folder}: {error.strerror}; name a writable folder") from error
 
     def local(self, info: ShardInfo, source: pathlib.Path) -> pathlib.Path:
-        """Return the path of a copy of a shard, made now if need be, or `source` where there is no room.
+        """Return the path of a copy of a shard, made now if it is missing, or `source` if the copy does not fit.
+
+        Args:
+            info: entry of the shard in the manifest.
+            source: path of the shard, on a slower disk.
 
         Raises:
-            CorruptDataError: the shard is not what the manifest says.
-            OSError: it cannot be read.
+            CorruptDataError: the shard differs from what the manifest says.
+            OSError: the shard cannot be read.
         """
         return self._copy(info, str(source), lambda: _blocks(source)) or source
 
     def fetch(self, info: ShardInfo | IndexInfo, source: RemotePath) -> pathlib.Path:
-        """Return the path of a copy of a file behind a URL, made now if need be.
+        """Return the path of a copy of a file behind a URL, made now if it is missing.
+
+        Args:
+            info: entry of the file in the manifest.
+            source: URL of the file, which is read once.
 
         Raises:
-            CorruptDataError: the file is not what the manifest says.
-            OutputError: it cannot be read, or has no room here.
+            CorruptDataError: the file differs from what the manifest says.
+            OutputError: the file cannot be read, or does not fit here.
         """
-        with self._disk_errors_told():
+        with self._translate_disk_errors():
             copy = self._copy(info, str(source), source.blocks)
         if copy is None:
             held = sum(status.st_size for status, _ in self._held())
             raise OutputError(
                 f"{source} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it holds {held} of "
                 f"the {self._max_bytes} of cache_bytes, and its disk has {shutil.disk_usage(self._folder).free} free; "
-                "what lies behind a URL is read from there alone: load with larger cache_bytes, or with a cache_dir on "
-                "a larger disk"
+                "a file behind a URL is read from its copy only: load with a larger cache_bytes, or a cache_dir on a "
+                "larger disk"
             )
         return copy
 
     def offsets(self, info: ShardInfo) -> pathlib.Path | None:
-        """Return the path of the file of offsets that is kept for a shard, or None. Others may remove it."""
+        """Return the path of the copied offsets of a shard, or None; other processes may remove that file.
+
+        Args:
+            info: entry of the shard in the manifest.
+        """
         kept = self._folder / (_name_of(info) + _OFFSETS)
         return kept if _used_now(kept) else None
 
     def keep_offsets(self, info: ShardInfo, content: bytes) -> bool:
-        """Keep the content of a file of offsets for a shard, if there is room beside all files of this data set."""
+        """Keep the offsets of a shard if they fit beside all files of this dataset; return whether they did.
+
+        Args:
+            info: entry of the shard in the manifest.
+            content: content of its file of offsets.
+        """
         kept = self._folder / (_name_of(info) + _OFFSETS)
         missing = sum(size for name, size in self._own.items() if not (self._folder / name).exists())
-        with self._disk_errors_told(), self._lock(info.checksum):
+        with self._translate_disk_errors(), self._lock(info.checksum):
             return self._make(kept, len(content), lambda file: file.write(content), free=missing)
 
     def _copy(
         self, info: ShardInfo | IndexInfo, place: str, blocks: Callable[[], Generator[bytes, None, None]]
     ) -> pathlib.Path | None:
-        """Return the path of a copy of a file, made of its blocks if need be; None where there is no room."""
+        """Return the path of a copy of a file, made of its blocks if it is missing; None if it does not fit."""
         copy = self._folder / _name_of(info)
         if not _used_now(copy):
             with self._lock(info.checksum):
@@ -172,7 +201,7 @@ class ShardStore:
         return copy
 
     def _make(self, path: pathlib.Path, num_bytes: int, write: Callable[[BinaryIO], Any], *, free: int = 0) -> bool:
-        """Make a file if there is room, and `free` is left; one that is being made counts already, with all of it."""
+        """Write a file if it fits and leaves `free` bytes; a file counts with its full size while it is written."""
         part = path.with_name(path.name + _PART)
         with self._lock(_ROOM):
             if not self._make_room(num_bytes + free, but=part.name):
@@ -186,7 +215,7 @@ class ShardStore:
         try:
             with open(part, "r+b") as file:
                 write(file)
-                file.truncate()  # of an empty file, to which the system gives no room
+                file.truncate()  # an empty file, for which the system cannot reserve space
             part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -194,7 +223,7 @@ class ShardStore:
         return True
 
     def _make_room(self, num_bytes: int, *, but: str) -> bool:
-        """Remove what is not of this data set until `num_bytes` fit below the limit; return whether they do."""
+        """Remove files of other datasets until `num_bytes` fit below the limit; return whether they do."""
         found = [(status, path) for status, path in self._held() if path.name != but]
         used = sum(status.st_size for status, _ in found)
         for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
@@ -205,7 +234,7 @@ class ShardStore:
         return used + num_bytes <= self._max_bytes
 
     def _remove(self, path: pathlib.Path) -> bool:
-        """Remove a copy, or what a killed process left of one; return whether it is gone. Readers of it read on."""
+        """Remove a copy, or a part that a killed process left; return whether it is gone. Open readers keep working."""
         checksum, _, rest = path.name.partition(".")
         if not _CHECKSUM.fullmatch(checksum):
             return False
@@ -218,29 +247,32 @@ class ShardStore:
         return True
 
     def _held(self) -> list[tuple[os.stat_result, pathlib.Path]]:
-        """Return what the folder holds, finished and unfinished."""
+        """Return status and path of all files in the folder, finished and unfinished."""
         while True:
             paths = [path for path in self._folder.iterdir() if path.name != _LOCK_FILE]
-            # A file that another process renames meanwhile is there under its new name: looked for again, and counted.
+            # A file that another process has just renamed exists under its new name: list again, and count it.
             with contextlib.suppress(FileNotFoundError):
                 return [(path.lstat(), path) for path in paths]
 
     @contextlib.contextmanager
-    def _disk_errors_told(self) -> Iterator[None]:
+    def _translate_disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if isinstance(error, DatamatError):
                 raise
             raise want_of_resources(f"cache_dir {self._folder}", error) or OutputError(
-                f"cache_dir {self._folder}: {error}; give a folder that can be written to"
+                f"cache_dir {self._folder}: {error}; name a writable folder"
             ) from error
 
     @contextlib.contextmanager
     def _lock(self, what: str, *, wait: bool = True) -> Iterator[None]:
-        """Hold the lock of one thing among all threads and processes; it is free again when its holder dies."""
-        # A byte of one file for each thing. Locks of the open file (fcntl(2), F_OFD_SETLK), not of the process: they
-        # hold among threads as well. They are given back by name: a child that was forked meanwhile has the file open.
+        """Hold a named lock among all threads and processes; it is released when its holder dies."""
+        require_posix("cache_dir=")
+        import fcntl
+
+        # One byte of a file for each name. Locks belong to the open file (fcntl(2), F_OFD_SETLK), not to the process,
+        # so that threads exclude each other, too. They are released explicitly: a forked child may have the file open.
         place = xxhash.xxh3_64_intdigest(what.encode()) >> 2
         with open(self._folder / _LOCK_FILE, "ab") as file:
             fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK, place))
@@ -259,7 +291,7 @@ def _name_of(info: ShardInfo | IndexInfo) -> str:
 
 
 def _used_now(copy: pathlib.Path) -> bool:
-    """Tell whether there is a copy, and note that it is in use."""
+    """Return whether a copy exists, and mark it as used now."""
     try:
         os.utime(copy)
     except OSError:
@@ -274,8 +306,8 @@ def _blocks(source: pathlib.Path) -> Generator[bytes, None, None]:
 
 
 def _write(blocks: Iterable[bytes], file: BinaryIO, info: ShardInfo | IndexInfo, place: str) -> None:
-    """Write the content of a file of the directory, and test it."""
-    digest, size = xxhash.xxh3_128(), 0
+    """Write the content of a file of the directory, and check it."""
+    digest, size = info.hasher(), 0
     for block in blocks:
         digest.update(block)
         size += len(block)
@@ -285,5 +317,5 @@ def _write(blocks: Iterable[bytes], file: BinaryIO, info: ShardInfo | IndexInfo,
     if (size, digest.hexdigest()) != (info.num_bytes, info.checksum):
         raise CorruptDataError(
             f"{place} is not what the manifest says: checksum {digest.hexdigest()} of {size} bytes read, wanted "
-            f"{info.checksum} of {info.num_bytes}; run the job again to write it anew"
+            f"{info.checksum} of {info.num_bytes}; run the job again to rewrite it"
         )

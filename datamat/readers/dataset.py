@@ -1,149 +1,367 @@
-"""Random access to the records of a finished directory, and the ways to read all of it.
-
-A record is found through the offsets beside its shard, which are mapped; it is read, tested against its checksums, and
-decoded. Memory holds half a byte per record, and no shard is read through.
-"""
+"""`load` and what it returns: records by position, by key and in order; views of them, `concat` and `mix`."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import operator
-import secrets
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import pathlib
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, final
 
+import numpy as np
 import xxhash
 
+from datamat.directory.files import expand_home
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.errors import OptionError
+from datamat.formats import get_format
+from datamat.parallel.logs import get_logger
 from datamat.readers import preview as drawing
-from datamat.readers import tf as tf_reader
-from datamat.readers import torch as torch_reader
-from datamat.readers.batches import Batches, BatchOptions, Numpy
-from datamat.readers.collate import ragged_names
-from datamat.readers.making import BatchMaker
-from datamat.readers.order import Order
-from datamat.readers.remote import RemotePath
-from datamat.readers.tf_damage import check_size
-from datamat.readers.transforms import SampleTransform
+from datamat.readers.batches import (
+    Batches,
+    BatchOptions,
+    Mixed,
+    Mixture,
+    Numpy,
+    Supervised,
+    Torch,
+    check_rank,
+    check_seed,
+    check_shuffle,
+    default_rank,
+    register_iterable,
+    supervised_fields,
+)
+from datamat.readers.cache import RecordCache, ShardStore, byte_limit
+from datamat.readers.loader import BatchMaker, ragged_names
+from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
+from datamat.readers.remote import RemotePath, is_url
+from datamat.readers.sequences import Budget, Packing, Padding, Planner, check_padded, one_budget, packed_fields
+from datamat.readers.tf import pipeline as tf_reader
+from datamat.readers.tf.pipeline import check_shard
+from datamat.readers.views import (
+    Part,
+    Records,
+    Selection,
+    kept_by_expression,
+    kept_by_function,
+    kept_by_row,
+    lengths_of,
+    order_of,
+)
+from datamat.transforms.albumentations import FunctionStage
+from datamat.transforms.augmenter import SampleTransform, field_names
 
 if TYPE_CHECKING:
-    import os
-    import pathlib
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
+    from datamat.directory.manifest import IndexInfo, ShardInfo
     from datamat.features import Features
-    from datamat.manifest import Manifest
-    from datamat.readers.batches import Client
+    from datamat.options import ErrorPolicy
+    from datamat.readers.batches import Client, EpochOrder
     from datamat.readers.preview import Picture
-    from datamat.readers.samples import SampleReader
 
-__all__ = ["ShardedDataset"]
+
+__all__ = ["ShardedDataset", "concat", "load", "mix"]
+
+# ---------------------------------------------------------------- the dataset
+#
+# Random access to the records of a finished directory, and the ways to read all of them.
+#
+# The offsets beside a shard, which are memory-mapped, lead to a record; it is read, checked against its checksums and
+# decoded. Memory holds half a byte per record, and no shard is scanned.
 
 
 class ShardedDataset(Sequence[dict[str, Any]]):
-    """The records of a finished directory; each is a dict by feature name, always with `key`.
+    """The records of finished directories, or some of them; each is a dict by feature name, always with `key`.
 
-    Thread-safe and picklable: a copy in another process opens the files anew. It is a random-access data source for
-    torch, grain and whoever asks for `len` and items.
+    `load` returns it; `select`, `take`, `shard`, `filter`, `map` and `columns` return another one, which reads the same
+    shards. So do `concat` and `mix` of several.
+
+    Thread-safe and picklable: a copy in another process opens files of its own. It works as a random-access data source
+    for torch, grain and any code that asks for `len` and items.
 
     Args:
-        path: the directory, or its URL.
-        manifest: its manifest.
-        split: one split, or None for all.
-        samples: the records of the split, by position.
+        records: the records of one or more directories.
+        selection: which of them, in this order; None for all.
+        mix: members of a mix, each a selection of the records, and how they take turns; None where this is none.
     """
 
-    def __init__(
-        self, path: pathlib.Path | RemotePath, manifest: Manifest, split: str | None, samples: SampleReader
-    ) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.split = split
-        self._shards = manifest.shards if split is None else manifest.splits[split]
-        self._samples = samples
+    def __init__(self, records: Records, selection: Selection | None = None, mix: _Mix | None = None) -> None:
+        self._records = records
+        self._selection = Selection(range(len(records))) if selection is None else selection
+        self._mix = mix
         self._place = self._next_place = 0
+        self._known_lengths: dict[str, np.ndarray] = {}
+
+    @property
+    def path(self) -> pathlib.Path | RemotePath:
+        """The directory, or its URL.
+
+        Raises:
+            OptionError: the records come from several directories.
+        """
+        return self._only_part.path
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the directory, as it was when this was loaded; raises as `path` does."""
+        return self._only_part.manifest
+
+    @property
+    def split(self) -> str | None:
+        """The split that was loaded, None for all of them; raises as `path` does."""
+        return self._only_part.split
 
     @property
     def features(self) -> Features:
-        """The schema."""
-        return self.manifest.features
+        """Schema of the stored samples, with `key`: those that functions of `map` get."""
+        return self._records.features
 
     @property
     def files(self) -> list[str]:
-        """The paths of the shards, in order: URLs, where the directory was loaded from one."""
-        return [str(self.path / info.file) for info in self._shards]
+        """Paths of the shards that the records come from, in order; URLs where a directory was loaded from one."""
+        return [str(part.path / info.file) for part in self._records.parts for info in part.shards]
 
     def __len__(self) -> int:
-        return len(self._samples.records)
+        return len(self._selection)
 
     def __getitem__(self, item: int | str) -> dict[str, Any]:  # type: ignore[override]  # no slices
-        """Return one sample, by position (also from the end) or by key.
+        """Return one sample, by position (negative ones count from the end) or by key.
+
+        Args:
+            item: position of the sample, or its key.
 
         Raises:
-            IndexError: no such position.
-            KeyError: no such key.
-            TypeError: neither a position nor a key; a slice is neither.
-            CorruptDataError: the record is damaged; names file, record and place.
+            IndexError: the position is out of range.
+            KeyError: no record has this key.
+            TypeError: the item is neither a position nor a key, such as a slice.
+            CorruptDataError: the record is damaged; the message names file, record and offset.
         """
-        return self._samples.read(self._position(item))
+        return self._records.sample(self._position(item))
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several samples: what torch's `DataLoader` and Hugging Face's asks a map-style data set for.
+        """Return several samples: what the data loaders of torch and Hugging Face ask a map-style dataset for.
 
-        Damaged records are left out where the data set was loaded so; else as `__getitem__`.
+        Damaged records are skipped if the dataset was loaded with `errors="skip"`; otherwise they raise, as in
+        `__getitem__`.
+
+        Args:
+            items: positions of the samples, in any order; negative ones count from the end.
         """
-        found = [self._samples.read_or_skip(self._position(item)) for item in items]
+        found = [self._records.sample_or_skip(self._position(item)) for item in items]
         return [sample for sample in found if sample is not None]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples, shard after shard, reading each file from front to back."""
+        """Yield the samples shard by shard, reading each file from front to back."""
         start, self._next_place = self._next_place, 0
-        for position in range(start, len(self)):
-            sample = self._samples.read_or_skip(position)
-            self._place = position + 1
+        for place in range(start, len(self)):
+            sample = self._records.sample_or_skip(self._selection.at(place))
+            self._place = place + 1
             if sample is not None:
                 yield sample
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iteration that moved last is: numbers and strings only."""
+        """Return the position of the most recently advanced iteration, as numbers and strings."""
         return {"version": 1, "position": self._place, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration begin behind the sample that came before `state` was taken; at an end, anew.
+        """Make the next iteration start after the last sample that was yielded when `state` was taken.
+
+        A state from the end of an iteration starts again at the first sample.
+
+        Args:
+            state: what `state_dict` returned, of a dataset with the same records.
 
         Raises:
-            OptionError: the state is of other records.
+            OptionError: the state belongs to other records.
         """
         wanted = {"version": 1, **self._identity}
-        differing = [name for name, value in wanted.items() if state.get(name) != value]
-        if differing or not isinstance(state.get("position"), int):
+        found = state if isinstance(state, Mapping) else {}
+        differing = [name for name, value in wanted.items() if found.get(name) != value]
+        position = found.get("position")
+        if differing or not isinstance(position, int) or not 0 <= position <= len(self):
             raise OptionError(
-                f"{self.path}: the state is not of these records ({', '.join(differing) or 'position'} differs); load "
-                "the state of an iteration over the same directory and split"
+                f"{self._title}: the state belongs to other records ({', '.join(differing) or 'position'} differs); "
+                "load the state of an iteration over the same records: directories, splits and what was selected"
             )
-        self._place = state["position"]
+        self._place = position
         self._next_place = self._place % max(len(self), 1)
 
     @property
     def num_skipped(self) -> int:
-        """How many damaged records were left out so far, each counted once."""
-        return len(self._samples.damages.positions)
+        """Number of damaged records skipped so far, each counted once."""
+        return len(self._records.positions)
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether there is a record with this key."""
-        return isinstance(key, str) and self._samples.keys.position_of(key) is not None
+        """Return whether a record has this key."""
+        return isinstance(key, str) and self._selection.place_of(self._records.positions_of(key)) is not None
 
     def keys(self) -> list[str]:
-        """Return the keys of all records, in order: from the index files, without reading a shard."""
-        return self._samples.keys.keys()
+        """Return the keys of all records, in order; they come from the index files, so no shard is read."""
+        keys = self._records.keys()
+        return keys if self._is_whole else [keys[position] for position in self._selection.positions]
+
+    def select(self, items: Iterable[int | str] | slice) -> ShardedDataset:
+        """Return the dataset of some records, in the order in which they are named; none is read.
+
+        Args:
+            items: positions (negative ones count from the end), keys, or a mixture of both; or a slice of positions. A
+                record may be named more than once.
+
+        Raises:
+            IndexError: a position is out of range.
+            KeyError: no record has this key.
+            TypeError: an item is neither a position nor a key, such as a value of a mask; or the items are a set, which
+                has no order.
+
+        Example:
+            >>> train.select(range(0, len(train), 2)).select(["0001TP_006690#2"])   # doctest: +SKIP
+        """
+        if isinstance(items, slice):
+            return self._chosen(lambda selection: range(len(selection))[items])
+        if isinstance(items, (str, bytes, int, np.integer)):
+            raise TypeError(f"select wants several positions or keys, and {items!r} is one; write select([{items!r}])")
+        if not isinstance(items, Iterable):
+            raise TypeError(f"select wants positions, keys or a slice, and this is a {type(items).__name__}")
+        if isinstance(items, (set, frozenset)):
+            raise TypeError(
+                "select wants positions or keys in an order, and a set has none that lasts; write select(sorted(items))"
+            )
+        if isinstance(items, range) and len(items) and 0 <= items[0] < len(self) and 0 <= items[-1] < len(self):
+            places: range | np.ndarray = items
+        elif isinstance(items, np.ndarray) and items.ndim == 1 and items.dtype.kind in "iu":
+            outside = (items < -len(self)) | (items >= len(self))
+            places = items.astype(np.int64) if not outside.any() else np.array([self._place_of(items[outside][0])])
+            places = np.where(places < 0, places + len(self), places)
+        else:
+            found = [self._place_of(item) for item in items]
+            places = np.array(found, np.int64)
+        return self._chosen(lambda _: places)
+
+    def take(self, count: int) -> ShardedDataset:
+        """Return the dataset of the first records.
+
+        Args:
+            count: number of records, 0 or more; all, if there are fewer.
+
+        Raises:
+            OptionError: the number is negative.
+        """
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise OptionError(f"take({count!r}); want a number of records, 0 or more")
+        return self._chosen(lambda selection: range(min(int(count), len(selection))))
+
+    def shard(self, rank: int, world: int) -> ShardedDataset:
+        """Return the dataset of one of several equal parts: neighbouring records, whose numbers differ by at most one.
+
+        The part has the same records in every epoch, and a state belongs to the part. For training with several ranks,
+        `rank` and `world_size` of `to_numpy` and `to_torch` divide each epoch instead: shuffling then mixes all
+        records, all ranks get the same number of batches, and a state fits any number of ranks.
+
+        Args:
+            rank: number of the part, from 0 to world - 1.
+            world: number of parts.
+
+        Raises:
+            OptionError: one of them is out of range.
+        """
+        check_rank(rank, world, "world")
+
+        def part(selection: Selection) -> range:
+            size = len(selection)
+            return range(size * rank // world, size * (rank + 1) // world)
+
+        return self._chosen(part)
+
+    def filter(self, condition: Any, *, on: str = "samples") -> ShardedDataset:
+        """Return the dataset of the records for which a condition is true.
+
+        The condition is evaluated when a result of it is first needed: once for each record, in threads.
+
+        Args:
+            condition: a function that gets a sample (as it is in the first epoch) and returns a truth value; or a
+                `pyarrow.compute.Expression`, such as `pc.field("label") == 3`. An expression reads only the fields that
+                it names. `key`, and fields that samples do not have, come from the index: then no shard is read.
+            on: "samples", or "index": names then stand for the fields of the rows in the index, and a function gets
+                a dict of these, with the `key` of the record. No shard is read.
+
+        Raises:
+            OptionError: the condition is neither, or an expression does not fit the fields.
+
+        Example:
+            >>> large = train.filter(lambda sample: sample["boxes"].shape[0] > 3)   # doctest: +SKIP
+            >>> rainy = train.filter(pc.field("weather") == "rain")   # doctest: +SKIP
+        """
+        if on not in ("samples", "index"):
+            raise OptionError(f"filter: on is {on!r}; want 'samples' or 'index'")
+        records, on_index = self._records, on == "index"
+        if callable(condition):
+            kept = kept_by_row if on_index else kept_by_function
+            return self._chosen(lambda selection: kept(condition, records, selection.positions))
+        if type(condition).__name__ != "Expression":
+            raise OptionError(
+                f"filter: the condition is {reprlib.repr(condition)}; want a function of the sample, or an expression "
+                "such as pyarrow.compute.field('label') == 3; for a mask: select(np.flatnonzero(mask))"
+            )
+        return self._chosen(
+            lambda selection: kept_by_expression(condition, records, selection.positions, on_index=on_index)
+        )
+
+    def map(self, function: Any, *, seed: int = 0, untouched: Collection[str] = ()) -> ShardedDataset:
+        """Return the dataset whose samples go through a function as they are read.
+
+        `transform=` of the readers follows. Batches collate what the function returns; `key` stays.
+
+        Args:
+            function: transform of single samples, as for `Materializer`: an albumentations pipeline, or a callable
+                `(sample) -> sample` or `(sample, rng) -> sample`. Random numbers depend on (seed, key, epoch) alone;
+                `self[0]` and `for sample in self` give those of the first epoch.
+            seed: base seed of the random numbers.
+            untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
+
+        Raises:
+            OptionError: the function is none of these.
+        """
+        names = field_names(untouched)
+
+        def changed(part: Part) -> Part:
+            made = SampleTransform(function, part.reader.features, seed, names, len(part.maps) + 1)
+            return dataclasses.replace(part, maps=(*part.maps, made))
+
+        return self._with_records(self._records.changed(changed))
+
+    def columns(self, *names: str) -> ShardedDataset:
+        """Return the dataset with some of the fields of each record; no others are decoded.
+
+        Args:
+            names: names of the fields; `key` stays in any case.
+
+        Raises:
+            OptionError: the records have no such field, or `map` comes before.
+        """
+        wrong = [name for name in names if not isinstance(name, str)]
+        if wrong:
+            raise OptionError(
+                f"columns: {wrong[0]!r} is no name; write each on its own, as in columns('image', 'label')"
+            )
+        if self._records.is_mapped:
+            raise OptionError("columns after map: the function of map gets the stored fields; call columns first")
+        return self._with_records(self._records.changed(lambda part: part.with_fields(names)))
 
     def to_tf(  # noqa: PLR0913 -- what users may choose; all but the first by name
         self,
         batch_size: int | None = None,
         *,
         shuffle: bool | int = False,
-        seed: int | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        seed: int = 0,
+        transform: Any = None,
+        untouched: Collection[str] = (),
         static_transform: Callable[[Any], Any] | None = None,
         cache: bool | str | os.PathLike[str] = False,
         snapshot: str | os.PathLike[str] | None = None,
@@ -152,48 +370,62 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         repeat: bool = False,
         drop_remainder: bool = False,
         deterministic: bool = True,
+        as_supervised: Sequence[str] | None = None,
     ) -> Any:
         """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
 
-        TensorFlow reads TFRecord itself, plain or gzip, shards interleaved; pictures are decoded many at a time by
-        datamat's decoders, in threads of TensorFlow and of this process. Other formats, and what is behind a URL, are
-        read by `to_numpy` and handed over in batches or blocks.
+        TensorFlow reads TFRecord itself, plain or gzip, and interleaves the shards; datamat's decoders decode images
+        many at a time, in threads of TensorFlow and of this process. Other formats, and directories behind a URL, are
+        read by `to_numpy` and passed on in batches or blocks.
 
         Args:
-            batch_size: records per batch; None gives single samples.
-            shuffle: True shuffles shards, and records in a window of 1,024; a number is the window.
-            seed: of the shuffling.
-            transform: a function of the dict, traced by TensorFlow, applied to single samples in each epoch anew. After
-                `tf.random.set_seed`, TensorFlow gives `tf.random.uniform` and its like the same numbers in every epoch;
-                a `tf.random.Generator` made outside of the function goes on.
-            static_transform: the same, before the cache: what comes out alike in each epoch, and is kept.
-            cache: True caches in memory, a path on disk, for the life of this data set.
-            snapshot: a folder where decoded samples, with `static_transform` applied, stay for later programs with the
-                same records and the same code. The first epoch that is read to its end writes it; one that is broken
-                off leaves nothing to go on from. Old ones are yours to delete.
-            service: `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all this. Consumers of
-                one job share each epoch: a record comes to one of them. The order is never the same.
-            job: name of the job; None for one name for all who read these records with the same options and transforms.
-                Each epoch of a job is given once: name another for another run. What its first consumer asked for is
-                what all get.
-            repeat: endlessly.
-            drop_remainder: leave out a last batch that is not full.
-            deterministic: the same order in every epoch that is not shuffled; False is a little faster.
+            batch_size: records per batch; None yields single samples.
+            shuffle: True shuffles the shards, and the records within a window of 1,024; a number sets the window.
+            seed: base seed of the shuffling and of the random numbers of `transform`, as in `to_numpy`.
+            transform: transform of single samples, applied in each epoch. An albumentations pipeline, or a callable
+                `(sample, rng) -> sample`, is called by Python with arrays, as for `Materializer` and `to_numpy`; its
+                random numbers depend on (seed, key, epoch) alone. A callable `(sample) -> sample` is traced by
+                TensorFlow and gets tensors: after `tf.random.set_seed`, `tf.random.uniform` and its kin draw the same
+                numbers in every epoch; a `tf.random.Generator` created outside the function continues its sequence.
+            untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
+            static_transform: callable `(sample) -> sample` of tensors, applied before the cache: its result must be the
+                same in each epoch, and is kept.
+            cache: True caches decoded samples in memory; a path caches them on disk, for the life of this dataset.
+            snapshot: folder where decoded samples, with `static_transform` applied, stay for later programs with the
+                same records and the same code. The first epoch that is read to its end writes it; an interrupted one
+                leaves nothing to resume from. Old snapshots are yours to delete.
+            service: address `grpc://HOST:PORT` of a tf.data service (`datamat serve`) whose workers do all of this.
+                Consumers of one job share each epoch: each record goes to one of them. The order is never the same.
+            job: name of the service's job; None derives one that all consumers share who read these records with the
+                same options and transforms. A job delivers each epoch once, so a new run needs a new name. The options
+                of its first consumer apply to all.
+            repeat: whether the dataset repeats forever.
+            drop_remainder: whether to drop a last batch that is not full.
+            deterministic: whether every unshuffled epoch has the same order; False is slightly faster.
+            as_supervised: fields to deliver as a tuple in place of a dict, as in `("image", "mask")`: what `fit` of
+                Keras takes as inputs, targets and, where there is a third, weights.
 
         Returns:
             images uint8 (height, width, channels), masks uint8 (height, width), labels int64, boxes float32 (n, 4),
-            text as bytes. In batches each has a first dimension more; boxes, lists and tensors of open shape are
-            ragged.
+            text as bytes. Batches add a leading dimension; boxes, lists and tensors of open shape become ragged
+            tensors.
 
         Raises:
             MissingDependencyError: TensorFlow is not installed.
-            OptionError: an argument makes no sense; or the service does not answer, cannot read the format, or cannot
-                run the transform.
-            CorruptDataError: a shard is not as long as the manifest says. A record that is found to be damaged in the
-                course of reading is a `tf.errors.InvalidArgumentError` that names file, record and key.
-            FingerprintError: with `snapshot`, what `static_transform` holds cannot be compared between programs, as of
-                functions that `tf.function` has traced.
+            OptionError: an argument is invalid; or the service does not answer, cannot read the format, or cannot run
+                the transform.
+            CorruptDataError: a shard's size differs from its size in the manifest. A damaged record that is met while
+                reading raises `tf.errors.InvalidArgumentError`, which names file, record and key.
+            FingerprintError: with `snapshot`, something that `static_transform` holds cannot be compared between
+                programs, such as a function traced by `tf.function`.
         """
+        check_seed(seed)
+        names = field_names(untouched)
+        if transform is not None and tf_reader.wants_arrays(transform):
+            transform = SampleTransform(transform, self.features, seed, names)
+        elif transform is not None:
+            FunctionStage(transform)  # raises where it cannot be called
+        is_changed = self._records.is_mapped or transform is not None or static_transform is not None
         options = tf_reader.ReadOptions(
             batch_size,
             shuffle,
@@ -207,30 +439,38 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             repeat,
             drop_remainder,
             deterministic,
+            supervised_fields(as_supervised, None if is_changed else self.features),
         )
         once_shuffled = False if options.keeps_samples else shuffle
-        seed = secrets.randbits(32) if seed is None else seed
 
-        def read(epoch: int, size: int | None, drop_last: bool) -> Batches:
-            apart = ShardedDataset(self.path, self.manifest, self.split, self._samples.with_own_files())
+        def read_epoch(epoch: int, size: int | None, drop_last: bool) -> Batches:
+            apart = self._with_records(self._records.changed(_with_own_files))
             batches = apart.to_numpy(size, shuffle=once_shuffled, seed=seed, drop_last=drop_last)
             batches.set_epoch(epoch)
             return batches
 
-        shards = dict(zip(self.files, self._shards, strict=True))
+        parts = self._records.parts
+        shards = [info for part in parts for info in part.shards]
+        formats = {part.manifest.format for part in parts}
         source = tf_reader.TfSource(
-            {file: info.num_records for file, info in shards.items()},
+            dict(zip(self.files, [info.num_records for info in shards], strict=True)) if self._is_whole else {},
+            len(self),
+            sum(info.num_bytes for info in shards),
             self.features,
-            self.manifest.format,
+            formats.pop() if len(formats) == 1 else " and ".join(sorted(formats)),
             self._identity["records"],
-            isinstance(self.path, RemotePath),
-            self._samples.damages.are_skipped,
-            self._samples.damage_in,
-            read,
+            self._is_whole,
+            self._records.is_mapped,
+            any(isinstance(part.path, RemotePath) for part in parts),
+            self._records.is_skipping,
+            self._records.damage_in,
+            read_epoch,
         )
-        if source.is_native and snapshot is None:  # what a snapshot keeps outlives the shards
-            for file, info in shards.items():
-                check_size(file, info.num_bytes)
+        # A snapshot outlives its shards.
+        if source.is_native and snapshot is None:
+            for part in parts:
+                for info in part.shards:
+                    check_shard(pathlib.Path(str(part.path)), info.file, info.num_bytes)
         return tf_reader.make_dataset(source, options)
 
     def to_numpy(  # noqa: PLR0913 -- what users may choose; all but the first by name
@@ -240,42 +480,64 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         shuffle: bool | int = False,
         seed: int = 0,
         transform: Any = None,
+        untouched: Collection[str] = (),
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
         num_threads: int | None = None,
         prefetch: int = 2,
+        pad: Mapping[str, float] | None = None,
+        bucket: Mapping[str, int] | None = None,
+        pack: Mapping[str, int] | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        as_supervised: Sequence[str] | None = None,
     ) -> Batches:
-        """Return an iterable of batches of numpy arrays, decoded in threads straight into the memory of the batch.
+        """Return an iterable of batches of numpy arrays, decoded by threads straight into the memory of the batch.
 
-        Each `iter` is the next epoch, in another order if shuffled. `state_dict` and `load_state_dict` go on in the
-        middle of one, with any number of workers and ranks.
+        Each `iter` runs through the next epoch, in a new order if shuffled. `state_dict` and `load_state_dict` resume
+        in the middle of one, with any number of workers and ranks.
 
         Args:
-            batch_size: most records in a batch; None gives single samples.
-            shuffle: True mixes all records. A number mixes that many at a time, of blocks of neighbours in random
-                order, so that files are read in long runs: for disks that seek and slow file systems. Parquet is
-                always read so, four row groups at a time.
-            seed: of the shuffling and of the random numbers of `transform`.
-            transform: `(sample) -> sample`, `(sample, rng) -> sample`, or an albumentations pipeline. Random numbers
-                depend on (seed, key, epoch) alone.
-            drop_last: leave out what does not fill a batch on every rank. Else those records are divided evenly, and
-                every record comes exactly once (`Schedule` tells of the one exception).
-            rank: which share of each step is read here.
-            world_size: number of ranks; all get the same number of batches.
-            num_workers: processes that decode and transform, for transforms that hold the interpreter's lock; 0
-                decodes in threads of this process.
-            num_threads: that decode; None takes one per physical core.
-            prefetch: batches made ahead.
+            batch_size: most records in a batch; None yields single samples.
+            shuffle: True shuffles all records. A number shuffles that many at a time, from blocks of neighbours in
+                random order, so that files are read in long runs: for spinning disks and slow file systems. True reads
+                Parquet that way, too, four row groups at a time, and gzip TFRecord, 2 MiB of small records at a time. A
+                number holds there as well; of Parquet, readers keep that many records in memory, twice.
+            seed: base seed of the shuffling and of the random numbers of `transform`.
+            transform: transform of single samples, as for `Materializer`: an albumentations pipeline, or a callable
+                `(sample) -> sample` or `(sample, rng) -> sample`. The random numbers of `rng` and of a pipeline depend
+                on (seed, key, epoch) alone; with `num_workers`, so do the global generators of `random`,
+                `numpy.random`, torch and TensorFlow.
+            untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
+            drop_last: whether to drop the records that do not fill a batch on every rank. Otherwise these are divided
+                evenly, and every record comes exactly once (`Schedule` describes the one exception).
+            rank: share of each step that is read here, from 0 to world_size - 1.
+            world_size: number of ranks; all of them get the same number of batches.
+            num_workers: worker processes that decode and transform, for transforms that hold the GIL; 0 decodes in
+                threads of this process.
+            num_threads: decoding threads; None takes one per physical core.
+            prefetch: number of batches made ahead of their use.
+            pad: fields whose values differ in their first dimension, each with what fills up the shorter ones: the
+                field becomes one array (n, longest, ...), and NAME_length int64 (n,) has the lengths.
+            bucket: a field and the most tokens of a batch, as in `{"tokens": 4096}`: batches hold records of about the
+                same length, as many as fit once all are padded to the longest, and `batch_size` at most.
+            pack: fields and the tokens of a row, as in `{"tokens": 2048}`: each row of a batch holds several records,
+                one behind another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with what
+                `pad` says or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 where
+                there is none; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field
+                is a list of lists, one for each row.
+            collate_fn: function that makes a batch of a list of samples, called in the thread that reads batches; None
+                collates as described below.
+            as_supervised: fields to deliver as a tuple in place of a dict, as in `("image", "mask")`.
 
         Returns:
-            Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width),
-            or lists of arrays where sizes differ; numbers (n,); tensors of fixed shape (n, ...). Boxes, lists of labels
-            and tensors of open shape are lists of n arrays, text and keys lists of n str.
+            Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width), or
+            lists of arrays where sizes differ; numbers (n,); tensors of fixed shape (n, ...). Boxes, lists of labels
+            and tensors of open shape are lists of n arrays; text and keys are lists of n str.
 
         Raises:
-            OptionError: an argument makes no sense.
+            OptionError: an argument is invalid, or a record alone has more tokens than `bucket` or `pack` allows.
 
         Example:
             >>> for batch in train.to_numpy(32, shuffle=True, seed=1):   # doctest: +SKIP
@@ -283,9 +545,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             ((32, 360, 480, 3), ['0001TP_006690#2', '0016E5_01530#0'])
         """
         options = BatchOptions(batch_size, drop_last, rank, world_size, num_workers, num_threads, prefetch)
-        return self._batches(options, shuffle, seed, transform, Numpy())
+        form = _Form(pad, bucket, pack, collate_fn, as_supervised)
+        return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Numpy(), form)
 
-    def to_torch(  # noqa: PLR0913, D417 -- what users may choose; most is told of `to_numpy`
+    def to_torch(  # noqa: PLR0913, D417 -- what users may choose; `to_numpy` documents most
         self,
         batch_size: int | None = None,
         *,
@@ -293,36 +556,43 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         shuffle: bool | int = False,
         seed: int = 0,
         transform: Any = None,
+        untouched: Collection[str] = (),
         drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         num_threads: int | None = None,
         prefetch: int = 2,
+        pad: Mapping[str, float] | None = None,
+        bucket: Mapping[str, int] | None = None,
+        pack: Mapping[str, int] | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        as_supervised: Sequence[str] | None = None,
     ) -> Batches:
         """Return an iterable of batches of tensors: `to_numpy` for PyTorch, on the same memory.
 
-        It is a loader by itself: no `DataLoader` is needed. It also is an `IterableDataset` for one, with
-        `batch_size=None`: its workers share the batches. And the data set as it is serves as a map-style one.
+        The result is a complete loader: it needs no `DataLoader`. It is also an `IterableDataset` for one, with
+        `batch_size=None`, whose workers then share the batches. The `ShardedDataset` itself is a map-style dataset.
 
         Args:
-            rank: None takes that of the process group of `torch.distributed`, if there is one.
-            world_size: likewise.
+            rank: share of each step that is read here; None takes the rank in the `torch.distributed` process group, if
+                there is one.
+            world_size: number of ranks; None takes the size of that process group.
 
         All other arguments are those of `to_numpy`.
 
         Returns:
-            Batches as of `to_numpy`, with tensors for arrays.
+            Batches like those of `to_numpy`, with tensors in place of arrays.
 
         Raises:
             MissingDependencyError: torch is not installed.
-            OptionError: an argument makes no sense.
+            OptionError: an argument is invalid.
 
         Example:
             >>> loader = train.to_torch(32, shuffle=True)   # doctest: +SKIP
             >>> images = next(iter(loader))["image"].permute(0, 3, 1, 2)   # doctest: +SKIP
         """
-        torch_reader.register_iterable(Batches)
-        found_rank, found_size = torch_reader.default_rank()
+        register_iterable(Batches)
+        found_rank, found_size = default_rank()
         options = BatchOptions(
             batch_size,
             drop_last,
@@ -332,22 +602,22 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             num_threads,
             prefetch,
         )
-        return self._batches(options, shuffle, seed, transform, torch_reader.Torch())
+        form = _Form(pad, bucket, pack, collate_fn, as_supervised)
+        return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Torch(), form)
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
-        """Return a picture of samples: images with their mask drawn over, a legend of classes, and the keys.
+        """Return a picture of samples: images with their masks drawn over them, their keys, and a legend of classes.
 
         Args:
-            count: how many samples, at least 1, spread evenly over the data set.
-            columns: pictures in a row.
-            opacity: of the mask, 0 to 1.
+            count: number of samples, at least 1, spread evenly over the dataset.
+            columns: number of samples in a row, at least 1.
+            opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
 
         Returns:
-            A picture that shows itself in a notebook; `.save(path)` writes a PNG, `.array` is uint8
-            (height, width, 3).
+            A picture that a notebook displays; `.save(path)` writes a PNG, `.array` is uint8 (height, width, 3).
 
         Raises:
-            OptionError: the features hold no image, or an argument makes no sense.
+            OptionError: the features hold no image, or an argument is out of range.
         """
         if count < 1:
             raise OptionError(f"preview: count={count}; want at least 1 sample")
@@ -356,45 +626,438 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return drawing.draw([self[position] for position in positions], self.features, columns, opacity)
 
     def __repr__(self) -> str:
-        return f"ShardedDataset({str(self.path)!r}, split={self.split!r}, {len(self):,} records, {self.features!r})"
+        return f"ShardedDataset({self._title}, {len(self):,} records, {self.features!r})"
+
+    @property
+    def _title(self) -> str:
+        """The directories, for messages."""
+        return " + ".join(f"{str(part.path)!r}, split={part.split!r}" for part in self._records.parts)
+
+    @property
+    def _only_part(self) -> Part:
+        first, *others = self._records.parts
+        if others:
+            raise OptionError(
+                f"these records come from {1 + len(others)} directories ({self._title}), each with a path, a manifest "
+                "and a split of its own; ask the datasets that were put together"
+            )
+        return first
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether these are all records of the directories, in their order."""
+        return self._mix is None and self._selection.is_all(len(self._records))
+
+    def _chosen(self, choose: Callable[[Selection], range | np.ndarray]) -> ShardedDataset:
+        return ShardedDataset(self._records, self._selection.then(choose))
+
+    def _with_records(self, records: Records) -> ShardedDataset:
+        return ShardedDataset(records, self._selection, self._mix)
 
     def _position(self, item: int | str) -> int:
+        return self._selection.at(self._place_of(item))
+
+    def _place_of(self, item: int | str) -> int:
         if isinstance(item, str):
-            found = self._samples.keys.position_of(item)
+            found = self._selection.place_of(self._records.positions_of(item))
             if found is None:
                 raise KeyError(item)
             return found
+        is_number = isinstance(item, (int, np.integer)) and not isinstance(item, bool)
+        if not is_number and (isinstance(item, bool) or "bool" in str(getattr(item, "dtype", ""))):
+            raise TypeError(
+                f"a sample has a position and a key, and {item!r} is neither; for a mask: "
+                "select(np.flatnonzero(mask)), where the mask has as many values as the dataset has records"
+            )
         try:
             position = operator.index(item)
         except TypeError as error:
             raise TypeError(
-                f"a sample is found by its position or key, not by {item!r}; "
-                "for several: [data[number] for number in range(2, 5)]"
+                f"a sample has a position and a key, and {item!r} is neither; for several samples: "
+                "[data[number] for number in range(2, 5)]"
             ) from error
         if not -len(self) <= position < len(self):
-            raise IndexError(f"position {item} in a data set of {len(self)} records")
+            raise IndexError(f"position {item} in a dataset of {len(self)} records")
         return position % len(self)
 
+    def _sample_transform(self, transform: Any, seed: int, untouched: Collection[str]) -> SampleTransform | None:
+        names = field_names(untouched)
+        return None if transform is None else SampleTransform(transform, self.features, seed, names)
+
     def _batches(
-        self, options: BatchOptions, shuffle: bool | int, seed: int, transform: Any, client: Client
+        self,
+        options: BatchOptions,
+        shuffle: bool | int,
+        seed: int,
+        transform: SampleTransform | None,
+        client: Client,
+        form: _Form,
     ) -> Batches:
-        order = Order.of(
-            [info.num_records for info in self._shards],
-            shuffle,
-            seed,
-            group_records=self._samples.records.group_records,
-        )
+        changes = self._records.transformed(transform)
+        form.check(options, None if self._records.is_mapped else self.features, may_add=changes is not None)
+        order = self._order(shuffle, seed)
+        units = None
+        if form.unit is not None:
+            field, tokens, packs = form.unit
+            lengths = self._lengths(field)
+            units = Planner(
+                order, lengths, tokens, options.batch_size, seed, packs=packs, shuffles=shuffle is not False
+            )
+        shapes = form.shapes
+        if form.bucket is not None and changes is not None:
+            shapes = (Budget(*one_budget("bucket", form.bucket, None)), *shapes)
         maker = BatchMaker(
-            self._samples.read_or_skip,
-            None if transform is None else SampleTransform(transform, self.features, seed),
+            self._records.read_or_skip,
+            changes,
             ragged_names(self.features),
-            options.batch_size is not None,
+            options.batch_size is not None or form.unit is not None,
+            self._records.read_block if self._records.block_records else None,
+            self._records.block_records,
+            nesting=self.features.nesting,
+            shapes=shapes,
+            keeps_samples=form.collate_fn is not None,
         )
-        identity = {**self._identity, "seed": order.seed, "window": order.window, "block": order.block}
-        return Batches(order, maker, options, client=client, damages=self._samples.damages, identity=identity)
+        supervised = supervised_fields(form.as_supervised, None)
+        return Batches(
+            order,
+            maker,
+            options,
+            client=client if supervised is None else Supervised(client, supervised),
+            skipped=self._records,
+            identity={**self._identity, **order.identity},
+            units=units,
+            collate_fn=form.collate_fn,
+        )
+
+    def _lengths(self, field: str) -> np.ndarray:
+        """Return the length of a field in each record that is read, int64 (records,), at its position: one pass."""
+        if field not in self._known_lengths:
+            records = self._records
+            if not records.is_mapped:
+                records = records.changed(lambda part: part.with_fields([field]))
+            selections = [self._selection] if self._mix is None else self._mix.members
+            positions = np.unique(np.concatenate([np.asarray(one.positions, np.int64) for one in selections]))
+            self._known_lengths[field] = lengths_of(records, positions, field)
+        return self._known_lengths[field]
+
+    def _order(self, shuffle: bool | int, seed: int) -> EpochOrder:
+        check_shuffle(shuffle)
+        if self._mix is None:
+            return order_of(self._records, self._selection, shuffle, seed)
+        return self._mix.order(self._records, shuffle, seed)
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        """What a state must be of: the records, by the checksums of their shards."""
-        checksums = ",".join(info.checksum for info in self._shards)
-        return {"num_records": len(self), "records": xxhash.xxh3_64_hexdigest(checksums.encode())}
+        """The records that a state must belong to, as the checksums of their shards and what was selected."""
+        made_of = [self._records.digest]
+        if self._mix is not None:
+            made_of.append(self._mix.digest)
+        elif not self._is_whole:
+            made_of.append(self._selection.digest)
+        records = made_of[0] if len(made_of) == 1 else xxhash.xxh3_64_hexdigest("|".join(made_of).encode())
+        return {"num_records": len(self), "records": records}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """What `to_numpy` and `to_torch` make of samples beside stacking them; they document the arguments."""
+
+    pad: Mapping[str, float] | None = None
+    bucket: Mapping[str, int] | None = None
+    pack: Mapping[str, int] | None = None
+    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
+    as_supervised: Sequence[str] | None = None
+
+    @property
+    def unit(self) -> tuple[str, int, bool] | None:
+        """Field by which records are put together, the tokens of a unit, and whether units are packed rows."""
+        if self.pack is not None:
+            fields, tokens = packed_fields(self.pack, None)
+            return fields[0], tokens, True
+        return None if self.bucket is None else (*one_budget("bucket", self.bucket, None), False)
+
+    @property
+    def shapes(self) -> tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...]:
+        """What a finished batch goes through."""
+        if self.pack is not None:
+            return (Packing(*packed_fields(self.pack, None), dict(self.pad or {})),)
+        return () if self.pad is None else (Padding(dict(self.pad)),)
+
+    def check(self, options: BatchOptions, features: Features | None, *, may_add: bool) -> None:
+        """Raise `OptionError` where arguments contradict each other, or name no field of the features.
+
+        Args:
+            options: how records are cut into batches.
+            features: fields of the samples that are planned with; None where a function decides them.
+            may_add: whether a transform may add fields to these.
+        """
+        given = [name for name in ("pad", "bucket", "pack") if getattr(self, name) is not None]
+        if self.bucket is not None:
+            one_budget("bucket", self.bucket, features)
+        if self.pack is not None:
+            packed_fields(self.pack, features)
+            if self.bucket is not None:
+                raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
+        check_padded(self.pad, None if may_add else features)
+        if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
+            raise OptionError(f"pad is {self.pad!r} and pack is {self.pack!r}; with pack, pad names packed fields only")
+        if given and options.batch_size is None and self.bucket is None:
+            raise OptionError(f"{given[0]} is for batches, and batch_size is None; set the rows of a batch")
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise OptionError(f"collate_fn is {self.collate_fn!r}; want a function of a list of samples")
+        if self.collate_fn is not None and self.shapes:
+            raise OptionError(f"collate_fn together with {given[0]}: it gets samples and returns the batch; drop one")
+        if self.collate_fn is not None and options.batch_size is None and self.bucket is None:
+            raise OptionError("collate_fn is for batches, and batch_size is None; set the records of a batch")
+        supervised_fields(self.as_supervised, None if may_add or self.pack is not None else features)
+        if self.collate_fn is not None and self.as_supervised is not None:
+            raise OptionError("collate_fn together with as_supervised: it returns the batch in any form; drop one")
+
+
+def _with_own_files(part: Part) -> Part:
+    return dataclasses.replace(part, reader=part.reader.with_own_files())
+
+
+# ---------------------------------------------------------------- several datasets as one
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mix:
+    """What `mix` mixes.
+
+    Attributes:
+        members: selection of each member among the records of all.
+        quotas: number of places of each member in a block.
+        seed: seed of the pattern.
+        repeats: whether shorter members come again until the longest one is through.
+    """
+
+    members: tuple[Selection, ...]
+    quotas: tuple[int, ...]
+    seed: int
+    repeats: bool
+
+    @functools.cached_property
+    def mixture(self) -> Mixture:
+        sizes = tuple(map(len, self.members))
+        if not all(sizes):
+            raise OptionError(f"mix: dataset {sizes.index(0)} has no records; leave it out")
+        return Mixture(sizes, self.quotas, self.seed, self.repeats)
+
+    @functools.cached_property
+    def num_records(self) -> int:
+        return self.mixture.num_records
+
+    @property
+    def digest(self) -> str:
+        return f"{self.quotas}{self.seed}{self.repeats}{[member.digest for member in self.members]}"
+
+    def order(self, records: Records, shuffle: bool | int, seed: int) -> EpochOrder:
+        """Return the order of an epoch: that of each member has a seed of its own."""
+        count = len(self.members)
+        orders = [order_of(records, member, shuffle, seed * count + k) for k, member in enumerate(self.members)]
+        return Mixed(self.mixture, tuple(orders), self.num_records)
+
+    def first_epoch(self, records: Records) -> np.ndarray:
+        """Return the positions of the records of the first epoch where nothing is shuffled."""
+        return self.order(records, False, 0).positions(0, np.arange(self.num_records))
+
+
+def concat(datasets: Sequence[ShardedDataset]) -> ShardedDataset:
+    """Return the records of several datasets as one, one dataset after the other; none is read.
+
+    Args:
+        datasets: datasets with the same features, at least one; whatever was selected from them. Where several have a
+            record of the same key, the key leads to the first one.
+
+    Raises:
+        OptionError: there is none, or they differ in their features.
+
+    Example:
+        >>> both = concat([load("out/day", "train"), load("out/night", "train")])   # doctest: +SKIP
+    """
+    members = _members("concat", datasets)
+    records, selections = _together(members)
+    if all(one._is_whole for one in members):
+        return ShardedDataset(records)
+
+    def positions() -> np.ndarray:
+        return np.concatenate([np.asarray(selection.positions, np.int64) for selection in selections])
+
+    return ShardedDataset(records, Selection(positions))
+
+
+def mix(
+    weights: Mapping[ShardedDataset, float],
+    *,
+    seed: int = 0,
+    stop: Literal["first_exhausted", "all_exhausted"] = "first_exhausted",
+) -> ShardedDataset:
+    """Return the records of several datasets in given proportions.
+
+    The proportions hold in each small block of an epoch: .7 and .3 give 7 and 3 of each 10 records, in a random order.
+    Each dataset is walked through in its own order, shuffled if the reader is asked to shuffle, and from one epoch to
+    the next: the records that one epoch leaves over come first in the next one. What is selected from a mix, or read
+    from it by position, are the records of its first epoch, unshuffled.
+
+    Args:
+        weights: weight of each dataset, a positive number; all have the same features.
+        seed: seed of the order in which the datasets take turns.
+        stop: where an epoch ends: "first_exhausted" before the first dataset would repeat a record, "all_exhausted"
+            once each dataset has come as often as it has records; shorter ones repeat.
+
+    Raises:
+        OptionError: there is no dataset, a weight is not positive, or the datasets differ in their features.
+
+    Example:
+        >>> both = mix({day: 0.7, night: 0.3}, seed=1)   # doctest: +SKIP
+        >>> for batch in both.to_torch(32, shuffle=True, seed=1): ...   # doctest: +SKIP
+    """
+    if not isinstance(weights, Mapping):
+        raise OptionError(f"mix wants a dict of dataset to weight, not a {type(weights).__name__}")
+    members = _members("mix", list(weights))
+    for weight in weights.values():
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < weight < math.inf:
+            raise OptionError(f"mix: weight {weight!r}; want a positive number for each dataset")
+    if stop not in ("first_exhausted", "all_exhausted"):
+        raise OptionError(f"mix: stop is {stop!r}; want 'first_exhausted' or 'all_exhausted'")
+    check_seed(seed)
+    records, selections = _together(members)
+    quotas = Mixture.quotas_of([float(weight) for weight in weights.values()])
+    made = _Mix(tuple(selections), quotas, int(seed), stop == "all_exhausted")
+    return ShardedDataset(records, Selection(lambda: made.first_epoch(records)), made)
+
+
+def _members(name: str, datasets: Sequence[ShardedDataset]) -> list[ShardedDataset]:
+    if isinstance(datasets, ShardedDataset):
+        raise OptionError(f"{name} wants several datasets, and this is one")
+    members = list(datasets)
+    wrong = next((member for member in members if not isinstance(member, ShardedDataset)), None)
+    if wrong is not None:
+        raise OptionError(f"{name}: {wrong!r} is no dataset; want what load returned, or what was selected from it")
+    if not members:
+        raise OptionError(f"{name}: no datasets; want at least one")
+    return members
+
+
+def _together(members: Sequence[ShardedDataset]) -> tuple[Records, list[Selection]]:
+    """Return the records of all datasets, end to end, and the selection of each among them."""
+    parts = [part for member in members for part in member._records.parts]
+    selections, start = [], 0
+    for member in members:
+        own = member._selection
+        selections.append(Selection(functools.partial(_moved, own, start)))
+        start += len(member._records)
+    return Records(parts), selections
+
+
+def _moved(selection: Selection, by: int) -> range | np.ndarray:
+    found = selection.positions
+    return range(found.start + by, found.stop + by, found.step) if isinstance(found, range) else found + by
+
+
+_CACHE_BYTES = 100 << 30
+_logger = get_logger("datamat.readers")
+
+
+def load(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    format: str | None = None,  # noqa: A002 -- as for `Materializer`
+    errors: str | ErrorPolicy = "raise",
+    cache: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = _CACHE_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardedDataset:
+    """Open a finished directory.
+
+    Args:
+        path: the directory that a run wrote, or its URL, of any kind that fsspec knows: `s3://BUCKET/PATH`,
+            `https://...`.
+        split: split to read, or None for all, one after the other.
+        format: which of the formats that the run wrote; None takes the first that the run named.
+        errors: what to do about damaged records where many are read: "raise", or "skip", which skips them, logs each
+            and counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. A single damaged
+            record that is asked for always raises.
+        cache: bytes of memory in each process for encoded records; the records that are read first fill it.
+        cache_dir: folder on a fast local disk to which shards are copied on first use, for directories on a slow file
+            system. Any number of processes may share it. A URL requires one.
+        cache_bytes: most bytes of copies in `cache_dir`; a shard for which no room is left is read in place or, behind
+            a URL, raises `OutputError`.
+        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+
+    Returns:
+        The records: by position, by key, or in order.
+
+    Raises:
+        OutputError: the directory has no manifest, because the run is not finished; or the URL cannot be read.
+        OptionError: the directory has no such split or format, or an option is invalid.
+        CorruptDataError: the manifest is damaged.
+        MissingDependencyError: the package that reads such URLs is not installed.
+
+    Example:
+        >>> train = load("out/camvid", "train")   # doctest: +SKIP
+        >>> train[0]["image"].shape, train["0001TP_006690#2"]["mask"].dtype   # doctest: +SKIP
+        ((360, 480, 3), dtype('uint8'))
+    """
+    cache_dir = cache_dir and expand_home(cache_dir)
+    folder = _folder(path, storage_options, cache_dir)
+    loaded = (
+        None if isinstance(folder, RemotePath) else LoadedDirectory(folder)
+    )  # copies of remote files are checked when they are made
+    found = _manifest(folder)
+    manifest = found.of_format(format or found.format)
+    if split is not None and split not in manifest.splits:
+        raise OptionError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
+    shards = manifest.shards if split is None else manifest.splits[split]
+    files: list[ShardInfo | IndexInfo] = [*shards, *(info for info in manifest.index if split in (None, info.split))]
+    store = None if cache_dir is None else ShardStore(cache_dir, byte_limit(cache_bytes, "cache_bytes"), files)
+    if isinstance(folder, RemotePath):
+        _warn_if_too_large(folder, sum(info.num_bytes for info in files), cache_bytes)
+    records = RecordFiles(
+        folder,
+        shards,
+        get_format(manifest.format).with_features(manifest.features),
+        RecordCache(byte_limit(cache, "cache")),
+        store,
+        loaded,
+    )
+    keys = KeyIndex(folder, manifest, split, records.stored_keys, store, loaded)
+    samples = SampleReader(records, manifest.features, SkippedRecords(errors, len(records)), keys)
+    return ShardedDataset(Records([Part(folder, manifest, split, samples)]))
+
+
+def _folder(
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> pathlib.Path | RemotePath:
+    if is_url(path):
+        if cache_dir is None:
+            raise OptionError(
+                f"{path} is a URL, whose files are read from local copies, but cache_dir is None; name a folder: "
+                f"load({path!r}, cache_dir='/tmp/datamat')"
+            )
+        return RemotePath(os.fspath(path), dict(storage_options or {}))
+    if storage_options is not None:
+        raise OptionError(f"storage_options are for URLs, and {os.fspath(path)} is a path; leave them out")
+    return pathlib.Path(expand_home(path))
+
+
+def _warn_if_too_large(folder: RemotePath, num_bytes: int, cache_bytes: int) -> None:
+    """Warn at once of what would otherwise come out at the end of the first epoch."""
+    if num_bytes > cache_bytes:
+        _logger.warning(
+            "%s: %d bytes, and cache_bytes is %d: shards that do not fit cannot be read", folder, num_bytes, cache_bytes
+        )
+
+
+def _manifest(folder: pathlib.Path | RemotePath) -> Manifest:
+    if not isinstance(folder, RemotePath):
+        return Manifest.read(folder)
+    file = folder / MANIFEST_FILE
+    return Manifest.parse(file.read_bytes(MOST_MANIFEST_BYTES), str(file))

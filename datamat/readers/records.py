@@ -1,53 +1,668 @@
-"""The encoded records of a directory by position: shards opened when needed, records found through their offsets.
-
-position ── RecordCache ── the shard's reader: offsets beside it, mapped; one read ── encoded record
-                           its file: in the directory, or a copy in a ShardStore
-                           behind a URL: copies of both
-"""
+"""Reads records of a directory by position or key: opens and checks files, handles damage, decodes values."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
+import dataclasses
 import errno
 import functools
-import resource
+import mmap
+import os
+import re
 import weakref
+from array import array
 from itertools import accumulate
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, BinaryIO, final
 
-from datamat.errors import OutputError
-from datamat.readers.keys import stored_key
-from datamat.readers.opening import ShardOpener
+import numpy as np
+
+from datamat.directory.files import open_regular, regular_path
+from datamat.directory.index_files import KIND, SplitIndex, field_of_column, read_index
+from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
+from datamat.directory.manifest import MANIFEST_FILE, index_file
+from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SchemaError, want_of_resources
+from datamat.features import join_blocks
+from datamat.features.schema import NO_MEMORY
+from datamat.formats import Offsets, ShardFormat
+from datamat.options import ErrorPolicy
+from datamat.parallel.logs import get_logger
+from datamat.readers.remote import RemotePath
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from datamat.formats import ShardFormat, ShardReader, Value
-    from datamat.manifest import ShardInfo
+    from numpy.typing import NDArray
+
+    from datamat.directory.manifest import IndexInfo, Manifest, ShardInfo
+    from datamat.features import Column, ColumnBlock, Features, Kind
+    from datamat.formats import RecordSpan, RecordSpans, ShardReader
     from datamat.readers.cache import RecordCache, ShardStore
-    from datamat.readers.remote import RemotePath
 
-__all__ = ["RecordFiles"]
 
-_MOST_OPEN = 1024
+__all__ = [
+    "KeyIndex",
+    "LineMarks",
+    "LoadedDirectory",
+    "MappedOffsets",
+    "RecordFiles",
+    "SampleReader",
+    "ShardOpener",
+    "SkippedRecords",
+]
+
+# ---------------------------------------------------------------- damaged records
+#
+# What happens to damaged records: they raise, or are skipped, counted and logged.
+
+
+_logger = get_logger("datamat.readers")
+
+
+@final
+class SkippedRecords:
+    """The damaged records of a dataset that were skipped so far. Thread-safe; a pickled copy starts with the same ones.
+
+    Args:
+        policy: "raise", "skip", or an `ErrorPolicy` of either with a limit.
+        num_records: number of records in the dataset, of which the limit may be a share.
+
+    Raises:
+        OptionError: the policy is none of these.
+    """
+
+    def __init__(self, policy: str | ErrorPolicy, num_records: int) -> None:
+        self._policy = policy if isinstance(policy, ErrorPolicy) else ErrorPolicy(_checked(policy))
+        if self._policy.action == "quarantine" or self._policy.retries:
+            raise OptionError(
+                f"errors={policy!r}: readers raise or skip; want 'raise', 'skip' or ErrorPolicy('skip', max_errors=...)"
+            )
+        limit = self._policy.limit(num_records)
+        # Without a limit, any number but all of them: as when writing.
+        self._most = limit if limit is not None else num_records - 1
+        # Unlike a lock, a dict cannot be left locked by a fork.
+        self._positions: dict[int, None] = {}
+        self._logged: dict[str, None] = {}
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether damaged records are skipped."""
+        return self._policy.action == "skip"
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the records that were skipped, each once, however often it was met."""
+        return tuple(self._positions)
+
+    def skip(self, position: int, error: CorruptDataError) -> None:
+        """Count a damaged record and log its damage once, or raise, as the policy demands.
+
+        What is stored together is damaged together, such as the records of a page of Parquet: that is one line.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+            error: the error that names its damage.
+
+        Raises:
+            CorruptDataError: the error itself, or that too many records are damaged.
+        """
+        if not self.is_skipping:
+            raise error
+        if position not in self._positions:
+            self._positions[position] = None
+            self.log(error)
+        self._check(error)
+
+    def log(self, error: CorruptDataError) -> None:
+        """Log a damage, unless that was done before.
+
+        Args:
+            error: the error of a record that it reaches, or lies beside.
+        """
+        damage = _damage_in_words(error)
+        if damage not in self._logged:
+            self._logged[damage] = None
+            _logger.warning("skipped, %d so far: %s", len(self._positions), error)
+
+    def add(self, positions: Iterable[int]) -> None:
+        """Count records that another process has skipped and logged; raise as `skip` does.
+
+        Args:
+            positions: positions of the records in the dataset, from 0.
+        """
+        self._positions.update(dict.fromkeys(positions))
+        self._check(None)
+
+    def _check(self, last: CorruptDataError | None) -> None:
+        if len(self._positions) > self._most:
+            raise CorruptDataError(
+                f"{len(self._positions)} damaged records were skipped, and at most {self._most} are allowed"
+                + (f"; the last one: {last}" if last else "; the log names them")
+            ) from last
+
+
+def _damage_in_words(error: CorruptDataError) -> str:
+    """Return what is the same in the messages of all records that one damage reaches.
+
+    Those name the place in the file, and the record; others name a record alone, of which it is the damage.
+    """
+    text = str(error)
+    is_of_place = " at byte " in text or ": record " not in text
+    return _RECORD.sub("", text) if is_of_place else text
+
+
+_RECORD = re.compile(r"record \d+|(?: \(key '.*'\))\Z")
+
+
+def _checked(policy: Any) -> Any:
+    if policy not in ("raise", "skip"):
+        raise OptionError(f"errors is {policy!r}; want 'raise', 'skip' or ErrorPolicy('skip', max_errors=...)")
+    return policy
+
+
+# ---------------------------------------------------------------- offsets, mapped
+#
+# The offsets of a shard's records stay in the file beside it: a line is looked up in a memory map of the file.
+#
+# 00017.idx  "0 20\n20 30\n ... 1950 31\n1981 28\n ..."      mapped: all processes share its pages
+#             ^ line 0              ^ line 16               marks: where every 16th line begins
+
+
+_LINES_PER_MARK = 16  # half a byte of memory for each record, and a few hundred bytes to scan for one
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LineMarks:
+    """Where every 16th line of a file begins: enough to find any line fast.
+
+    Attributes:
+        identity: value that distinguishes the scanned file from any other.
+        starts: offset of every 16th line in bytes, then the size of the file.
+    """
+
+    identity: object
+    starts: array[int]
+
+    @classmethod
+    def of(cls, content: bytes, identity: object) -> LineMarks:
+        """Return the marks of a file.
+
+        Args:
+            content: content of the file, which is not empty.
+            identity: value that is equal for equal files, such as size and times.
+        """
+        ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
+        marked = ends[_LINES_PER_MARK - 1 : len(ends) - 1 : _LINES_PER_MARK] + 1
+        return cls(identity, array("Q", [0, *marked.tolist(), len(content)]))
+
+
+@final
+class MappedOffsets:
+    """Where each record of one shard lies, looked up on demand. Thread-safe.
+
+    Args:
+        path: path of the file of offsets, for messages.
+        file: the same file, open; it may be closed afterwards.
+        marks: line marks of the file.
+    """
+
+    __slots__ = ("_marks", "_pages", "_path")
+
+    def __init__(self, path: str, file: BinaryIO, marks: LineMarks) -> None:
+        self._path = path
+        self._marks = marks.starts
+        try:
+            # Private, though nothing is written: not every network file system allows shared maps.
+            self._pages = mmap.mmap(file.fileno(), marks.starts[-1], access=mmap.ACCESS_READ)
+        except ValueError as error:  # it is shorter now
+            raise CorruptDataError(f"{path} was changed while it was opened: {error}; verify its directory") from error
+
+    def span(self, number: int) -> RecordSpan:
+        """Return offset, size and skip of a record.
+
+        Args:
+            number: number of the record in its shard.
+
+        Raises:
+            CorruptDataError: the file was changed in the meantime.
+        """
+        mark, rest = divmod(number, _LINES_PER_MARK)
+        try:
+            # Touching mapped pages that the file has lost would kill the process: one system call asks first.
+            if self._pages.size() == self._marks[-1]:
+                lines = self._pages[self._marks[mark] : self._marks[mark + 1]].split(b"\n", rest + 1)
+                numbers = lines[rest].split()
+                return int(numbers[0]), int(numbers[1]), int(numbers[2]) if len(numbers) > 2 else 0
+        except (IndexError, ValueError):
+            pass
+        raise CorruptDataError(
+            f"{self._path} was changed while it was open: line {number + 1} differs; verify its directory"
+        )
+
+    def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return offset, size and skip of many records, int64 (n, 3); raise as `span` does."""
+        marks, place = np.unique(numbers // _LINES_PER_MARK, return_inverse=True)
+        bounds = np.frombuffer(self._marks, np.uint64)
+        try:
+            if self._pages.size() == self._marks[-1]:
+                cuts = zip(bounds[marks].tolist(), bounds[marks + 1].tolist(), strict=True)
+                text = b"".join([self._pages[start:stop] for start, stop in cuts])
+                columns = text[: text.index(b"\n")].count(b" ") + 1
+                table = np.fromstring(text.decode("ascii"), np.int64, sep=" ").reshape(-1, columns)
+                found = np.zeros((len(numbers), 3), np.int64)
+                found[:, :columns] = table[place * _LINES_PER_MARK + numbers % _LINES_PER_MARK]
+                return found
+        except (IndexError, ValueError):
+            pass
+        raise CorruptDataError(f"{self._path} was changed while it was open; verify its directory")
+
+
+# ---------------------------------------------------------------- from key to position
+#
+# From the key of a record to its position among all records of a dataset: a `SplitIndex` for each of its splits.
+
+
+class KeyIndex:
+    """The keys of the records of one split, or of all splits.
+
+    Args:
+        folder: the directory, or its URL.
+        manifest: manifest of the directory, which names the index files.
+        split: split whose keys are wanted, or None for all.
+        stored_keys: returns the keys of the records of a shard, by its position among the shards of the splits.
+        store: local copies of the index files; needed where the directory is behind a URL.
+        loaded: checks that an index file is still the one that was loaded; None where nothing replaces it.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path | RemotePath,
+        manifest: Manifest,
+        split: str | None,
+        stored_keys: Callable[[int], list[str]],
+        store: ShardStore | None = None,
+        loaded: LoadedDirectory | None = None,
+    ) -> None:
+        self._splits: list[SplitIndex] = []
+        self._files: list[_IndexFile] = []
+        self._starts: list[list[int]] = []  # of each split, the position of the first record of each shard
+        first_shard = first_record = 0
+        for name, shards in manifest.splits.items():
+            if split in (None, name):
+                names = RecordNames(manifest.copies.get(name, 1), name in manifest.augmented)
+                file = _IndexFile(folder / index_file(name), name, manifest, store, loaded)
+                keys_of = functools.partial(_keys_from, stored_keys, first_shard)
+                self._splits.append(SplitIndex(file.read, names, len(shards), keys_of))
+                self._files.append(file)
+                *starts, after = accumulate((info.num_records for info in shards), initial=first_record)
+                self._starts.append(starts)
+                first_shard, first_record = first_shard + len(shards), after
+
+    def position_of(self, key: str) -> int | None:
+        """Return the position of the record with this key, or None if no record has it.
+
+        Args:
+            key: key of the record, `KEY` or `KEY#COPY`; `KEY` as it is stored, or as it was in the source.
+        """
+        wanted = []
+        with contextlib.suppress(OptionError):
+            wanted.append(RecordKey.parse(key).stored)
+        if "#" in key:  # which a key of the source may hold, too
+            wanted.append(RecordKey(safe_key(key)))
+        for one in wanted:
+            for split, starts in zip(self._splits, self._starts, strict=True):
+                place = split.find(one)
+                if place is not None:
+                    return starts[place.shard] + place.record
+        return None
+
+    def key_at(self, position: int) -> str | None:
+        """Return the key of a record, or None where only the record itself holds it.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+        """
+        for split, starts in zip(reversed(self._splits), reversed(self._starts), strict=True):
+            if position >= starts[0]:
+                shard = bisect.bisect_right(starts, position) - 1
+                return split.key_at(shard, position - starts[shard])
+        return None
+
+    def keys(self) -> list[str]:
+        """Return the keys of all records, in order."""
+        return [key for split in self._splits for key in split.keys()]  # noqa: SIM118 -- not a dict
+
+    def fields(self) -> Any:
+        """Return the fields of the row of each record as a `pyarrow.Table`, without `key`, in order.
+
+        Fields that hold lists or dicts are left out; null stands for those that a split lacks.
+        """
+        import pyarrow as pa
+
+        tables = []
+        for split, file in zip(self._splits, self._files, strict=True):
+            found = file.read(None)
+            names = [name for name in found.column_names if field_of_column(name) is not None]
+            plain = [name for name in names if (found.schema.field(name).metadata or {}).get(KIND) != b"json"]
+            fields = found.select(plain).rename_columns([str(field_of_column(name)) for name in plain])
+            rows = split.rows_of_records()
+            tables.append(fields.take(pa.array(rows, mask=rows < 0)))
+        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+def _keys_from(stored_keys: Callable[[int], list[str]], first_shard: int, shard: int) -> list[str]:
+    """Return the keys of the records of a shard of a split whose first shard has this number."""
+    return stored_keys(first_shard + shard)
+
+
+class _IndexFile:
+    """The index file of a split: in the directory, or a local copy of it that is made on first use."""
+
+    def __init__(
+        self,
+        source: pathlib.Path | RemotePath,
+        split: str,
+        manifest: Manifest,
+        store: ShardStore | None,
+        loaded: LoadedDirectory | None,
+    ) -> None:
+        self._source = source
+        self._info = next((info for info in manifest.index if info.split == split), None)
+        self._num_rows = sum(info.num_rows for info in manifest.splits[split])
+        self._store = store
+        self._loaded = loaded
+
+    def read(self, columns: Sequence[str] | None = ("key", "shard", "record")) -> Any:
+        """Return these columns of each row; None reads all."""
+        source = self._source
+        path = self._copy(source) if isinstance(source, RemotePath) else source
+        folder, name = path.parent.parent, f"{path.parent.name}/{path.name}"
+        table = read_index(folder, name, columns, num_rows=self._num_rows)
+        if self._loaded is not None and self._info is not None and path is source:
+            self._loaded.check(self._info)
+        return table
+
+    def _copy(self, source: RemotePath) -> pathlib.Path:
+        if self._info is None or self._store is None:
+            raise CorruptDataError(f"the manifest does not list {source}; run the job again to rebuild it")
+        return self._store.fetch(self._info, source)
+
+
+# ---------------------------------------------------------------- what was loaded, and may have been replaced
+#
+# Whether the files of a directory are still the ones that its manifest listed when it was loaded.
+#
+# Shards are opened on first use, and a run may have replaced them by then, under the same names. A run removes the
+# manifest first: as long as that is still the file that was read, so are all others. Otherwise checksums decide.
+
+
+@final
+class LoadedDirectory:
+    """A directory at the moment it was loaded; create this before reading its manifest. Thread-safe and picklable.
+
+    Args:
+        folder: path of the finished directory.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._stamp = self._now()
+
+    def check(self, info: ShardInfo | IndexInfo) -> None:
+        """Refuse a file that has been replaced; call this once the file is open, or was read.
+
+        Args:
+            info: entry of the file in the manifest that was loaded.
+
+        Raises:
+            OutputError: another file has its name now, or none has.
+        """
+        if self._stamp is not None and self._stamp == self._now():
+            return
+        try:
+            is_same = info.is_whole(regular_path(self._folder, info.file))
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise OutputError(
+                f"{self._folder / info.file} is no longer the file that was loaded: a run has replaced it; load "
+                f"{self._folder} again"
+            )
+
+    def _now(self) -> tuple[int, int, int, int] | None:
+        try:
+            found = os.stat(self._folder / MANIFEST_FILE)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+# ---------------------------------------------------------------- opening shards
+#
+# Shards are opened together with the offsets of their records, which are checked before any record is read.
+#
+# a directory   its offsets, mapped; its shard or a copy of it
+# a URL         a copy of the shard, then the offsets: they have no checksum, so they are kept once they have led to the
+#               last record. Offsets of other records, fetched while the directory was rewritten, do not lead there
+
+
+_ATTEMPTS = 5
+_MOST_LINE_BYTES = 3 * 21  # three numbers of 64 bits, and what stands between them
+
+
+@final
+class ShardOpener:
+    """Opens the shards of one directory. Thread-safe and picklable.
+
+    Args:
+        folder: the directory, or its URL.
+        shard_format: format of the shards, bound to their features.
+        store: local copies of shards, or None; needed where the directory is behind a URL.
+        loaded: checks that a shard is still the one that was loaded; None where nothing replaces it.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path | RemotePath,
+        shard_format: ShardFormat,
+        store: ShardStore | None,
+        loaded: LoadedDirectory | None = None,
+    ) -> None:
+        self.folder = folder
+        self._format = shard_format
+        self._store = store
+        self._loaded = loaded
+        self._marks: dict[str, LineMarks] = {}
+        # For shards behind URLs, so that nothing is fetched again for each record:
+        self._unkept: dict[str, Offsets] = {}  # offsets for which the store had no room
+        self._damaged: dict[str, str] = {}  # what is wrong with a damaged shard
+
+    def open(self, info: ShardInfo) -> ShardReader:
+        """Return the reader of a shard.
+
+        Args:
+            info: entry of the shard in the manifest.
+
+        Raises:
+            CorruptDataError: the shard or its offsets cannot be read, or differ from what the manifest says.
+            OutputError: no more files can be opened; a run has replaced the shard since the directory was loaded; or,
+                behind a URL, one of the files cannot be fetched, or does not fit into the store.
+        """
+        if not isinstance(self.folder, RemotePath):
+            return self._open_loaded(self.folder, info)
+        if info.file in self._damaged:
+            raise CorruptDataError(self._damaged[info.file])
+        try:
+            return self._open_remote(self.folder, info)
+        except CorruptDataError as error:
+            self._damaged[info.file] = str(error)
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_marks": {}, "_unkept": {}, "_damaged": {}}
+
+    def _open_loaded(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
+        try:
+            opened = self._open_local(folder, info)
+        except CorruptDataError:
+            if self._loaded is not None:
+                self._loaded.check(info)
+            raise
+        if self._loaded is not None and self._store is None:  # copies are checked when they are made
+            try:
+                self._loaded.check(info)
+            except OutputError:
+                opened.close()
+                raise
+        return opened
+
+    def _open_local(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
+        place, path = folder / info.index_file, folder / info.file
+        try:
+            with open_regular(regular_path(folder, info.index_file)) as file:
+                found = os.fstat(file.fileno())
+                identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+                places = self._mapped(file, place, info, identity)
+        except OSError as error:
+            raise _unread(place, error) from error
+        try:
+            with contextlib.suppress(FileNotFoundError) if self._store else contextlib.nullcontext():
+                path = regular_path(folder, info.file)  # a copy may exist nevertheless
+            if self._store is not None:
+                with contextlib.suppress(FileNotFoundError):  # another process made room: read it in place
+                    return self._format.reader(self._store.local(info, path), places)
+            return self._format.reader(path, places)
+        except OSError as error:
+            raise _unread(path, error) from error
+
+    def _open_remote(self, folder: RemotePath, info: ShardInfo) -> ShardReader:
+        assert self._store is not None, "copies are what is read"
+        shard, place = folder / info.file, folder / info.index_file
+        if info.file in self._unkept:
+            return self._reader(self._store, info, shard, self._unkept[info.file])
+        kept = self._kept(self._store, info, place)
+        if kept is not None:
+            return self._reader(self._store, info, shard, kept)
+        self._store.fetch(info, shard)  # its bytes show whether the offsets belong to it
+        content = place.read_bytes(_MOST_LINE_BYTES * info.num_records)
+        offsets = _tested(content, place, info)
+        opened = self._reader(self._store, info, shard, offsets)
+        try:
+            if info.num_records:
+                opened.read(info.num_records - 1)
+            if not self._store.keep_offsets(info, content):
+                self._unkept[info.file] = offsets
+        except CorruptDataError as error:
+            opened.close()
+            raise CorruptDataError(
+                f"{place} does not lead to the last record of {info.file}, whose checksum is right: {error}"
+            ) from error
+        return opened
+
+    def _kept(self, store: ShardStore, info: ShardInfo, place: RemotePath) -> RecordSpans | None:
+        """Return the offsets that were fetched before, or None if they must be fetched again."""
+        kept = store.offsets(info)
+        if kept is not None:
+            try:
+                with open(kept, "rb") as file:
+                    return self._mapped(file, place, info, info.checksum)  # its name is a checksum
+            except (CorruptDataError, FileNotFoundError):  # a bad disk; removed to make room
+                return None
+            except OSError as error:
+                raise want_of_resources(kept, error) or OutputError(f"{kept}: {error.strerror}") from error
+        return None
+
+    def _mapped(
+        self, file: BinaryIO, place: pathlib.Path | RemotePath, info: ShardInfo, identity: object
+    ) -> RecordSpans:
+        """Return the offsets in an open file, checked unless a file of this identity was checked before."""
+        marks = self._marks.get(info.file)
+        if marks is None or marks.identity != identity:
+            limit = _MOST_LINE_BYTES * info.num_records
+            content = file.read(limit + 1)
+            if len(content) > limit:
+                raise CorruptDataError(
+                    f"{place} has more bytes than the offsets of {info.num_records} records take; run repair() to "
+                    "rewrite it"
+                )
+            offsets = _tested(content, place, info)
+            if not len(offsets):  # an empty file cannot be mapped
+                return offsets
+            marks = self._marks[info.file] = LineMarks.of(content, identity)
+        return MappedOffsets(str(place), file, marks)
+
+    def _reader(self, store: ShardStore, info: ShardInfo, shard: RemotePath, places: RecordSpans) -> ShardReader:
+        for _ in range(_ATTEMPTS):
+            copy = store.fetch(info, shard)
+            try:
+                return self._format.reader(copy, places)
+            except FileNotFoundError:  # another process made room a moment ago
+                continue
+            except OSError as error:
+                raise want_of_resources(copy, error) or OutputError(f"{copy}: {error.strerror}") from error
+        raise OutputError(
+            f"{copy}: other processes remove it as often as it is made; load with a larger cache_bytes, or a cache_dir "
+            "of its own"
+        )
+
+
+def _unread(path: pathlib.Path, error: OSError) -> CorruptDataError | OutputError:
+    return want_of_resources(path, error) or CorruptDataError(
+        f"{path}: {error.strerror}; run the job again to rewrite it"
+    )
+
+
+def _tested(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -> Offsets:
+    try:
+        offsets = Offsets.from_text(content.decode("ascii"))
+    except (UnicodeDecodeError, CorruptDataError) as error:
+        raise CorruptDataError(f"{place}: {error}; run the job again to rewrite it") from error
+    if len(offsets) != info.num_records:
+        raise CorruptDataError(
+            f"{place} holds {len(offsets)} offsets, the manifest says {info.num_records} records; run the job again"
+        )
+    end = np.uint64(info.num_bytes)
+    outside = np.flatnonzero((offsets.offset > end) | (offsets.size > end - np.minimum(offsets.offset, end)))
+    if len(outside):
+        raise CorruptDataError(
+            f"{place}: record {outside[0]} would lie outside of {info.file}, which has {info.num_bytes} bytes; "
+            "run the job again to rewrite it"
+        )
+    return offsets
+
+
+# ---------------------------------------------------------------- records
+#
+# The encoded records of a directory by position: shards are opened on demand, records found through their offsets.
+#
+# position ── RecordCache ── the shard's reader: offsets beside it, mapped; one read ── encoded record
+#                            its file: in the directory, or a copy in a ShardStore
+#                            behind a URL: copies of both
+
+
+_MOST_OPEN = 16_384  # each has its offsets mapped, and Linux allows a process 65,530 maps
+_BLOCK_BYTES = 1 << 20  # of records that are decoded at once: they and their values stay in cache
+_LEAST_BLOCK_RECORDS, _MOST_BLOCK_RECORDS = 64, 4096
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 
 @final
 class RecordFiles:
-    """Encoded records by position. Thread-safe and picklable: a copy in another process opens the files anew.
+    """Encoded records by position. Thread-safe and picklable: a copy in another process opens files of its own.
 
-    Of many shards, those opened last stay open: for all data sets of the process together, as many as take a quarter of
-    the descriptors that it may have; none, where others have taken the rest.
+    The shards that were opened last stay open. All datasets of the process together use at most a quarter of the file
+    descriptors that it may have, and none where other code has taken the rest.
 
     Args:
-        path: the directory.
-        shards: those to read, in order.
-        shard_format: of the shards.
-        cache: of records in memory.
-        store: of copies on a local disk; needed where the directory is behind a URL.
+        path: the directory, or its URL.
+        shards: shards to read, in order.
+        shard_format: format of the shards, bound to their features.
+        cache: keeps encoded records in memory.
+        store: local copies of shards, or None; needed where the directory is behind a URL.
+        loaded: checks that a shard is still the one that was loaded; None where nothing replaces it.
     """
 
     def __init__(
@@ -57,71 +672,149 @@ class RecordFiles:
         shard_format: ShardFormat,
         cache: RecordCache,
         store: ShardStore | None = None,
+        loaded: LoadedDirectory | None = None,
     ) -> None:
         self._shards = shards
         self._format = shard_format
         self._cache = cache
-        self._opener = ShardOpener(path, shard_format, store)
+        self._opener = ShardOpener(path, shard_format, store, loaded)
         self._ends = list(accumulate(info.num_records for info in shards))
+        self._groups_to_keep = 0
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def read(self, position: int) -> Mapping[str, Value]:
-        """Return one record, its checksums tested.
+    def keep_window(self, num_records: int) -> None:
+        """Have readers keep in memory what they read as a whole, for a window of so many records and the next one."""
+        if self.groups is not None:
+            at_once = num_records + self.block_records
+            self._groups_to_keep = max(self._groups_to_keep, 2 * -(-at_once // self.groups[0]))
+            for reader in list(self._files.values()):
+                reader.groups_to_keep = self._groups_to_keep
+
+    def read_record(self, position: int) -> Mapping[str, Column]:
+        """Return one record, after checking its checksums.
+
+        Args:
+            position: position of the record in the dataset, from 0.
 
         Raises:
-            CorruptDataError: it is damaged; names file, record and place.
+            CorruptDataError: the record is damaged; the message names file, record and offset.
         """
         found = self._cache.get(position)
         if found is None:
-            shard, number = self.place(position)
+            shard, number = self.locate(position)
             found = self._opened(shard).read(number)
             self._cache.keep(position, found)
         return found
 
-    def place(self, position: int) -> tuple[int, int]:
-        """Return the number of the shard that holds a record, and the number of the record in it."""
+    def read_intact(self, position: int) -> Mapping[str, Column] | None:
+        """Return a record that `read_record` refuses for damage beside it, if its own checksums prove it intact."""
+        shard, number = self.locate(position)
+        return self._opened(shard).read_intact(number)
+
+    @property
+    def block_records(self) -> int:
+        """How many records to read at once by `read_block`; 0 where records are large, or kept in memory."""
+        num_bytes = sum(info.num_bytes for info in self._shards)
+        has_blocks = type(self._format).read_block is not ShardFormat.read_block
+        found = min(_BLOCK_BYTES * len(self) // max(num_bytes, 1), _MOST_BLOCK_RECORDS)
+        return found if has_blocks and not self._cache.max_bytes and found >= _LEAST_BLOCK_RECORDS else 0
+
+    def read_block(
+        self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1
+    ) -> Mapping[str, ColumnBlock] | None:
+        """Return the columns of many records at once, or None where they are to be read one by one.
+
+        Args:
+            positions: int64 (n,), in any order.
+            kinds: the kind of each column.
+            num_threads: number of threads that read blocks at the same time, which share what may be open.
+        """
+        ends = np.array(self._ends)
+        shards, which = np.unique(np.searchsorted(ends, positions, side="right"), return_inverse=True)
+        numbers = positions - np.concatenate([[0], ends[:-1]])[shards[which]]
+        most = max(_most_open() // (2 * num_threads), 1)  # those of a block cannot be closed while it is read
+        if len(shards) <= most:
+            readers = [self._opened(shard) for shard in shards.tolist()]
+            return self._format.read_block(readers, which, numbers, kinds)
+        order = np.argsort(which, kind="stable")
+        cuts = np.searchsorted(which[order], np.arange(most, len(shards), most))
+        blocks = [self.read_block(positions[part], kinds, num_threads) for part in np.split(order, cuts)]
+        found = [block for block in blocks if block is not None]
+        return join_blocks(found, np.argsort(order)) if len(found) == len(blocks) else None
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Return the number of the shard that holds a record, and the number of the record in it.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+        """
         shard = bisect.bisect_right(self._ends, position)
         return shard, position - (self._ends[shard - 1] if shard else 0)
 
     def positions(self, file: str) -> range:
-        """Return the positions of the records of a shard, by its path."""
+        """Return the positions of the records of a shard.
+
+        Args:
+            file: path or URL of the shard.
+        """
         shard = [str(self.file(number)) for number in range(len(self._shards))].index(file)
         return range(self._ends[shard] - self._shards[shard].num_records, self._ends[shard])
 
     def file(self, shard: int) -> pathlib.Path | RemotePath:
-        """Return the path of a shard in the directory."""
+        """Return the path of a shard in the directory.
+
+        Args:
+            shard: number of the shard among those that are read, from 0.
+        """
         return self._opener.folder / self._shards[shard].file
 
     def stored_keys(self, shard: int) -> list[str]:
-        """Return the keys that the records of a shard hold, by reading them."""
+        """Return the keys that the records of a shard hold, by reading them all.
+
+        Args:
+            shard: number of the shard among those that are read, from 0.
+        """
         return [stored_key(self._opened(shard).read(number)) for number in range(self._shards[shard].num_records)]
 
     @property
     def are_tested(self) -> bool:
-        """Whether a checksum shows that a record which `read` returns is what was written."""
+        """Whether a checksum proves that a record which `read_record` returns is what was written."""
         return self._format.has_checksums
 
     @functools.cached_property
-    def group_records(self) -> int | None:
-        """How many neighbouring records the format reads at once to get at one; None where it reads one by one."""
-        rows = self._format.options().get("row_group_rows")
-        return rows if isinstance(rows, int) else None
+    def groups(self) -> tuple[int, int] | None:
+        """How many neighbouring records the format reads to get at one, and how many such groups it keeps in use.
+
+        None where it reads records one by one.
+        """
+        num_bytes = sum(info.num_bytes for info in self._shards)
+        found = self._format.records_per_group(num_bytes / max(len(self), 1))
+        if found is None:
+            return None
+        # Only the files say what the format was given when they were written. The first one is as good as any.
+        first = next((number for number, info in enumerate(self._shards) if info.num_records), None)
+        with contextlib.suppress(CorruptDataError):  # told when its records are read, or skipped
+            if first is not None:
+                found = max(found, self._opened(first).group_records or 0)
+        return found, self._format.groups_at_once
 
     def _opened(self, shard: int) -> ShardReader:
         files = self._files
         found = files.get(shard)
         if found is None:
             _keep_at_most(_most_open() - 1)
-            # No lock, which a process forked meanwhile would find taken: of two that open a shard, one closes it again.
+            # Without a lock, which a process forked just now would inherit locked: of two threads that open a shard,
+            # one closes it again.
             try:
                 opened = self._opener.open(self._shards[shard])
             except OutputError as error:
                 if getattr(error.__cause__, "errno", None) not in _TOO_MANY or not any(_open_files.values()):
                     raise
-                _keep_at_most(0)  # others have taken what there was: it may be these that are missing
+                _keep_at_most(0)  # other code has taken the rest: closing these may be enough
                 opened = self._opener.open(self._shards[shard])
+            opened.groups_to_keep = self._groups_to_keep
             found = files.setdefault(shard, opened)
             if found is not opened:
                 opened.close()
@@ -129,7 +822,7 @@ class RecordFiles:
 
     @property
     def _files(self) -> dict[int, ShardReader]:
-        """The shards that are open, in the order in which they were opened."""
+        """The open shards, in the order in which they were opened."""
         files = _open_files.get(id(self))
         if files is None:
             files = _open_files.setdefault(id(self), {})
@@ -137,24 +830,143 @@ class RecordFiles:
         return files
 
 
-# Not in the objects, which travel to worker processes: pools look through what a forked worker inherits for files and
-# maps, which they take away from it. These work on there.
+# Not in the objects, which travel to worker processes: pools search what a forked worker inherits for files and maps,
+# and
+# take those away from it. These keep working there.
 _open_files: dict[int, dict[int, ShardReader]] = {}
 
 
 def _most_open() -> int:
-    """Return how many shards may be open in this process. Each takes two descriptors; others need some, too."""
+    """Return how many shards may be open in this process; each takes two descriptors, and other code needs some."""
+    try:
+        import resource
+    except ImportError:  # Windows, whose limit is that of its memory
+        return _MOST_OPEN
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_OPEN if limit == resource.RLIM_INFINITY else min(max(limit // 8, 1), _MOST_OPEN)
 
 
 def _keep_at_most(most: int) -> None:
-    """Have the data sets of this process let go of shards until `most` are open; those that have most of them do."""
+    """Close shards of the datasets of this process until `most` are open, taking from those with the most open ones."""
     while True:
         held = list(_open_files.values())
         if sum(map(len, held)) <= most:
             return
         fullest = max(held, key=len)
-        with contextlib.suppress(StopIteration, RuntimeError):  # other threads open shards and let go of them meanwhile
-            # Not closed here: a shard closes itself when the last thread that reads it lets go.
+        with contextlib.suppress(StopIteration, RuntimeError):  # other threads open and drop shards at the same time
+            # Dropped, not closed: a shard closes itself when the last thread that reads it lets go.
             fullest.pop(next(iter(fullest)), None)
+
+
+# ---------------------------------------------------------------- decoded samples
+#
+# Records read and decoded, by position; a damaged one raises an error that names it, or is skipped.
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SampleReader:
+    """Samples by position. Thread-safe and picklable.
+
+    Attributes:
+        records: encoded records by position.
+        features: schema of the records.
+        skipped: counts the damaged records, and decides whether they are skipped.
+        keys: keys of the records.
+    """
+
+    records: RecordFiles
+    features: Features
+    skipped: SkippedRecords
+    keys: KeyIndex
+
+    def read_sample(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any]:
+        """Return one decoded sample.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+            memory: arrays by field that values may be decoded into; where that was done, the value is that array.
+
+        Raises:
+            CorruptDataError: the record is damaged; the message names file, record, key and what is wrong.
+        """
+        try:
+            return self.features.decode(self.records.read_record(position), memory, are_intact=self.records.are_tested)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{error}{self._key_note(position)}") from error
+        except (InputError, SchemaError) as error:
+            shard, number = self.records.locate(position)
+            raise CorruptDataError(
+                f"{self.records.file(shard)}: record {number} is damaged: {error}; remove the file and run the job "
+                f"again, which rebuilds it{self._key_note(position)}"
+            ) from error
+
+    def read_or_skip(self, position: int, memory: Mapping[str, np.ndarray] = NO_MEMORY) -> dict[str, Any] | None:
+        """Return a decoded sample, or None if its record is damaged and damaged records are skipped.
+
+        Args:
+            position: position of the record in the dataset, from 0.
+            memory: arrays by field that values may be decoded into.
+
+        Raises:
+            CorruptDataError: the record is damaged, and must not be skipped.
+        """
+        try:
+            return self.read_sample(position, memory)
+        except CorruptDataError as error:
+            found = self._read_intact(position) if self.skipped.is_skipping else None
+            if found is None:
+                self.skipped.skip(position, error)
+            else:
+                self.skipped.log(error)
+            return found
+
+    def _read_intact(self, position: int) -> dict[str, Any] | None:
+        """Return a sample that is intact, although what its record is stored with is damaged; else None."""
+        try:
+            record = self.records.read_intact(position)
+            return None if record is None else self.features.decode(record, are_intact=self.records.are_tested)
+        except (CorruptDataError, InputError, SchemaError):
+            return None
+
+    @property
+    def block_records(self) -> int:
+        """How many records to read at once by `read_block`; 0 where one by one is as fast."""
+        return self.records.block_records if self.features.is_flat else 0
+
+    def read_block(self, positions: NDArray[np.int64], num_threads: int = 1) -> dict[str, Any] | None:
+        """Return many samples by field, or None where they are to be read one by one, for whatever reason.
+
+        Args:
+            positions: int64 (n,), in any order.
+            num_threads: number of threads that read blocks at the same time, which share the files that may be open.
+        """
+        try:
+            columns = self.records.read_block(positions, self.features.columns, num_threads)
+            return None if columns is None else self.features.decode_block(columns)
+        except (CorruptDataError, OutputError, SchemaError):
+            return None
+
+    def with_own_files(self) -> SampleReader:
+        """Return a reader of the same samples that opens files of its own; the last thread to read them closes them."""
+        return dataclasses.replace(self, records=copy.copy(self.records))
+
+    def damage_in(self, file: str) -> CorruptDataError:
+        """Return what is wrong with a shard of which not all records could be read.
+
+        Args:
+            file: path or URL of the shard.
+        """
+        try:
+            for position in self.records.positions(file):
+                self.read_sample(position)
+        except CorruptDataError as error:
+            return error
+        return CorruptDataError(f"{file} changed while it was read; run datamat verify on its directory")
+
+    def _key_note(self, position: int) -> str:
+        try:
+            key = self.keys.key_at(position)
+        except (CorruptDataError, OutputError):  # the index is damaged, too, or behind a URL and out of reach
+            key = None
+        return "" if key is None else f" (key {key!r})"

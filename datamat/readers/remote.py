@@ -1,7 +1,7 @@
-"""Files behind the URLs that fsspec knows (`s3://`, `gs://`, `https://`, ...), read from front to back.
+"""Reads files behind the URLs that fsspec knows (`s3://`, `gs://`, `https://`, ...) from front to back.
 
-A path keeps its URL and options, nothing that is open: fsspec is asked for the filesystem at each use, and keeps one
-for each process and set of options. So what holds a path can be pickled, and goes on in forked processes.
+A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
+process and set of options. So a path can be pickled, and keeps working in forked processes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from datamat.errors import CorruptDataError, DatamatError, MissingDependencyErro
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
+
 __all__ = ["RemotePath", "is_url"]
 
-_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # two letters at least: one is a drive of Windows
+_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # at least two letters: one is a Windows drive
 _READ_BYTES = 4 << 20
-_REQUEST_BYTES = 16 << 20  # of one request, and of memory, where files are read by ranges
+_REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
 _WAIT_S = 60
 _HTTP = ("http", "https")
 _PACKAGES = {
@@ -35,13 +36,16 @@ _PACKAGES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
 }
-# Filesystems of this process. fsspec drops those of the parent in a forked process; that would close their connections,
-# and so take them out of the epoll set that the parent shares: it would wait for answers on them in vain.
+# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
+# remove them from the epoll set that the two share: the parent would wait for answers in vain.
 _KEPT: dict[int, Any] = {}
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is a URL for fsspec.
+    """Return whether a path is a URL for fsspec.
+
+    Args:
+        path: path or URL.
 
     Example:
         >>> is_url("s3://bucket/camvid"), is_url("out/camvid"), is_url("C:/camvid")
@@ -53,14 +57,14 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class RemotePath:
-    """A file or folder behind a URL; `str` is the URL.
+    """A file or folder behind a URL; `str` returns the URL.
 
     Attributes:
-        url: SCHEME://PLACE; names are put behind it with a slash.
-        options: what fsspec is given for it: credentials, most often, and therefore not shown.
+        url: URL, `SCHEME://PLACE`; names are appended with a slash.
+        options: options for fsspec, often credentials, and therefore not part of the repr.
 
     Raises:
-        OptionError: the URL is one of fsspec's chains (`simplecache::s3://...`), which nothing can be put behind.
+        OptionError: the URL is one of fsspec's chains (`simplecache::s3://...`), to which no name can be appended.
     """
 
     url: str
@@ -69,7 +73,7 @@ class RemotePath:
     def __post_init__(self) -> None:
         if "::" in self.url.partition("://")[0]:
             raise OptionError(
-                f"{self.url} is a chain of filesystems; want the URL of the directory alone: cache_dir keeps the copies"
+                f"{self.url} is a chain of filesystems; want the URL of the directory: cache_dir keeps the copies"
             )
 
     def __truediv__(self, name: str) -> RemotePath:
@@ -82,26 +86,29 @@ class RemotePath:
         """Yield the content of the file, a few megabytes at a time.
 
         Raises:
-            MissingDependencyError: the package for such URLs is not installed.
-            OptionError: there are no such URLs.
-            OutputError: the file is not there, or cannot be read to its end; what the filesystem raised is the cause.
+            MissingDependencyError: the package that reads such URLs is not installed.
+            OptionError: fsspec knows no such URLs.
+            OutputError: the file is missing, or cannot be read to its end; the filesystem's own error is the cause.
         """
-        with _errors_told(self.url):
+        with _translate_errors(self.url):
             filesystem, path = self._filesystem()
-            filesystem.invalidate_cache(path)  # of sizes that someone listed before the file was written anew
-            # One answer for a whole file: not every web server gives ranges, and fsspec takes it for granted.
+            filesystem.invalidate_cache(path)  # sizes may have been listed before the file was rewritten
+            # One response for a whole file: not every web server serves ranges, and fsspec assumes that it does.
             block_size = 0 if self._scheme in _HTTP else _REQUEST_BYTES
             with filesystem.open(path, "rb", block_size=block_size) as file:
                 while block := file.read(_READ_BYTES):
                     yield block
 
-    def read(self, max_bytes: int) -> bytes:
+    def read_bytes(self, max_bytes: int) -> bytes:
         """Return the content of a small file.
 
-        Raises:
-            CorruptDataError: it has more than `max_bytes`.
+        Args:
+            max_bytes: most bytes that the file may have.
 
-        Raises what `blocks` does, too.
+        Raises:
+            CorruptDataError: the file is larger.
+
+        It also raises what `blocks` raises.
         """
         content = bytearray()
         with contextlib.closing(self.blocks()) as blocks:
@@ -135,7 +142,7 @@ class RemotePath:
 
 
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Have a web server given up that is silent for a minute, not one that takes five for a large file."""
+    """Return options that give up a web server after a minute of silence, however long a file takes."""
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
@@ -143,7 +150,7 @@ def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _errors_told(url: str) -> Iterator[None]:
+def _translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except DatamatError:
@@ -151,11 +158,11 @@ def _errors_told(url: str) -> Iterator[None]:
     except Exception as error:  # each filesystem raises what the client below it does
         raise OutputError(
             f"{url} cannot be read: {_reason(error)}; check the address, the network and storage_options, and that the "
-            "run that writes there is finished"
+            "run that writes there has finished"
         ) from error
 
 
 def _reason(error: BaseException) -> str:
-    """Return what an error says, and what caused it: fsspec calls a server that is down a file that is not there."""
-    told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return told if error.__cause__ is None else f"{told}, from {_reason(error.__cause__)}"
+    """Return the message of an error and of its causes: fsspec reports a server that is down as a missing file."""
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return message if error.__cause__ is None else f"{message}, from {_reason(error.__cause__)}"

@@ -1,15 +1,15 @@
-"""Arrays from a worker process to the reading one without a copy: blocks of shared memory, mapped by both.
+"""Passes arrays from a worker process to the reading one without a copy: blocks of shared memory that both map.
 
-    worker     makes a block, maps it, decodes into it, sends its name and the number of its use
-    reader     maps it, once; says with a later job which blocks nobody holds any more, and after which use
+    worker     creates a block, maps it, decodes into it, sends its name and use number
+    reader     maps it once; with a later job it reports the blocks that are free again, and after which use
     worker     decodes into such a block again
 
-Only its maker writes to a block, and what a reader says of a block counts only if it is of its last use: jobs that were
-sent before tell of earlier ones. Fresh pages of shared memory cost more than decoding a picture into them.
+Only its owner writes to a block. A reader's report counts only for the last use of a block: jobs that were sent earlier
+report earlier uses. Blocks are reused because fresh pages of shared memory cost more than decoding an image into them.
 
-The file of a block goes as soon as the reader has mapped it; those that were not, because the worker died or nobody
-wanted the batch, go with the folder. What a reader leaves that was killed is removed by the next one: nobody holds the
-lock of its folder any more.
+The reader unlinks the file of a block as soon as it has mapped it; files that were never mapped, because the worker
+died or the batch was not wanted, go with the folder. The next reader removes what a killed one leaves: the lock of that
+folder is free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import math
 import mmap
@@ -34,26 +33,29 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Borrowed", "Loans", "Returned", "SharedArray", "SharedFolder", "loans_in"]
+
+__all__ = ["BlockOwner", "BlockUser", "Returned", "SharedBlock", "SharedFolder", "block_owner"]
 
 _MEMORY = "/dev/shm"  # noqa: S108 -- a file system in memory, which the standard library's shared memory uses as well
 _PREFIX = "datamat-read-"
 _LOCK_FILE = "lock"
-_FLAGS = mmap.MAP_SHARED | mmap.MAP_POPULATE
-_LEAST_BYTES = 1 << 16  # a smaller array is sent as it is: making and mapping a file costs more
+_FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)  # macOS has no such hint; Windows no workers
+_LEAST_BYTES = 1 << 16  # a smaller array is sent by value: creating and mapping a file costs more
 _REFERENCES_OF_FREE = 2  # the block's own, and the argument of getrefcount
 _MAX_GONE = 256
 
 
 @final
 class SharedFolder:
-    """A folder in memory for the arrays of one reading, removed at its end. A context manager.
+    """A folder in memory for the arrays of one loader, removed on exit. A context manager.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self) -> None:
+        import fcntl
+
         parent = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
         _sweep(pathlib.Path(parent))
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
@@ -65,38 +67,47 @@ class SharedFolder:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if os.getpid() == self._owner:  # not a process forked from it that ends
+        if os.getpid() == self._owner:  # not in a process forked from it
             shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def _sweep(parent: pathlib.Path) -> None:
-    """Remove the folders that killed readers left."""
+    """Remove the folders that killed readers left behind."""
+    import fcntl
+
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK_FILE}"):
-        with contextlib.suppress(OSError), open(lock, "ab") as file:  # another's, still in use, or gone by now
+        with contextlib.suppress(OSError), open(lock, "ab") as file:  # in use by another reader, or gone by now
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class SharedArray:
-    """An array in a block of shared memory, as it is sent: the block, which use of it this is, shape and dtype."""
+class SharedBlock:
+    """An array in a block of shared memory, as it travels.
+
+    Attributes:
+        name: file name of the block.
+        use: number of this use of the block, from 1.
+        shape: shape of the array.
+        dtype: dtype of the array.
+    """
 
     name: str
     use: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Returned:
-    """What a reader says of blocks when it sends a job.
+    """What a reader reports of its blocks along with a job.
 
     Attributes:
-        free: the last use of each block that nobody holds any more.
-        gone: blocks that must not be used again, the latest ones.
+        free: number of the last use of each block that is free again, by name.
+        gone: names of the latest blocks that must not be reused.
     """
 
     free: Mapping[str, int]
@@ -115,21 +126,25 @@ class _Block:
 
 
 @final
-class Loans:
-    """The blocks that a worker process has made.
+class BlockOwner:
+    """The blocks that a worker process has created, and writes to.
 
     Args:
-        folder: of the reading.
+        folder: shared folder of the loader.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._blocks: dict[str, _Block] = {}
-        self._arrays: list[tuple[np.ndarray, SharedArray]] = []
+        self._arrays: list[tuple[np.ndarray, SharedBlock]] = []
         self._dropped: list[str] = []
 
     def begin(self, returned: Returned) -> None:
-        """Begin a batch; take back what came back, and what the last batch had if it was not sent."""
+        """Begin a batch: reclaim the blocks that are free again, and those of the last batch if it was never sent.
+
+        Args:
+            returned: report that came with the job.
+        """
         for _, shared in self._arrays:
             self._blocks[shared.name].is_free = True
         self._arrays = []
@@ -141,7 +156,12 @@ class Loans:
                 block.is_free = True
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an array in shared memory; an ordinary one if it is small, or where there is no room."""
+        """Return an array in shared memory; an ordinary one if it is small or no shared memory is left.
+
+        Args:
+            shape: shape of the array.
+            dtype: dtype of the array.
+        """
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _LEAST_BYTES:
             return np.empty(shape, dtype)
@@ -152,32 +172,38 @@ class Loans:
         block.is_free = False
         block.use += 1
         array = block.memory.view(dtype).reshape(shape)
-        self._arrays.append((array, SharedArray(block.name, block.use, shape, dtype.str)))
+        self._arrays.append((array, SharedBlock(block.name, block.use, shape, dtype)))
         return array
 
-    def receipts(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return a batch as it is sent, and the names of blocks that are no more.
+    def pack(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return a batch as it travels, and the names of blocks that were dropped.
 
-        Where an array is in shared memory, it is told where, in place of the array.
+        A `SharedBlock` replaces each array that lies in shared memory.
+
+        Args:
+            batch: arrays and lists by feature name.
         """
-        places = {id(array): shared for array, shared in self._arrays}
-        sent = {name: places.get(id(value), value) for name, value in batch.items()}
-        lent = {value.name for value in sent.values() if isinstance(value, SharedArray)}
-        # Of the others, copies go instead: a row was left out, or pictures differ in size.
+        blocks = {id(array): shared for array, shared in self._arrays}
+        sent = {name: blocks.get(id(value), value) for name, value in batch.items()}
+        lent = {value.name for value in sent.values() if isinstance(value, SharedBlock)}
+        # Of the others, copies travel: a row was skipped, or images differ in size.
         self._arrays = [pair for pair in self._arrays if pair[1].name not in lent]
         dropped, self._dropped = tuple(self._dropped), []
         return sent, dropped
 
     def _make(self, num_bytes: int) -> _Block | None:
-        # What is free and of another size is let go, so that memory does not grow with the variety of sizes.
+        # Free blocks of other sizes go, so that memory does not grow with the variety of sizes.
         for name in [name for name, block in self._blocks.items() if block.is_free]:
             del self._blocks[name]
             self._dropped.append(name)
-            with contextlib.suppress(FileNotFoundError):  # the reader has it
+            with contextlib.suppress(FileNotFoundError):  # the reader has unlinked it
                 os.unlink(os.path.join(self._folder, name))
         descriptor, path = tempfile.mkstemp(dir=self._folder)
         try:
-            os.posix_fallocate(descriptor, 0, num_bytes)  # without it, a full memory would end the process later
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, num_bytes)  # otherwise a full memory would kill the process later
+            else:  # macOS
+                os.ftruncate(descriptor, num_bytes)
             pages = mmap.mmap(descriptor, num_bytes, _FLAGS)
         except OSError:
             os.unlink(path)
@@ -190,31 +216,35 @@ class Loans:
 
 
 @functools.lru_cache(maxsize=1)
-def loans_in(folder: str) -> Loans:
-    """Return the blocks that this worker process has made for a reading."""
-    return Loans(folder)
+def block_owner(folder: str) -> BlockOwner:
+    """Return the blocks that this worker process owns in the folder of a loader."""
+    return BlockOwner(folder)
 
 
 # ---------------------------------------------------------------- in the reading process
 
 
 @final
-class Borrowed:
-    """The blocks that the reading process has mapped.
+class BlockUser:
+    """The blocks that the reading process has mapped, and reads from.
 
     Args:
-        folder: of the reading.
+        folder: shared folder of the loader.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._blocks: dict[str, _Block] = {}
         self._gone: collections.deque[str] = collections.deque(maxlen=_MAX_GONE)
-        _all_borrowed[id(self)] = self
+        _all_users[id(self)] = self
 
-    def take(self, value: Any) -> Any:
-        """Return a column as it was before `Loans.receipts`."""
-        if not isinstance(value, SharedArray):
+    def unpack(self, value: Any) -> Any:
+        """Return a column as it was before `BlockOwner.pack`: an array in place of a `SharedBlock`.
+
+        Args:
+            value: column of a batch that has travelled.
+        """
+        if not isinstance(value, SharedBlock):
             return value
         block = self._blocks.get(value.name)
         if block is None:
@@ -223,34 +253,39 @@ class Borrowed:
         return block.memory.view(value.dtype).reshape(value.shape)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget blocks that their workers have let go."""
+        """Forget blocks that their owners have dropped.
+
+        Args:
+            names: names of the blocks in shared memory; unknown ones are ignored.
+        """
         for name in names:
             self._blocks.pop(name, None)
 
     def returned(self) -> Returned:
-        """Return which blocks can be used again: no array, view, tensor or buffer refers to them."""
+        """Return which blocks are free again: no array, view, tensor or buffer refers to them."""
         free = {name: block.use for name, block in list(self._blocks.items()) if _is_free(block)}
-        return Returned(free, tuple(self._gone.copy()))  # copied in one step, also for a fork by another thread
+        return Returned(free, tuple(self._gone.copy()))  # copied atomically: another thread may fork
 
     def leave_to_fork(self) -> None:
-        """Give up all blocks in use: a process that was just forked, by any thread, sees what is written to them."""
+        """Give up all blocks in use: a process that any thread has just forked sees whatever is written to them."""
         for name, block in list(self._blocks.items()):
             if not _is_free(block):
                 self._blocks.pop(name, None)
                 self._gone.append(name)
 
 
-_all_borrowed: weakref.WeakValueDictionary[int, Borrowed] = weakref.WeakValueDictionary()
+_all_users: weakref.WeakValueDictionary[int, BlockUser] = weakref.WeakValueDictionary()
 
 
 def _leave_to_fork() -> None:
-    for reference in _all_borrowed.valuerefs():
-        borrowed = reference()
-        if borrowed is not None:
-            borrowed.leave_to_fork()
+    for reference in _all_users.valuerefs():
+        user = reference()
+        if user is not None:
+            user.leave_to_fork()
 
 
-os.register_at_fork(after_in_parent=_leave_to_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_leave_to_fork)
 
 
 def _is_free(block: _Block) -> bool:

@@ -1,27 +1,38 @@
-"""`Augmenter` draws the copies of a sample: each stage in turn, with every source of chance set for that copy."""
+"""How samples go through transforms: copies drawn for a shard, and samples that are read."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
+import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from datamat.errors import OptionError, SchemaError
+from datamat.errors import OptionError, SampleError, SchemaError, Skip
 from datamat.fingerprint import fingerprint
-from datamat.seeding import sample_seed, seed_globals
-from datamat.transforms.pipeline import is_pipeline, pipeline_of
-from datamat.transforms.stages import Call, Chance, Hook, Sample, Stage
+from datamat.transforms.adapters import fields_passed, library_stage, of_a_library
+from datamat.transforms.albumentations import (
+    FunctionStage,
+    Hook,
+    albumentations_stage,
+    is_pipeline,
+    matched_fields,
+)
+from datamat.transforms.seeding import RandomStreams, Sample, Stage, seed_globals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from datamat.features import Features
 
-__all__ = ["Augmenter"]
+
+__all__ = ["Augmenter", "SampleTransform", "each_sample", "field_names", "takes_arrays"]
+
+# ---------------------------------------------------------------- copies, as shards are written
+#
+# `Augmenter` draws the copies of a sample: each stage in turn, with every generator seeded for that copy.
 
 
 @final
@@ -29,15 +40,18 @@ __all__ = ["Augmenter"]
 class Augmenter:
     """Draws the copies of a sample; equal arguments of `draw` give equal samples in any process and order.
 
-    Picklable by dill. Not thread-safe where the transform is not: a pipeline holds the generators of one draw.
+    Picklable by dill. Not thread-safe if the transform is not: a pipeline holds the generators of one draw.
 
     Args:
-        features: of the samples.
-        transform: an albumentations pipeline, a callable `(sample, rng) -> sample | iterable of samples`, or None.
-        augment: the writer's hook, of the same form, or None.
+        features: schema of the samples, before and after the transform.
+        transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or an
+            iterable of samples, or None.
+        augment: the writer's hook, a callable of the same form, or None.
+        untouched: names of the fields that a pipeline leaves alone, on purpose.
 
     Raises:
-        OptionError: the transform is neither, or a pipeline would leave a field out of step with the image.
+        OptionError: the transform is neither, a pipeline would leave a field out of step with the image, or
+            `untouched` names no field.
 
     Example:
         >>> from datamat.features import Features, Scalar
@@ -51,121 +65,325 @@ class Augmenter:
     features: Features
     transform: Any = None
     augment: Hook | None = None
+    untouched: tuple[str, ...] = ()
     _stages: tuple[Stage, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        stages: list[Stage] = [] if self.augment is None else [Call(self.augment)]
+        _check_untouched(self.untouched, self.features)
+        stages: list[Stage] = [] if self.augment is None else [FunctionStage(self.augment)]
         if self.transform is not None:
-            stages.append(_stage_of(self.transform, self.features))
+            stages.append(_stage_of(self.transform, self.features, self.untouched))
         object.__setattr__(self, "_stages", tuple(stages))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is neither hook nor transform: every copy is then the sample as it was read."""
+        return not self._stages
+
+    @property
+    def withheld(self) -> tuple[tuple[str, str], ...]:
+        """The fields that a pipeline gets, with their keywords, where `untouched` changes them; else nothing."""
+        matched = fields_passed if of_a_library(self.transform) else matched_fields
+        if not self.untouched or not takes_arrays(self.transform):
+            return ()
+        plain, found = (matched(self.transform, self.features, names) for names in ((), self.untouched))
+        return () if plain == found else tuple(sorted(found.items()))
+
     def draw(self, sample: Mapping[str, Any], *, key: str, copy: int, seed: int, attempt: int = 0) -> list[Sample]:
-        """Return one copy of a sample: as many samples as the hook and the transform make of it, mostly one.
+        """Return one copy of a sample: as many samples as the hook and the transform make of it, usually one.
 
         Sets the global random states of `random` and `numpy.random`.
 
         Args:
-            sample: a value for each field; it is not written to, whatever hook and transform do.
-            key: of the input row.
+            sample: a value for each field; never written to, whatever hook and transform do.
+            key: key of the input row.
             copy: number of the copy, from 0.
-            seed: of the run, not negative.
-            attempt: above 0 to draw the copy anew.
+            seed: base seed, not negative; with key, copy and attempt it decides every random draw.
+            attempt: above 0 to draw the copy again.
 
         Raises:
-            SchemaError: the hook or the transform returned no sample, or the sample lacks a field.
+            Skip: the hook or the transform left all of the copy out.
+            SchemaError: the hook or the transform returned something else than samples, or a sample lacks a field.
             InputError: an encoded image of the sample does not decode.
             OptionError: a label cannot pass through albumentations unchanged.
         """
-        return _drawn(self._stages, self.features, sample, _chance(seed, key, copy, attempt))
+        found = list(self.stream(sample, self.seeded_streams(key, copy, seed, attempt)))
+        samples = [one for one in found if not isinstance(one, Skip)]
+        for one in [] if samples else found:
+            assert isinstance(one, Skip)
+            raise one
+        return samples
+
+    def seeded_streams(self, key: str, copy: int, seed: int, attempt: int = 0) -> RandomStreams:
+        """Return the generators of one copy, and seed the global ones, for `stream`; arguments as in `draw`."""
+        return _seeded_streams(seed, key, copy, attempt)
+
+    def stream(self, sample: Mapping[str, Any], streams: RandomStreams) -> Iterator[Sample | Skip]:
+        """Yield the samples of one copy as they are made, a `Skip` in the place of one that is left out; never nothing.
+
+        Args:
+            sample: a value for each field.
+            streams: what `seeded_streams` returned, just now; nothing else may draw until the last sample is made.
+        """
+        return _drawn(self._stages, self.features, sample, streams)
+
+    def ignores_chance(self, streams: RandomStreams, num_samples: int) -> bool:
+        """Return whether a copy that was just drawn would be the same whatever numbers were drawn for it.
+
+        Args:
+            streams: the generators of the copy.
+            num_samples: number of samples that it has.
+        """
+        return streams.decided_nothing(num_samples * sum(stage.num_coins for stage in self._stages))
+
+    @property
+    def name(self) -> str:
+        """The names of hook and transform, for messages."""
+        return ", ".join(stage.name for stage in self._stages)
 
     def check_determined(self, sample: Mapping[str, Any], *, key: str, seed: int) -> None:
-        """Draw a copy twice and compare: chance of a transform's own would give other bytes in every run.
+        """Draw a copy twice and compare: a transform with a generator of its own would give other bytes in every run.
 
         Raises:
             OptionError: the two differ; the message names the transforms that do it.
         """
 
         def differs(stages: Sequence[Stage]) -> bool:
-            first, again = (
-                fingerprint(_drawn(stages, self.features, sample, _chance(seed, key, 0)), where="sample")
-                for _ in range(2)
-            )
+            first, again = (digests(stages) for _ in range(2))
             return first != again
+
+        def digests(stages: Sequence[Stage]) -> list[str]:
+            return [
+                "" if isinstance(drawn, Skip) else fingerprint(drawn, where="sample")
+                for drawn in _drawn(stages, self.features, sample, _seeded_streams(seed, key, 0))
+            ]  # one after the other: there may be many
 
         if not differs(self._stages):
             return
         wrong = []
         for part in [part for stage in self._stages for part in stage.parts()]:
-            # A part taken alone may miss what those before it make, and fail: then it is not named.
+            # A part on its own may fail for lack of what earlier ones make; then it is not named.
             with contextlib.suppress(Exception):
                 wrong += [part.name] if differs([part]) else []
         names = ", ".join(dict.fromkeys(wrong or [stage.name for stage in self._stages]))
         raise OptionError(
             f"{names}: drawing the same copy of sample {key!r} twice gave two results; want one that depends on "
-            "(seed, key, copy) alone: draw from the rng that is handed over, from self.random_generator or "
+            "(seed, key, copy) alone: draw from the rng that it gets, from self.random_generator or "
             "self.py_random of the transform, or from random and numpy.random, which are seeded for each copy"
         )
 
 
-def _chance(seed: int, key: str, copy: int, attempt: int = 0) -> Chance:
+def _seeded_streams(seed: int, key: str, copy: int, attempt: int = 0) -> RandomStreams:
     """Return the generators of one copy and seed the global ones."""
-    chance = Chance(sample_seed(seed, key, copy, attempt))
-    seed_globals(chance.global_seed)
-    return chance
+    streams = RandomStreams(seed, key, copy, attempt)
+    seed_globals(streams.global_seed)
+    return streams
 
 
-def _drawn(stages: Sequence[Stage], features: Features, sample: Mapping[str, Any], chance: Chance) -> list[Sample]:
-    samples = [dict(sample)]
-    for stage in stages:
-        inputs = [_owned(features.prepare(before)) for before in samples]
-        samples = [after for before in inputs for after in _samples_of(stage.apply(before, chance), stage.name)]
-    return samples
+def _drawn(
+    stages: Sequence[Stage], features: Features, sample: Mapping[str, Any], streams: RandomStreams
+) -> Iterator[Sample | Skip]:
+    samples: Iterable[Sample | Skip] = [dict(sample)]
+    for place, stage in enumerate(stages):
+        if place and isinstance(stage, FunctionStage):
+            # It draws from the same generators as the one before, which must have drawn for all samples by then.
+            samples = list(samples)
+        samples = _applied(stage, features, samples, streams)
+    return iter(samples)
+
+
+def _applied(
+    stage: Stage, features: Features, samples: Iterable[Sample | Skip], streams: RandomStreams
+) -> Iterator[Sample | Skip]:
+    for before in samples:
+        if isinstance(before, Skip):
+            yield before
+            continue
+        owned = _owned(features.prepare(before))
+        try:
+            result = stage.apply(owned, streams)
+        except Skip as skip:
+            result = skip
+        yield from each_sample(result, stage.name)
 
 
 def _owned(sample: Sample) -> Sample:
-    """Return the sample with arrays of its own: transforms write in place, and the copies share what was decoded.
+    """Return the sample with arrays of its own: transforms write in place, and copies share the decoded sample.
 
-    A copy is 11 us for uint8 (360, 480, 3). Read-only arrays would cost less, but cv2 and C extensions refuse them in
-    so many ways that a second attempt with a copy cannot be told from an error of the user's.
+    A copy takes 11 us for uint8 (360, 480, 3). Read-only arrays would cost less, but cv2 and C extensions refuse them
+    in so many ways that no one could tell that from an error of the user's.
     """
     return {name: value.copy() if isinstance(value, (np.ndarray, list)) else value for name, value in sample.items()}
 
 
-def _samples_of(result: Any, name: str) -> list[Sample]:
-    """Return what a hook or a transform made as a list of samples, with the random states still set."""
+class NoSample(Skip):
+    """A function returned None, or no sample at all: it may mean to leave one out, or lack a `return`."""
+
+
+_WANTED = "want a sample (a dict of values by feature name) or an iterable of them"
+
+
+def each_sample(result: Any, name: str) -> Iterator[Sample | Skip]:
+    """Yield the samples in what a function of the user's returned, a `Skip` in the place of one that is left out.
+
+    At least one of either comes: None, an empty iterable and a generator that raises `Skip` leave one out.
+
+    Args:
+        result: sample, `Skip`, None, or an iterable of samples and `Skip`s.
+        name: name of the function, for messages.
+
+    Raises:
+        SchemaError: the result is something else.
+    """
     if isinstance(result, Mapping):
-        return [dict(result)]
-    found = f"a {type(result).__name__}" if result is not None else "None: is a `return` missing?"
-    if isinstance(result, Iterable) and not isinstance(result, (str, bytes, np.ndarray)):
-        samples = list(result)
-        strangers = [sample for sample in samples if not isinstance(sample, Mapping)]
-        if samples and not strangers:
-            return [dict(sample) for sample in samples]
-        found += f" that holds a {type(strangers[0]).__name__}" if strangers else " with no samples"
-    raise SchemaError(
-        f"{name} returned {found}; want a sample (a dict of values by feature name) or an iterable of them"
-    )
+        yield dict(result)
+        return
+    if result is None:
+        yield NoSample(f"{name} returned None")
+        return
+    if (skip := _as_skip(result)) is not None:
+        yield skip
+        return
+    found = f"a {type(result).__name__}"
+    if not isinstance(result, Iterable) or isinstance(result, (str, bytes, np.ndarray)):
+        raise SchemaError(f"{name} returned {found}; {_WANTED}")
+    is_empty = True
+    try:
+        for one in result:
+            found_one = dict(one) if isinstance(one, Mapping) else _as_skip(one)
+            if found_one is None:
+                raise SchemaError(f"{name} returned {found} that holds a {type(one).__name__}; {_WANTED}")
+            yield found_one
+            is_empty = False
+    except Skip as raised:
+        yield raised
+        is_empty = False
+    if is_empty:
+        yield NoSample(f"{name} returned {found} with no samples")
 
 
-def _stage_of(transform: Any, features: Features) -> Stage:
-    if isinstance(transform, type) or not callable(transform):
-        found = (
-            f"the class {transform.__qualname__}" if isinstance(transform, type) else f"a {type(transform).__name__}"
-        )
-        raise OptionError(
-            f"transform is {found}; want an albumentations pipeline (an instance) or a callable (sample, rng) -> sample"
-        )
-    if is_pipeline(transform):
-        return pipeline_of(transform, features)
-    call = Call(transform)
-    try:
-        signature = inspect.signature(transform)
-    except ValueError:  # some callables written in C have none
-        return call
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise OptionError(
-            f"transform {call.name} cannot be called with (sample, rng): {error}; give it these two parameters"
-        ) from error
-    return call
+def _as_skip(result: Any) -> Skip | None:
+    """Return a `Skip`, of which the class may stand for an instance, as in `raise`; None for anything else."""
+    if isinstance(result, type) and issubclass(result, Skip):
+        return result()
+    return result if isinstance(result, Skip) else None
+
+
+def field_names(untouched: Collection[str]) -> tuple[str, ...]:
+    """Return the names that `untouched=` gives, as a tuple; raises `OptionError` where it is one str."""
+    if isinstance(untouched, str):
+        raise OptionError(f"untouched is {untouched!r}; want a tuple of fields, as in untouched=({untouched!r},)")
+    return tuple(untouched)
+
+
+def _check_untouched(untouched: tuple[str, ...], features: Features) -> None:
+    unknown = [name for name in untouched if name not in features]
+    if unknown:
+        raise OptionError(f"untouched names {unknown[0]!r}; want fields of the features: {', '.join(features)}")
+
+
+def _stage_of(transform: Any, features: Features, untouched: tuple[str, ...]) -> Stage:
+    """Return the stage that a user's transform is; raises `OptionError` where it cannot be one."""
+    if not isinstance(transform, type):
+        if of_a_library(transform):
+            return library_stage(transform, features, untouched)
+        if is_pipeline(transform):
+            return albumentations_stage(transform, features, untouched)
+    return FunctionStage(transform)
+
+
+def takes_arrays(transform: Any) -> bool:
+    """Return whether a transform is one of a library, which gets fields of a sample as arrays."""
+    return of_a_library(transform) or is_pipeline(transform)
+
+
+# ---------------------------------------------------------------- samples, as they are read
+#
+# The same transforms, applied to one sample after the other while a finished dataset is read.
+
+
+@final
+class SampleTransform:
+    """Applies a transform to samples that are read, by the contract that holds for writing.
+
+    Random draws depend on (seed, key, epoch) alone: not on threads, workers, ranks or where reading was resumed.
+    Thread-safe if a function is; each thread has its own copy of a pipeline. Picklable if the transform is.
+
+    Args:
+        transform: an albumentations pipeline, or a callable `(sample) -> sample` or `(sample, rng) -> sample`.
+        features: the schema of the samples.
+        seed: base seed; with key and epoch it decides every random draw.
+        untouched: names of the fields that a pipeline leaves alone, on purpose.
+        number: number of the transform among those that a sample goes through, so that no two draw the same numbers.
+
+    Raises:
+        OptionError: the transform is none of these, a pipeline would leave a field out of step with the image, or
+            `untouched` names no field.
+    """
+
+    def __init__(
+        self, transform: Any, features: Features, seed: int, untouched: tuple[str, ...] = (), number: int = 0
+    ) -> None:
+        _check_untouched(untouched, features)
+        self._arguments = transform, features, seed, untouched, number
+        self._seed = seed
+        self._number = number
+        self._stage = _stage_of(transform, features, untouched)
+        self._of_thread = threading.local()
+
+    def __call__(self, sample: dict[str, Any], epoch: int, *, seeds_globals: bool = False) -> dict[str, Any]:
+        """Return the transformed sample.
+
+        Args:
+            sample: as it was decoded; it must hold its `key`, and may be written to.
+            epoch: number of the pass over the dataset, from 0.
+            seeds_globals: also seed the global generators of `random`, `numpy.random`, torch and TensorFlow: for a
+                process in which nothing else draws from them.
+
+        Raises:
+            SampleError: the transform raised, or did not return one sample; names the key.
+        """
+        key = sample["key"]
+        streams = RandomStreams(self._seed, key, epoch, self._number)
+        if seeds_globals:
+            seed_globals(streams.global_seed)
+        try:
+            samples = self._applied_to(sample, streams)
+        except SchemaError as error:
+            raise SampleError(key, str(error)) from error
+        except NoSample as skip:
+            raise SampleError(key, f"{skip.reason}: is a `return` missing?; {_WANTED}") from skip
+        except Skip as skip:
+            raise SampleError(
+                key,
+                f"{self._stage.name} left it out ({skip.reason}), and a reader wants one sample for each record; leave "
+                "samples out when they are written, or choose the records to read",
+            ) from skip
+        except Exception as error:
+            raise SampleError(key, f"the transform raised {type(error).__name__}: {error}") from error
+        if len(samples) > 1:
+            raise SampleError(
+                key,
+                f"{self._stage.name} returned {len(samples)} samples, and a reader wants one for each record; return "
+                "one, or write them with Materializer",
+            )
+        return samples[0]
+
+    def _applied_to(self, sample: dict[str, Any], streams: RandomStreams) -> list[Sample]:
+        """Return the samples as a list: a generator runs here, while its random state is set."""
+        samples = []
+        for one in each_sample(self._stage_here().apply(sample, streams), self._stage.name):
+            if isinstance(one, Skip):
+                raise one
+            samples.append(one)
+        return samples
+
+    def _stage_here(self) -> Stage:
+        """Return this thread's stage."""
+        found: Stage | None = getattr(self._of_thread, "stage", None)
+        if found is None:
+            found = self._of_thread.stage = self._stage.for_thread()
+        return found
+
+    def __reduce__(self) -> tuple[type[SampleTransform], tuple[Any, Features, int, tuple[str, ...], int]]:
+        return SampleTransform, self._arguments

@@ -1,1 +1,1 @@
-"""The data sets that datamat knows by name; each module is short and meant to be copied for your own."""
+"""Raw data in: the writers that datamat knows by name, each a short module meant to be copied, and how to write one."""

@@ -8,10 +8,10 @@
 
     Materializer("camvid", source="CamVid", output="out/camvid").run()
 
-The list files decide what is taken; the place that their paths start with need not exist here. Without any list, every
+The list files decide which pairs are used; the prefix of their paths need not exist here. Without any list, every
 folder `SPLIT/` is paired with `SPLITannot/` by file name. The source may also be the folder that holds `CamVid/`.
 
-Source of the layout, names and ids: Badrinarayanan, Kendall and Cipolla, SegNet tutorial; of the colours: CamVid,
+The layout, names and ids come from the SegNet tutorial of Badrinarayanan, Kendall and Cipolla; the colours from CamVid,
 Brostow, Fauqueur and Cipolla, 2009.
 """
 
@@ -21,15 +21,20 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from datamat.codecs import probe, read_file
+from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import Features, Image, Mask
-from datamat.index import Index, IndexRow, files_below, pair_files
-from datamat.writer import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, Sample
+from datamat.writers.index import Index, files_below, pair_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+
 __all__ = ["CamVidWriter"]
+
+OUTPUT_VERSION = 1
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 _ANNOTATIONS = "annot"
 _PICTURES = (".png", ".jpg", ".jpeg")
@@ -51,7 +56,7 @@ _CLASSES = {
 
 
 class CamVidWriter(DatasetWriter):
-    """Image and mask of each pair; both keep the bytes of their files where nothing changes them.
+    """Reads image and mask of each pair; both keep the bytes of their files where nothing changes them.
 
     Example:
         >>> CamVidWriter().features["mask"].names[:3]
@@ -68,11 +73,11 @@ class CamVidWriter(DatasetWriter):
     file_fields = ("image", "mask")
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return a row per pair, in the order of the lists or of the file names.
+        """Return one row per pair, in the order of the lists or of the file names.
 
         Raises:
-            SourceError: there is neither list nor pair of folders, a list is empty or has a line that is no pair, or
-                a folder holds an image without annotation or an annotation without image.
+            SourceError: the source has neither lists nor pairs of folders; a list is empty or has a line that is no
+                pair; or a folder holds an image without an annotation, or an annotation without an image.
         """
         root = pathlib.Path(source)
         folder = _data_folder(root)
@@ -89,7 +94,7 @@ class CamVidWriter(DatasetWriter):
         if (image.width, image.height, image.orientation) != (mask.width, mask.height, mask.orientation):
             raise SchemaError(
                 f"{row.fields['mask']!r}: the mask has {mask.width} x {mask.height} pixels, its image has "
-                f"{image.width} x {image.height}, or one of them is turned by EXIF; make them agree"
+                f"{image.width} x {image.height}, or only one of them is rotated by EXIF; make them agree"
             )
         return sample
 
@@ -106,14 +111,14 @@ def _data_folder(root: pathlib.Path) -> pathlib.Path:
 
 
 def _lists(folder: pathlib.Path) -> dict[str, str]:
-    """Return the list files by split: text files named as a split, or that begin with the path of a picture."""
+    """Return the list files by split: text files that are named like a split, or that begin with an image path."""
     known = {"train": 0, "val": 1, "test": 2}
     found = [path for path in folder.glob("*.txt") if path.stem in known or _begins_with_picture(path)]
     return {path.stem: path.name for path in sorted(found, key=lambda path: (known.get(path.stem, 3), path.name))}
 
 
 def _begins_with_picture(path: pathlib.Path) -> bool:
-    if not path.is_file():  # opening a pipe would wait for ever
+    if not path.is_file():  # opening a pipe would wait forever
         return False
     with path.open(encoding="utf-8", errors="replace") as lines:
         line = next((line for line in lines if line.strip() and not line.startswith("#")), "")

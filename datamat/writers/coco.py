@@ -1,4 +1,4 @@
-"""Pictures with labelled boxes, in the layout of COCO.
+"""Images with labelled boxes, in the layout of COCO.
 
     COCO/
         annotations/instances_train2017.json        the split is `train`
@@ -8,10 +8,10 @@
 
     Materializer("coco", source="COCO", output="out/coco").run()
 
-The JSON files may also lie in COCO/ itself. The key is the name of the picture without suffix. Every annotation is
-kept, in the order of the file, crowds included: a box is clipped to its picture, where it may have no area (COCO has
-such boxes; `augment` can drop them). A box that lies outside is an error. Outlines are not taken. An albumentations
-pipeline drops labels with their boxes where it is told to:
+The JSON files may also lie in COCO/ itself. The key is the file name of the image without its suffix. Every annotation
+is kept, crowds included, in the order of the file: a box is clipped to its image and may then have no area (COCO has
+such boxes; `augment` can drop them). A box outside its image is an error. Segmentations are not read. An albumentations
+pipeline drops labels together with their boxes if it knows the label fields:
 
     A.BboxParams("albumentations", label_fields=["objects/label", "objects/is_crowd"])
 
@@ -29,24 +29,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.codecs import probe, read_file
+from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import BBoxes, ClassLabel, Features, Image, Scalar
-from datamat.index import IndexRow
-from datamat.writer import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+
 __all__ = ["CocoWriter"]
 
+OUTPUT_VERSION = 1
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
+
 _YEAR = re.compile(r"_?\d{4}\Z")
-_MOST_BYTES = 4 << 30  # of a JSON file; that of COCO's train2017 has 0.45 GB
+_MOST_BYTES = 4 << 30  # of a JSON file; COCO's train2017 has 0.45 GB
 _OF_IMAGE = {"id", "file_name", "height", "width"}
 _OF_CATEGORY = {"id", "name"}
 
 
 class CocoWriter(DatasetWriter):
-    """Image, its number, and box, label and crowd mark of each of its objects; images keep the bytes of their files.
+    """Reads each image with its id, and the box, label and crowd flag of each object; images keep their files' bytes.
 
     Labels count from 0 in the order of the category ids; boxes are (ymin, xmin, ymax, xmax) as fractions.
     """
@@ -55,10 +59,10 @@ class CocoWriter(DatasetWriter):
     file_fields = ("image",)
 
     def bind(self, source: Any) -> None:
-        """Take the categories; they are the same in every file, so the smallest will do.
+        """Read the categories; they are the same in every file, so the smallest will do.
 
         Raises:
-            SourceError: there is no `instances_*.json`, or it is not in the COCO format.
+            SourceError: the source has no `instances_*.json`, or the file is not in the COCO format.
         """
         file = min(_files(source).values(), key=lambda path: path.stat().st_size)
         self._categories = _categories(_load(file), file)
@@ -73,10 +77,10 @@ class CocoWriter(DatasetWriter):
         )
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return a row per image, by split and image id.
+        """Return one row per image, by split and image id.
 
         Raises:
-            SourceError: an annotation has an unknown category, image or box; an image or annotation id is there twice;
+            SourceError: an annotation has an unknown category or image, or an invalid box; an image id occurs twice; or
                 the categories of two files differ.
         """
         for split, file in _files(source).items():
@@ -94,7 +98,7 @@ class CocoWriter(DatasetWriter):
         if found != tuple(objects["size"]):
             raise SchemaError(
                 f"{path!r}: image {row.fields['image_id']} has {found} pixels (height, width), its entry says "
-                f"{tuple(objects['size'])}; correct the JSON, or restore the picture"
+                f"{tuple(objects['size'])}; correct the JSON, or restore the image"
             )
         return {
             "image": data,
@@ -112,7 +116,7 @@ def _files(source: Any) -> dict[str, pathlib.Path]:
         tag = path.stem.removeprefix("instances_")
         split = _YEAR.sub("", tag) or tag
         if split in found:
-            raise SourceError(f"{found[split]} and {path} are both of the split {split!r}; keep one, or rename it")
+            raise SourceError(f"{found[split]} and {path} both belong to the split {split!r}; keep one, or rename it")
         found[split] = path
     if not found:
         raise SourceError(f"{root}: found no annotations/instances_*.json and no instances_*.json; give COCO's folder")
@@ -157,7 +161,7 @@ def _rows(
 
 
 def _image_folder(root: pathlib.Path, file: pathlib.Path, split: str, names: list[str]) -> pathlib.PurePosixPath:
-    """Return the folder, below the root, that holds the first of some pictures."""
+    """Return the folder, relative to the root, that holds the first of some images."""
     tag = file.stem.removeprefix("instances_")
     folders = [tag, split, f"images/{tag}", f"images/{split}", "images", "."]
     found = next((folder for folder in folders if all((root / folder / name).is_file() for name in names)), tag)
@@ -167,7 +171,7 @@ def _image_folder(root: pathlib.Path, file: pathlib.Path, split: str, names: lis
 def _objects(
     file: pathlib.Path, images: Mapping[int, Any], annotations: list[dict[str, Any]], categories: list[int]
 ) -> dict[int, dict[str, list[Any]]]:
-    """Return what there is on each image, by columns: boxes as (ymin, xmin, ymax, xmax) in pixels."""
+    """Return the objects of each image, by columns: boxes as (ymin, xmin, ymax, xmax) in pixels."""
     labels = {category: number for number, category in enumerate(categories)}
     found: dict[int, dict[str, list[Any]]] = {
         number: {"size": [image["height"], image["width"]], "boxes": [], "labels": [], "crowds": []}
@@ -177,7 +181,7 @@ def _objects(
         place = f"{file}: annotation {annotation.get('id')}"
         image, category = annotation.get("image_id"), annotation.get("category_id")
         if image not in found:
-            raise SourceError(f"{place} is of the image {image!r}, which is not listed; add the image, or drop it")
+            raise SourceError(f"{place} belongs to the image {image!r}, which is not listed; add the image, or drop it")
         if category not in labels:
             raise SourceError(f"{place} has the category {category!r}, which is not listed; add it to the categories")
         objects = found[image]
@@ -188,7 +192,7 @@ def _objects(
 
 
 def _clipped(bbox: Any, size: list[int], place: str) -> list[float]:
-    """Return a box (x, y, width, height) as (ymin, xmin, ymax, xmax), within the picture."""
+    """Return a box (x, y, width, height) as (ymin, xmin, ymax, xmax), clipped to its image."""
     height, width = size
     try:
         x, y, w, h = map(float, bbox)
@@ -197,7 +201,7 @@ def _clipped(bbox: Any, size: list[int], place: str) -> list[float]:
     inside = x <= width and y <= height and x + w >= 0 and y + h >= 0 and w >= 0 and h >= 0
     if not inside or not math.isfinite(x + y + w + h):
         raise SourceError(
-            f"{place} has the box {bbox!r}; want x, y, width, height in pixels, of no negative size, that touches "
-            f"its image of {width} x {height}; correct it, or drop it"
+            f"{place} has the box {bbox!r}; want x, y, width, height in pixels, with no negative size, touching its "
+            f"image of {width} x {height}; correct it, or drop it"
         )
     return [max(y, 0.0), max(x, 0.0), min(y + h, height), min(x + w, width)]

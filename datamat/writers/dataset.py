@@ -1,42 +1,128 @@
-"""Data sets that exist already, in any of the forms that `Index.from_dataset` takes: made into finished shards.
+"""Data that exists already, in any form that needs no class of its own, turned into finished shards.
 
-    Materializer(ImportWriter(), source=torch_dataset, output="out/mine", transform=augment, copies=4).run()
+    Materializer("parquet", source="rows/", output="out/rows", columns=["image", "label"]).run()
+    Materializer(source=torch_dataset, output="out/mine", transform=augment, copies=4).run()
     Materializer(ImportWriter("mnist"), source="tensorflow_datasets/mnist/3.0.1", output="out/mnist").run()
 
-Features are those that the data set declares; the first sample tells the others. Pictures that it holds as files
-(finished directories, TFDS, Hugging Face `datasets`) keep their bytes.
+The features are those that the source declares; the first sample decides the others. Images that the source stores as
+files keep their bytes. `docs/writers.md` lists the sources.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from datamat.errors import FingerprintError, OptionError, SourceError
-from datamat.features import Features
+import numpy as np
+
+from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
+from datamat.features import Bytes, Features
 from datamat.fingerprint import fingerprint
-from datamat.index import Index, IndexRow
-from datamat.samples import Samples, open_samples
-from datamat.writer import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, DataSource, Sample
+from datamat.writers.existing import (
+    ArrowSource,
+    SpooledSource,
+    SpoolOptions,
+    converted,
+    identity_of,
+    names_of,
+    open_source,
+    without_items,
+)
+from datamat.writers.index import Index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from datamat.directory.rows import IndexRow
     from datamat.features import Feature
+
 
 __all__ = ["ImportWriter"]
 
+OUTPUT_VERSION = 2
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
-class ImportWriter(DatasetWriter):
-    """The samples of a data set by their position.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which fields of a source to store, and under which names.
+
+    A name means the field, or, of a struct or a nested dict, all fields below it.
 
     Args:
-        name: of the data set; begins the names of the shards.
-        key: field that holds the keys, which is not stored once more; None: as `Index.from_dataset` has it.
-        names: of the fields, where samples are tuples or arrays without names; None: "x" and "y" for two.
-        features: instead of those that the data set and its first sample tell.
-        version: stands for the content of the data set in fingerprints: change it when the samples change. None: the
-            content itself, as far as the object holds it; for folders, what their JSON files say and their sizes.
+        columns: fields to store; None for all.
+        rename: new names by old ones.
+        drop: fields to leave out.
+    """
+
+    columns: tuple[str, ...] | None = None
+    rename: tuple[tuple[str, str], ...] = ()
+    drop: tuple[str, ...] = ()
+
+    def of(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the fields to store: names in the source, by the names that they get.
+
+        Args:
+            names: names of all fields of the source.
+
+        Raises:
+            OptionError: the source has no such field, two fields get one name, or none is left.
+        """
+        wanted = None if self.columns is None else [name for name in self.columns if name in names or name != "key"]
+        for option, asked in (("columns", wanted or ()), ("drop", self.drop), ("rename", dict(self.rename))):
+            for name in asked:
+                if name in {"key", "split"} and name not in names:
+                    raise OptionError(
+                        f"{option}= names {name!r}, which is no field: it holds the {name} of each sample; leave it "
+                        f"out of {option}=. The fields are {join_problems(names)}"
+                    )
+                if not any(_is_at(name, field) for field in names):
+                    raise OptionError(f"{option}= names {name!r}, but the source has {join_problems(names)}")
+        chosen = list(names)
+        if wanted is not None:  # in the order in which they are asked for
+            chosen = list(dict.fromkeys(field for name in wanted for field in names if _is_at(name, field)))
+        chosen = [field for field in chosen if not any(_is_at(name, field) for name in self.drop)]
+        found: dict[str, str] = {}
+        for field in chosen:
+            new = next((new + field[len(old) :] for old, new in self.rename if _is_at(old, field)), field)
+            if new in found:
+                raise OptionError(f"rename= calls two fields {new!r}: {found[new]!r} and {field!r}; give each its own")
+            found[new] = field
+        if not found.keys() - {"key"}:
+            what = (
+                f"columns= and drop= leave no field of {join_problems(names)}" if names else "the source has no field"
+            )
+            raise OptionError(f"{what}; want at least one beside the key")
+        return found
+
+
+def _is_at(name: str, field: str) -> bool:
+    return field == name or field.startswith(f"{name}/")
+
+
+class ImportWriter(DatasetWriter):
+    """Reads the samples of data that exists already, by position.
+
+    Args:
+        name: name of the dataset; the names of its shards begin with it.
+        kind: what the source is, as `Materializer("parquet", ...)` names it; None finds out.
+        key: name of the field that holds the keys, which is then stored only as the key; None takes the keys of
+            `Index.from_dataset`.
+        names: names of the fields, for samples that are tuples or arrays without names; None names two of them "x" and
+            "y".
+        columns: names of the fields to store, in this order; None stores all. A name also means all fields below it.
+        rename: new names of fields, by their names in the source.
+        drop: names of fields to leave out.
+        features: features of fields, by their new names, in place of those that the source declares and its first
+            sample implies. A field that no feature stores exactly, such as a decimal number, needs one.
+        spool: folder for the rows of an iterator, which are written to disk as they come. It stays: rows that are there
+            are not asked for again, and a source that can resumes behind them. None takes a temporary folder.
+        version: text that stands for the content of the source in fingerprints; change it when the samples change.
+            None stands for the content itself: of files, all of it; of objects, as far as they hold it.
 
     Example:
         >>> writer = ImportWriter(names=("image", "label"))
@@ -48,62 +134,199 @@ class ImportWriter(DatasetWriter):
     name = "data"
     file_fields = ()
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what there is to say of a source that needs no class
         self,
         name: str = "data",
         *,
+        kind: str | None = None,
         key: str | None = None,
         names: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
         features: Mapping[str, Feature] | None = None,
+        spool: str | os.PathLike[str] | None = None,
         version: str | None = None,
     ) -> None:
         self.name = name
+        self._kind = kind
         self._key = key
         self._names = names
-        self._declared = None if features is None else Features(features)
+        self._declared = dict(_declared_fields(features or {}))
+        self._spool = SpoolOptions(None if spool is None else os.fspath(spool))
         self._version = version
+        self.choose_fields(columns, rename, drop)
 
-    @functools.cached_property
-    def _samples(self) -> Samples:
-        """The data set; it does not count in fingerprints, where `content` stands for it."""
-        raise OptionError("ImportWriter has no data set yet; pass it as source= to Materializer")
-
-    def bind(self, source: Any) -> None:
-        """Open the data set, and learn its features.
+    def choose_fields(
+        self,
+        columns: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+    ) -> None:
+        """Choose the fields to store, as the arguments of the same names do.
 
         Raises:
-            SourceError: it cannot be read, or has no samples.
-            FingerprintError: its content cannot be told, and no version stands for it.
+            OptionError: a text is given where a list of names is wanted.
         """
-        samples = open_samples(source, names=self._names)
-        if not len(samples):
-            raise SourceError(f"the data set {type(source).__qualname__} has no samples; give one that has")
+        for option, given in (("columns", columns), ("drop", drop)):
+            if isinstance(given, str):
+                raise OptionError(f"{option} is {given!r}; want a list of names, as in {option}=[{given!r}]")
+        if rename is not None and not isinstance(rename, Mapping):
+            raise OptionError(f"rename is {rename!r}; want new names by old ones, as in rename={{'img': 'image'}}")
+        self._choice = _Choice(None if columns is None else tuple(columns), tuple((rename or {}).items()), tuple(drop))
+
+    @functools.cached_property
+    def _samples(self) -> DataSource:
+        """The dataset; fingerprints ignore it, since `content` and `files` stand for it."""
+        raise OptionError("ImportWriter has no dataset yet; pass it as source= to Materializer")
+
+    @functools.cached_property
+    def _was_indexed(self) -> bool:
+        """Whether the source was indexed since it was opened; no part of the fingerprint."""
+        return False
+
+    @property
+    def files(self) -> Mapping[str, str]:  # type: ignore[override]  # as the samples have them
+        """The files that the samples lie in, whose content counts unless a version stands for it."""
+        samples = self.__dict__.get("_samples")
+        return {} if samples is None or self._version is not None else getattr(samples, "files", {})
+
+    def bind(self, source: Any) -> None:
+        """Open the source, and derive the features.
+
+        Raises:
+            SourceError: the source cannot be read, has no samples, or has a field that no feature stores.
+            OptionError: a field is named that the source has not.
+            FingerprintError: the content cannot be fingerprinted, and no version stands for it.
+        """
+        samples = open_source(source, names=self._names, kind=self._kind, spool=self._spool)
+        if not _has_samples(samples):
+            place = os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"the {type(source).__qualname__}"
+            raise SourceError(f"{place} has no samples; pass a source that has some")
         self.__dict__["_samples"] = samples
+        self.__dict__["_was_indexed"] = False
+        names = names_of(samples)
+        first = samples[0] if names is None else None
+        known = list(first or ()) if names is None else names
+        self._known = frozenset(known)
+        has_positions = type(samples).keys_and_splits is DataSource.keys_and_splits
+        of_keys = {self._key} if has_positions else {self._key, "key"}
+        self._fields = self._choice.of([name for name in known if name not in of_keys])
+        if self._fields.pop("key", self._key_field) != self._key_field:
+            raise SourceError(
+                f"the samples of the {type(source).__qualname__} have a field 'key', but their keys are their "
+                "positions; pass ImportWriter(key='key') to take it for the keys, which reads each sample once more, "
+                "rename={'key': 'id'} to store it, or drop=['key']"
+            )
+        self.features = self._found(samples, first)
         self.content = self._version or _content_of(samples)
-        self.features = self._declared or self._found(samples)
+
+    @property
+    def _key_field(self) -> str | None:
+        """The field that holds the keys: `key=`, or what `rename=` calls "key"."""
+        return self._key or next((old for old, new in self._choice.rename if new == "key"), None)
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return a row per sample, in order."""
-        return Index.from_dataset(source, key=self._key)
+        """Return one row per sample, in order."""
+        if "_samples" not in self.__dict__:
+            return Index.from_dataset(source, key=self._key_field)
+        if self._was_indexed and isinstance(source, (str, os.PathLike)):
+            self.bind(source)  # what lies there may have changed
+        self.__dict__["_was_indexed"] = True
+        return Index.from_dataset(self._samples, key=self._key_field)
 
     def read(self, row: IndexRow) -> Sample:
         """Return the sample of a row."""
-        return self._without_key(self._samples.read(int(row.fields["number"])))
+        sample = self._samples[int(row.fields["number"])]
+        found = {}
+        for name, field in self._fields.items():
+            if field not in sample:
+                raise SchemaError(f"field {field!r} is missing; the sample has {join_problems(list(sample))}")
+            found[name] = self._value(name, sample[field])
+        if self._choice.columns is None:  # what the first sample has not is refused when it is encoded
+            found |= {name: sample[name] for name in sample.keys() - self._known - {"key"}}
+        return found
 
-    def _found(self, samples: Samples) -> Features:
-        """Return the features that the data set declares, and for other fields those of the first sample."""
-        first = self._without_key(samples.read(0))
-        others = Features.infer({name: value for name, value in first.items() if name not in samples.declared})
-        return Features({name: samples.declared.get(name) or others[name] for name in first})
+    def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the columns of some rows of a table; None for other sources."""
+        del keys
+        read = getattr(self._samples, "block", None)
+        block = None if read is None else read(np.asarray(fields["number"], np.int64))
+        if block is None:
+            return None
+        return {name: self._column(name, block[field]) for name, field in self._fields.items()}
 
-    def _without_key(self, sample: Sample) -> Sample:
-        return {name: value for name, value in sample.items() if name not in {"key", self._key}}
+    def _found(self, samples: DataSource, first: Sample | None) -> Features:
+        """Return the features: declared by the user or the source, or implied by the first sample."""
+        unknown = [name for name in self._declared if name not in self._fields]
+        if unknown:
+            raise OptionError(f"features= names {unknown[0]!r}, but the fields are {join_problems(list(self._fields))}")
+        refused = getattr(samples, "refused", {})
+        wrong = [field for name, field in self._fields.items() if field in refused and name not in self._declared]
+        if wrong:
+            raise SourceError(refused[wrong[0]])
+        if first is None:
+            samples.narrow({*self._fields.values(), self._key_field})  # type: ignore[attr-defined]  # it knows its fields
+        if hasattr(samples, "declare"):
+            samples.declare({self._fields[name]: feature for name, feature in self._declared.items()})
+        features: dict[str, Feature] = dict(self._declared)
+        has_columns = isinstance(samples, ArrowSource) or (isinstance(samples, SpooledSource) and samples.has_columns)
+        for name, field in self._fields.items():
+            if name not in features and field in samples.features:
+                features[name] = samples.features[field]
+            elif name not in features:
+                first = samples[0] if first is None else first
+                features[name] = _implied(name, first[field], is_cell=has_columns)
+        order = self._declared if self._declared.keys() == self._fields.keys() else self._fields
+        return Features({name: features[name] for name in order})
+
+    def _value(self, name: str, value: Any) -> Any:
+        """Return a value as the feature takes it that the user declared for it."""
+        feature = self._declared.get(name)
+        return without_items(value, self.features[name]) if feature is None else converted(value, feature)
+
+    def _column(self, name: str, column: Any) -> Any:
+        feature = self._declared.get(name)
+        if feature is None or isinstance(column, tuple):
+            return column
+        return [converted(value, feature) for value in column]
 
 
-def _content_of(samples: Samples) -> str:
+def _declared_fields(features: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Feature]]:
+    """Yield path and feature of each field; a dict of fields is one for each of its fields, as sources give structs."""
+    for name, feature in features.items():
+        if isinstance(feature, Mapping):
+            yield from _declared_fields(feature, f"{prefix}{name}/")
+        elif name != "key":
+            yield f"{prefix}{name}", feature
+
+
+def _has_samples(samples: DataSource) -> bool:
+    parts = getattr(samples, "parts", None)
+    if parts is not None:
+        return any(map(_has_samples, parts))
+    return not samples.is_empty if isinstance(samples, SpooledSource) else len(samples) > 0
+
+
+def _implied(name: str, value: Any, *, is_cell: bool) -> Feature:
+    """Return the feature that a value implies; bytes in a column that says they are bytes may be anything."""
     try:
-        return fingerprint(samples.identity, where="source")
+        return Features.infer({name: value})[name]
+    except InputError:
+        if not is_cell:
+            raise
+        return Bytes()
+    except SchemaError as error:
+        raise SourceError(
+            f"the first sample: {error}; or declare the field with features={{{name!r}: ...}}, or leave it out with "
+            f"drop=[{name!r}]"
+        ) from error
+
+
+def _content_of(samples: DataSource) -> str:
+    try:
+        return fingerprint(identity_of(samples), where="source")
     except FingerprintError as error:
         raise FingerprintError(
-            f"{error}. Or pass ImportWriter(version='1'), which then stands for the content of the data set"
+            f"{error}. Or pass ImportWriter(version='1'), which then stands for the content of the dataset"
         ) from error

@@ -1,46 +1,404 @@
-"""The writer behind `materialize`: each input is handed to a function."""
+"""The writer behind `materialize`: it calls a function for each input."""
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
+import os
+import re
+import stat
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import xxhash
+
+from datamat.directory.files import expand_home
+from datamat.directory.keys import original_key
+from datamat.directory.rows import Origin, RowBlock, Rows, Texts, nested_paths
+from datamat.errors import OptionError, SourceError
 from datamat.features import Features
-from datamat.index import IndexRow
-from datamat.writer import DatasetWriter, Sample
+from datamat.fingerprint import fingerprint
+from datamat.transforms.seeding import with_rng
+from datamat.writers.base import DatasetWriter, Sample
+from datamat.writers.existing import TableRows, listed_column, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import TypeGuard
 
-__all__ = ["FunctionWriter"]
+    from datamat.directory.rows import IndexRow
+
+
+__all__ = ["FunctionWriter", "function_writer"]
+
+OUTPUT_VERSION = 2
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
+
+_LONGEST_KEY, _LONGEST_TEXT = 120, 1024
+_KEY = re.compile(r"(?!.*\.\.)[^/\\#\x00-\x1f\x7f\ud800-\udfff]+\Z", re.DOTALL)  # as `directory.rows` has it
+_UNFIT = re.compile(r"[/\\#\x00-\x1f\x7f\ud800-\udfff]+|\.\.+")
+_NO_PATHS = frozenset({int, float, bool, type(None)})
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+_INT64 = range(-(1 << 63), 1 << 63)
+_BLOCK_ROWS = 65_536
+
+
+def function_writer(
+    fn: Callable[..., Sample],
+    inputs: Iterable[Any],
+    *,
+    name: str,
+    features: Features | None = None,
+    key: Callable[[Any], str] | str | None = None,
+    files: Sequence[str | os.PathLike[str]] = (),
+    block: Callable[[Any], Mapping[str, Any] | None] | None = None,
+) -> FunctionWriter:
+    """Return the writer that calls a function for each input.
+
+    Args:
+        fn: function of (item), or of (item, rng) if it asks for a generator, that returns a sample.
+        inputs: items, each the input of one sample.
+        name: name of the dataset; the names of its shards begin with it.
+        features: schema of the samples; None where it is not known yet.
+        key: function that returns the key of an item, or the name of the field that holds it; None derives the keys as
+            `keys_of` describes.
+        files: paths of input files that every sample depends on.
+        block: function of many items at once that returns the columns of their samples; None where there is none.
+
+    Raises:
+        OptionError: there are no inputs, or `block` is given beside a function that draws.
+        SourceError: an item has no valid key, or two items have the same key.
+    """
+    kind = FunctionWriter if with_rng(fn) is None else _DrawingFunctionWriter
+    if block is not None:
+        if kind is _DrawingFunctionWriter:
+            raise OptionError(
+                "materialize: block= cannot be used with a function that asks for a generator: what it draws would "
+                "depend on how items form blocks; leave block= out, or draw nothing"
+            )
+        kind = _BlockFunctionWriter
+    items = _items_of(inputs)
+    if not len(items):
+        raise OptionError("materialize: inputs is empty; give at least one item")
+    writer = kind(fn, items, name, features, keys_of(items, key))
+    if files:
+        writer.files = [os.path.abspath(expand_home(path)) for path in files]
+    if block is not None:
+        writer.block = block
+    return writer
+
+
+def keys_of(items: Sequence[Any], key: Callable[[Any], str] | str | None) -> list[str] | None:
+    """Return the key of each item; None where the keys are the positions.
+
+    A path or string is its own key if it can be one, and so are bytes that name a file. Otherwise (it holds `/`, is
+    long, or occurs twice), the key is its end with a hash of the whole and of the number of equal items before it. So
+    the key of an item depends on no other items but equal ones.
+
+    Args:
+        items: list of items, or another sequence, whose items are read only if `key` needs them.
+        key: function that returns the key of an item, or the name of the field that holds it.
+
+    Raises:
+        SourceError: an item has no valid key, or two items have the same key.
+
+    Example:
+        >>> keys_of(["a", "cats/1.png", "a"], None)
+        ['a', 'cats-1-0ce6ad340ab8c7bd', 'a-29b3045018b14778']
+    """
+    if key is not None:
+        return _given_keys(items, key)
+    if (
+        not _is_listed(items)
+        or isinstance(items, TableRows)
+        or not any(isinstance(item, (str, os.PathLike, bytes)) for item in items)
+    ):
+        return None
+    seen: collections.Counter[str] = collections.Counter()
+    keys = []
+    for number, item in enumerate(items):
+        if isinstance(item, (str, os.PathLike)) or (isinstance(item, bytes) and _paths_of(item)):
+            text = _text_of(item)
+            seen[text] += 1
+            keys.append(_key_of_text(text, seen[text]))
+        else:
+            keys.append(f"{number:08d}")
+    if len(set(keys)) < len(keys):
+        raise SourceError(
+            "inputs hold both text and other items, and one of the texts is the position of another item; pass key="
+        )
+    return keys
+
+
+def _given_keys(items: Sequence[Any], key: Callable[[Any], str] | str) -> list[str]:
+    numbers: dict[str, int] = {}
+    for number in range(len(items)):
+        found = _given_key(items[number], key, number)
+        if found in numbers:
+            raise SourceError(
+                f"inputs[{numbers[found]}] and inputs[{number}] have the same key, {found!r}; want unique keys: "
+                "make key= distinguish all items"
+            )
+        numbers[found] = number
+    return list(numbers)
+
+
+def _given_key(item: Any, key: Callable[[Any], str] | str, number: int) -> str:
+    if isinstance(key, str):
+        if not isinstance(item, Mapping) or key not in item:
+            found = f"the fields {', '.join(map(str, item))}" if isinstance(item, Mapping) else "no fields"
+            raise SourceError(
+                f"inputs[{number}] is a {type(item).__name__} with {found}; key={key!r} needs a dict that has it"
+            )
+        value = item[key]
+    else:
+        value = key(item)
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise SourceError(f"key= gave {value!r} for inputs[{number}]; want a str or an integer")
+    return str(value.__index__())
+
+
+def _key_of_text(text: str, ordinal: int) -> str:
+    if ordinal == 1 and len(text) <= _LONGEST_KEY and _KEY.match(text):
+        return text
+    parent, _, last = text.rstrip("/").rpartition("/")
+    stem = os.path.splitext(last)[0] if parent else last
+    readable = _UNFIT.sub("-", "-".join(filter(None, [parent.rpartition("/")[2], stem])))[-_LONGEST_KEY // 2 :].strip(
+        "-."
+    )
+    digest = xxhash.xxh3_64_hexdigest(f"{ordinal} {text}".encode("utf-8", "surrogateescape"))
+    return f"{readable}-{digest}" if readable else digest
+
+
+def _text_of(item: Any) -> str:
+    """Return a path, string or bytes path as text."""
+    return str(os.fsdecode(item))
+
+
+def _items_of(inputs: Any) -> Sequence[Any]:
+    """Return the inputs as items by position: the rows of a table, the values of a column or of an array of text."""
+    table = table_of(inputs)
+    if table is not None:
+        return TableRows(table)
+    column = listed_column(inputs)
+    if column is not None:
+        return column
+    is_text = isinstance(inputs, np.ndarray) and inputs.ndim > 0 and inputs.dtype.kind in "OSU"
+    return inputs if _is_map_style(inputs) and not is_text else list(inputs)
+
+
+def _is_map_style(inputs: Any) -> TypeGuard[Sequence[Any]]:
+    """Return whether items have positions, as in lists, arrays and the datasets of torch."""
+    return hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__") and not isinstance(inputs, Mapping)
+
+
+def _is_listed(items: Any) -> bool:
+    """Return whether the items are in memory; reading those of other sequences may mean loading them."""
+    return type(items) in {list, tuple, range, TableRows}
 
 
 class FunctionWriter(DatasetWriter):
-    """Calls a function for each of a sequence of inputs; the keys are their positions.
+    """Calls a function for each of a sequence of inputs.
 
     Args:
-        fn: returns a dict of values by feature name.
-        inputs: the items.
-        name: of the data set.
-        features: the schema; None infers it from the first sample.
+        fn: function that returns a sample, a dict of values by feature name, for an item.
+        inputs: items, each the input of one sample.
+        name: name of the dataset; the names of its shards begin with it.
+        features: schema of the samples; None where it is not known yet.
+        keys: keys of the items; None takes their positions.
+
+    Attributes:
+        fn: function that the writer calls for each item.
+        block: function that it calls for many items at once, or None.
     """
 
+    file_fields = ()
+    block: Callable[[Any], Mapping[str, Any] | None] | None = None
+
     def __init__(
-        self, fn: Callable[[Any], Sample], inputs: Sequence[Any], name: str, features: Features | None
+        self,
+        fn: Callable[..., Sample],
+        inputs: Sequence[Any],
+        name: str,
+        features: Features | None = None,
+        keys: Sequence[str] | None = None,
     ) -> None:
         self.name = name
-        self._fn = fn
-        self._inputs = inputs
-        self._declared = features
+        self.fn = fn
+        # The rows of listed items hold their items, so that one more affects the shard that it goes to, and no other.
+        self._whole = None if _is_listed(inputs) else inputs
+        self.__dict__["_inputs"] = inputs
+        self.__dict__["_numbers"] = None if keys is None else {key: number for number, key in enumerate(keys)}
+        if features is not None:
+            self.__dict__["features"] = Features(features)
+
+    # Fingerprints ignore attributes with the name of a `cached_property`.
 
     @functools.cached_property
-    def features(self) -> Features:  # type: ignore[override]  # known once the function was asked
-        """As declared, or as the first sample has it."""
-        return self._declared or Features.infer(self._fn(self._inputs[0]))
+    def features(self) -> Features:  # type: ignore[override]  # known once the function was called
+        """Schema of the samples: as declared, or inferred from the first one."""
+        raise OptionError("materialize: the features are not known yet; pass features=")
 
-    def index(self, source: Any) -> Iterable[IndexRow]:
+    @functools.cached_property
+    def _inputs(self) -> Sequence[Any]:
+        raise AssertionError("given to __init__")
+
+    @functools.cached_property
+    def _numbers(self) -> Mapping[str, int] | None:
+        raise AssertionError("given to __init__")
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def index(self, source: Any) -> Rows:
         del source
-        return (IndexRow(f"{number:08d}", fields={"number": number}) for number in range(len(self._inputs)))
+        return Rows(lambda: _blocks_of(self._inputs, self._numbers, has_content=self._whole is None))
 
     def read(self, row: IndexRow) -> Sample:
-        return self._fn(self._inputs[int(row.fields["number"])])
+        return self.fn(self.item(row.key))
+
+    def item(self, key: str) -> Any:
+        """Return the input that has a key.
+
+        Args:
+            key: key of the input, as it is stored.
+        """
+        return self._inputs[self._number_of(key)]
+
+    def _number_of(self, key: str) -> int:
+        return int(key) if self._numbers is None else self._numbers[original_key(key)]
+
+
+class _BlockFunctionWriter(FunctionWriter):
+    """Like `FunctionWriter`, with another function for many items at once."""
+
+    def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        del fields
+        assert self.block is not None, "`function_writer` has set it"
+        numbers = np.array([self._number_of(key) for key in keys])
+        inputs = self._inputs
+        return self.block(inputs[numbers] if isinstance(inputs, np.ndarray) else [inputs[n] for n in numbers.tolist()])
+
+
+class _DrawingFunctionWriter(FunctionWriter):
+    """Like `FunctionWriter`, with a function that asks for the generator of its item."""
+
+    def read(self, row: IndexRow, rng: np.random.Generator) -> Sample:  # type: ignore[override]  # which `with_rng` detects
+        return self._draw(self.item(row.key), rng)
+
+    @functools.cached_property
+    def _draw(self) -> Callable[[Any, np.random.Generator], Sample]:
+        draw = with_rng(self.fn)
+        assert draw is not None  # otherwise it would be a `FunctionWriter`
+        return draw
+
+
+def _blocks_of(items: Sequence[Any], numbers: Mapping[str, int] | None, *, has_content: bool) -> Iterator[RowBlock]:
+    """Yield the rows of items.
+
+    Args:
+        items: input of each sample.
+        numbers: position of each item by its key, in order; None where the keys are the positions.
+        has_content: whether each row holds what stands for its item.
+    """
+    count, keys = len(items), iter(numbers or ())
+    contents = _contents(items) if has_content else None
+    files = _files_of(items)
+    for start in range(0, count, _BLOCK_ROWS):
+        stop = min(start + _BLOCK_ROWS, count)
+        named = Texts.of_positions(start, stop) if numbers is None else list(itertools.islice(keys, stop - start))
+        fields = {} if contents is None else {"item": contents(start, stop)}
+        paths = None if files is None else files[start:stop]
+        yield RowBlock(named, fields, Origin("inputs[", start, "]"), files=paths)
+
+
+def _files_of(items: Sequence[Any]) -> list[Sequence[str]] | None:
+    """Return the input files that each item names, at any depth, as absolute paths; None where none can name any.
+
+    A folder stands for the files in it, unless other items name it, too, or the item names a file below it: then it is
+    a place where samples lie, not a sample. Items that would have to be loaded are not examined.
+    """
+    is_numeric = isinstance(items, np.ndarray) and items.dtype.kind not in "OSUV"
+    is_plain = type(items) in {list, tuple} and set(map(type, items)) <= _NO_PATHS
+    if not (_is_listed(items) or isinstance(items, np.ndarray)) or isinstance(items, range) or is_numeric or is_plain:
+        return None
+    found = [_paths_of(item) for item in items]
+    folders = collections.Counter(path for paths in found for path, is_folder in paths if is_folder)
+    listed: list[Sequence[str]] = []
+    for paths in found:
+        files = [path for path, is_folder in paths if not is_folder]
+        listed.append(
+            files
+            + [
+                path
+                for path in dict.fromkeys(path for path, is_folder in paths if is_folder)
+                if folders[path] == 1 and not any(file.startswith(os.path.join(path, "")) for file in files)
+            ]
+        )
+    return listed
+
+
+def _paths_of(item: Any) -> Sequence[tuple[str, bool]]:
+    """Return the existing files and folders that an item names, as absolute paths, each with whether it is a folder.
+
+    A single word never names a folder: "train" is a split, although a folder of that name may lie here.
+    """
+    if type(item) in _NO_PATHS:
+        return ()
+    found = []
+    for path in nested_paths(item):
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # it does not exist, or is no path
+            continue
+        is_folder = stat.S_ISDIR(mode)
+        if stat.S_ISREG(mode) or (is_folder and ("/" in path or not isinstance(item, str))):
+            found.append((os.path.abspath(path), is_folder))
+    return found
+
+
+def _contents(items: Sequence[Any]) -> Callable[[int, int], np.ndarray | list[Any]]:
+    """Return a function of (start, stop) that returns what stands for these items in their rows.
+
+    That is the item itself if it is a number or short text, else its digest.
+    """
+    if isinstance(items, range):
+        are_numbers = bool(items) and items[0] in _INT64 and items[-1] in _INT64
+    else:
+        are_numbers = (
+            not isinstance(items, TableRows)
+            and set(map(type, items)) == {int}
+            and min(items) in _INT64
+            and max(items) in _INT64
+        )
+    if are_numbers:
+        return lambda start, stop: np.array(items[start:stop], np.int64)
+    rest = iter(items)  # of a table, a batch of rows at a time
+
+    def content(item: Any, number: int) -> str:
+        text = _text_of(item) if isinstance(item, (str, os.PathLike)) else None
+        return text if text is not None and len(text) <= _LONGEST_TEXT else _digest_of(item, number)
+
+    return lambda start, stop: [
+        content(item, number) for number, item in enumerate(itertools.islice(rest, stop - start), start)
+    ]
+
+
+def _digest_of(item: Any, number: int) -> str:
+    if _is_plain(item):
+        return xxhash.xxh3_128_hexdigest(repr(item).encode("utf-8", "surrogatepass"))
+    return fingerprint(item, where=f"inputs[{number}]")
+
+
+def _is_plain(item: Any) -> bool:
+    """Return whether `repr` describes an item fully; it takes a tenth of the time of a fingerprint."""
+    kind = type(item)
+    if kind in {tuple, list}:
+        return all(map(_is_plain, item))
+    if kind is dict:
+        return all(map(_is_plain, item)) and all(map(_is_plain, item.values()))
+    return kind in _PLAIN

@@ -1,12 +1,12 @@
-"""Pictures sorted into one folder per class, as torchvision's `ImageFolder` and Keras read them.
+"""Images sorted into one folder per class, as torchvision's `ImageFolder` and Keras read them.
 
     ROOT/cat/001.jpg            or, with splits:        ROOT/train/cat/001.jpg
     ROOT/dog/001.jpg                                    ROOT/val/dog/002.jpg
 
     Materializer("image_folder", source="ROOT", output="out/pets", splits={"train": 0.9, "val": 0.1}).run()
 
-Classes are the folders' names, sorted; in all splits together. The key is the path: `train-cat-001`. Hidden files, and
-files whose suffix is none of a picture's, are left out.
+The classes are the sorted names of the folders, of all splits together. The key is the path: `train-cat-001`. Hidden
+files, and files without the suffix of an image, are ignored.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from datamat.codecs import read_file
-from datamat.errors import SourceError
+from datamat.errors import SourceError, join_problems
 from datamat.features import ClassLabel, Features, Image
-from datamat.index import Index, IndexRow, files_below, named
-from datamat.writer import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, Sample
+from datamat.writers.index import Index, files_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from datamat.directory.rows import IndexRow
+
+
 __all__ = ["ImageFolderWriter"]
+
+OUTPUT_VERSION = 1
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 class ImageFolderWriter(DatasetWriter):
-    """Image and label of each file; PNG and JPEG files keep their bytes where nothing changes them.
+    """Reads image and label of each file; PNG and JPEG files keep their bytes where nothing changes them.
 
     Example:
         >>> import pathlib, tempfile
@@ -47,10 +53,10 @@ class ImageFolderWriter(DatasetWriter):
     file_fields = ("image",)
 
     def bind(self, source: Any) -> None:
-        """Take the names of the class folders.
+        """Read the names of the class folders.
 
         Raises:
-            SourceError: the source is no folder, or holds no folders of pictures.
+            SourceError: the source is no folder, or holds no folders of images.
         """
         folders = _class_folders(pathlib.Path(source))
         self._depth = len(folders[0].parts)
@@ -59,7 +65,7 @@ class ImageFolderWriter(DatasetWriter):
         self.features = Features({"image": Image(encoding="jpeg"), "label": ClassLabel(names=tuple(names))})
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return a row per picture, sorted by path."""
+        """Return one row per image, sorted by path."""
         return Index.from_folder(
             source,
             "*/" * self._depth + "*",
@@ -73,15 +79,15 @@ class ImageFolderWriter(DatasetWriter):
 
 
 def _class_folders(root: pathlib.Path) -> list[pathlib.PurePosixPath]:
-    """Return the folders that hold pictures, relative to `root`, all as deep: CLASS or SPLIT/CLASS."""
+    """Return the folders that hold images, relative to `root`, all of one depth: CLASS or SPLIT/CLASS."""
     folders = sorted({path.parent for path in files_below(root, suffixes=_PICTURES)})
     if not folders:
-        raise SourceError(f"{root} holds no pictures ({' '.join(_PICTURES)}); want CLASS/*.jpg or SPLIT/CLASS/*.jpg")
+        raise SourceError(f"{root} holds no images ({' '.join(_PICTURES)}); want CLASS/*.jpg or SPLIT/CLASS/*.jpg")
     depth = len(folders[-1].parts)
     odd = [str(folder) for folder in folders if len(folder.parts) != depth or depth not in {1, 2}]
     if odd:
         raise SourceError(
-            f"{root} holds pictures in folders of different depth, or too deep: {named([*odd, str(folders[-1])])}; "
-            "want CLASS/*.jpg for all, or SPLIT/CLASS/*.jpg for all"
+            f"{root} holds images in folders of different depth, or too deep: "
+            f"{join_problems([*odd, str(folders[-1])])}; want CLASS/*.jpg for all, or SPLIT/CLASS/*.jpg for all"
         )
     return folders

@@ -1,4 +1,4 @@
-"""Walkways seen by a pedestrian, with colour-coded masks of what the ground is made of: the surface-masking layout.
+"""Sidewalks from a pedestrian's view, with colour-coded masks of the ground surface: the surface-masking layout.
 
     ROOT/
         Surface_001/
@@ -8,10 +8,11 @@
 
     Materializer("pedestrian", source="ROOT", output="out/surface", splits={"train": 0.9, "val": 0.1}).run()
 
-The key is FOLDER-NAME: `Surface_001-a`. A polygon of the XML counts as the class `LABEL_ATTRIBUTE` where there is such
-a class (`sidewalk_blocks`), else as `LABEL`; a higher `z_order` lies on top, and what no polygon covers is class 0.
+The key is FOLDER-NAME: `Surface_001-a`. A polygon in the XML has the class `LABEL_ATTRIBUTE` where such a class is
+declared (`sidewalk_blocks`), else `LABEL`; a higher `z_order` lies on top, and pixels that no polygon covers are class
+0.
 
-Source of the default classes and colours: the surface masks of AI Hub's "sidewalk walking video" set.
+The default classes and colours are those of the surface masks in AI Hub's "sidewalk walking video" dataset.
 """
 
 from __future__ import annotations
@@ -25,20 +26,26 @@ from xml.etree import ElementTree
 import numpy as np
 
 from datamat.codecs import decode_image, probe, read_file
+from datamat.directory.rows import IndexRow
 from datamat.errors import OptionError, SchemaError, SourceError
 from datamat.features import Features, Image, Mask
-from datamat.index import IndexRow, files_below, pair_files
-from datamat.writer import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, Sample
+from datamat.writers.index import files_below, pair_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from xml.etree.ElementTree import Element
 
+
 __all__ = ["PedestrianWriter"]
+
+OUTPUT_VERSION = 1
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
+PACKAGES = ("cv2",)  # draws the polygons
 
 _PICTURES = (".jpg", ".jpeg", ".png")
 _UNDECLARED = 255
-_FARTHEST = 1 << 20  # pixels: far outside of any image, and still exact in cv2's fixed point
+_FARTHEST = 1 << 20  # pixels: far outside any image, and still exact in cv2's fixed-point coordinates
 
 _SURFACES = {
     "background": (0, 0, 0),
@@ -67,14 +74,15 @@ _SURFACES = {
 
 
 class PedestrianWriter(DatasetWriter):
-    """Image and mask of each picture; images keep the bytes of their files where nothing changes them.
+    """Reads each image with its mask; images keep the bytes of their files where nothing changes them.
 
     Args:
-        names: class names in the order of the ids, at most 255; the first is what no polygon covers.
-        palette: the (red, green, blue) that means each class in the masks.
+        names: class names in the order of the ids, at most 255; the first is the class of pixels that no polygon
+            covers.
+        palette: colour of each class in the masks, as (red, green, blue).
 
     Raises:
-        OptionError: there is not one colour for each name, or two classes share one.
+        OptionError: names and colours differ in number, or two classes share a colour.
 
     Example:
         >>> writer = PedestrianWriter(names=("ground", "road"), palette=((0, 0, 0), (255, 0, 0)))
@@ -102,11 +110,11 @@ class PedestrianWriter(DatasetWriter):
         )
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return a row per picture, sorted by folder and name.
+        """Return one row per image, sorted by folder and name.
 
         Raises:
-            SourceError: there are no folders `Surface_*`; a picture has neither mask nor polygons, or one of these no
-                picture; an XML file cannot be read, or has a label that is no class.
+            SourceError: the source holds no folders `Surface_*`; an image has neither mask nor polygons, or one of
+                these has no image; an XML file cannot be read, or has a label that is no class.
         """
         root = pathlib.Path(source)
         folders = sorted(path for path in root.glob("Surface_*") if path.is_dir())
@@ -179,7 +187,7 @@ def _ids_of(pixels: np.ndarray, palette: tuple[tuple[int, int, int], ...], path:
 
 @functools.lru_cache(maxsize=1)
 def _table(palette: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    """Return the class id of each colour packed in 24 bits: uint8 (2**24,), made once per worker."""
+    """Return the class id of each colour packed in 24 bits, uint8 (2**24,); built once per worker."""
     table = np.full(1 << 24, _UNDECLARED, np.uint8)
     for number, (red, green, blue) in enumerate(palette):
         table[red << 16 | green << 8 | blue] = number
@@ -190,7 +198,7 @@ def _table(palette: tuple[tuple[int, int, int], ...]) -> np.ndarray:
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses document types, so that there are no entities."""
+    """Refuses document type declarations, and with them all entities."""
 
     def doctype(self, name: str, *_: object) -> None:
         raise ElementTree.ParseError(f"it declares a document type ({name}), which CVAT never does")
@@ -207,7 +215,7 @@ def _drawings(xml: pathlib.Path, names: Sequence[str]) -> dict[str, str]:
         name = pathlib.PurePosixPath(image.get("name", "")).name
         place = f"{xml}: image {name!r}"
         if name in found:
-            raise SourceError(f"{place} is there twice; keep one of them")
+            raise SourceError(f"{place} occurs twice; keep one of them")
         shapes = sorted(
             (shape for shape in image if shape.tag != "tag"), key=lambda shape: _number(shape, "z_order", place)
         )
@@ -237,7 +245,7 @@ def _class_id(shape: Element, names: Sequence[str], place: str) -> int:
 
 
 def _points(shape: Element, place: str) -> list[list[int]]:
-    """Return the corners of a polygon, rounded to whole pixels, as `cv2.fillPoly` takes them."""
+    """Return the corners of a polygon, rounded to whole pixels for `cv2.fillPoly`."""
     text = shape.get("points", "")
     try:
         points = [[round(float(number)) for number in point.split(",")] for point in text.split(";")]

@@ -1,40 +1,47 @@
-"""Rows of a CSV or Parquet file: each column becomes a feature.
+"""Rows of a CSV or Parquet file, or of a pyarrow, pandas or polars table: each column becomes a feature.
 
     rows.csv                    key,speed,lane,label
                                 0001,13.5,2,car
 
     Materializer("table", source="rows.csv", output="out/rows", splits={"train": 0.9, "val": 0.1}).run()
 
-Columns of whole numbers become int64, others float64, text str. A column `key` holds the keys (else they are the row
-numbers), a column `split` the splits. Whole blocks of rows are encoded at once, without a call per row.
+Columns of integers become int64, other numbers float64, text str. A column `key` holds the keys, which otherwise are
+the row numbers; a column `split` holds the splits. Blocks of rows are encoded at once, without a call per row.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from datamat.errors import SourceError
 from datamat.features import Features, Scalar, Text
-from datamat.index import Index, IndexRow
-from datamat.writer import DatasetWriter, Sample
+from datamat.writers.base import DatasetWriter, Sample
+from datamat.writers.index import Index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from datamat.directory.rows import IndexRow
     from datamat.features import Feature
+
 
 __all__ = ["TableWriter"]
 
+OUTPUT_VERSION = 1
+"""Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
+
 
 class TableWriter(DatasetWriter):
-    r"""The columns of each row.
+    r"""Reads the columns of each row.
 
     Args:
-        key: column of the keys; None: "key" where there is such a column, else the row number.
-        split: column of the splits; None: "split" where there is such a column.
-        features: which columns to take, and as what (`{"label": ClassLabel(names=...)}`); None takes all as they are.
+        key: name of the column that holds the keys; None takes the column "key" if there is one, else the row numbers.
+        split: name of the column that holds the splits; None takes the column "split" if there is one.
+        features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; None reads all columns,
+            with the feature that fits their values.
 
     Example:
         >>> import pathlib, tempfile
@@ -58,30 +65,31 @@ class TableWriter(DatasetWriter):
         self._declared = None if features is None else Features(features)
 
     def bind(self, source: Any) -> None:
-        """Take the columns as features, as the first row has them.
+        """Derive the features from the first row.
 
         Raises:
-            SourceError: the file cannot be read, has no rows, lacks a column, or holds one that is neither numbers nor
-                text.
+            SourceError: the file cannot be read, has no rows, lacks a column, or has a column of something other than
+                numbers and text.
         """
         first = next(iter(self.index(source)), None)
+        table = source if isinstance(source, (str, os.PathLike)) else "the table"
         if first is None:
-            raise SourceError(f"{source} holds no rows; give a table with a header and at least one row")
+            raise SourceError(f"{table} holds no rows; give a table with a header and at least one row")
         if "key" in first.fields:
-            raise SourceError(f"{source}: column 'key' does not hold the keys ({self._key!r} does); rename it")
+            raise SourceError(f"{table}: column 'key' does not hold the keys ({self._key!r} does); rename it")
         self.features = self._declared or Features(
-            {name: _feature_of(value, name, source) for name, value in first.fields.items()}
+            {name: _feature_of(value, name, table) for name, value in first.fields.items()}
         )
         self._names = [name for name in self.features if name != "key"]
         missing = [name for name in self._names if name not in first.fields]
         if missing:
-            raise SourceError(f"{source} has no column {missing[0]!r}; it has {', '.join(first.fields)}")
+            raise SourceError(f"{table} has no column {missing[0]!r}; it has {', '.join(first.fields)}")
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return a row per row of the table, in its order.
+        """Return one row per row of the table, in its order.
 
         Raises:
-            SourceError: the file cannot be read, lacks the column of keys or splits, or has an empty cell.
+            SourceError: the file cannot be read, lacks the column of keys or of splits, or has an empty cell.
         """
         return Index.from_table(source, key=self._key, split=self._split)
 
@@ -89,12 +97,12 @@ class TableWriter(DatasetWriter):
         return {name: row.fields[name] for name in self._names}
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the columns as they are; None where declared features want to look at each value."""
+        """Return the columns unchanged; None where declared features must check each value."""
         del keys
         if self._declared is not None:
             return None
         return {
-            name: fields[name] if isinstance(self.features[name], Text) else np.asarray(fields[name])
+            name: fields[name] if self.features[name].value_type()[0] == "string" else np.asarray(fields[name])
             for name in self._names
         }
 
@@ -104,6 +112,6 @@ def _feature_of(value: Any, name: str, source: Any) -> Feature:
     if type(value) not in features:
         raise SourceError(
             f"{source}: column {name!r} holds {value!r} ({type(value).__name__}), want text or numbers; convert it "
-            "(truth values to 0 and 1)"
+            "(booleans to 0 and 1)"
         )
     return features[type(value)]

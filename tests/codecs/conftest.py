@@ -1,33 +1,11 @@
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import pytest
-
-from datamat.codecs import libraries
-
-COMBINATIONS = [(), ("isal",), ("pyspng",), ("isal", "pyspng", "simplejpeg")]
-
-
-@contextlib.contextmanager
-def without(modules):
-    """Run as on a machine where these modules are not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
-            patch.setitem(sys.modules, module, None)
-        clear = (libraries.load_zlib, libraries.load_pyspng, libraries.load_simplejpeg)
-        for load in clear:
-            load.cache_clear()
-        try:
-            yield
-        finally:
-            for load in clear:
-                load.cache_clear()
+from missing_libraries import COMBINATIONS, without
 
 
 @pytest.fixture(params=COMBINATIONS, ids=lambda missing: "without-" + "-".join(missing) if missing else "all")
 def missing(request):
-    """Each combination of missing quick libraries, in force while the test runs."""
+    """Each combination of missing fast libraries, in force during the test."""
     with without(request.param):
         yield request.param

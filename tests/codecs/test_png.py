@@ -1,4 +1,4 @@
-"""PNG decoding and encoding against Pillow, cv2 and a plain writer, with and without the quick libraries."""
+"""PNG decoding and encoding against Pillow, cv2 and a plain writer, with and without the fast libraries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import zlib
 import cv2
 import numpy as np
 import pytest
-from conftest import COMBINATIONS, without
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from missing_libraries import COMBINATIONS, without
 from PIL import Image
 from png_builder import SAMPLES, build_png, chunk, exif, header
 
-from datamat.codecs import decode_image, decode_mask, encode_png, png, png_filters, probe
+from datamat.codecs import decode_image, decode_mask, encode_png, libraries, png, probe
 from datamat.errors import InputError, OptionError
 
 KINDS = [(0, 1), (0, 2), (0, 4), (0, 8), (2, 8), (3, 1), (3, 2), (3, 4), (3, 8), (4, 8), (6, 8)]
@@ -60,7 +60,7 @@ def pillow(data, mode):
 @settings(max_examples=150, deadline=None)
 @given(pictures(), st.sampled_from(COMBINATIONS))
 def test_decode_image_gives_the_pixels_of_pillow(picture, missing_modules):
-    """Any colour type, depth, filter, interlacing and transparency decodes as in Pillow, whichever library is there."""
+    """Any colour type, depth, filter, interlacing and transparency decodes as in Pillow, with any library."""
     data, _ = picture
 
     with without(missing_modules):
@@ -77,7 +77,7 @@ def test_decode_image_gives_the_pixels_of_pillow(picture, missing_modules):
 @settings(max_examples=80, deadline=None)
 @given(pictures([(0, 8), (2, 8)]))
 def test_decode_image_gives_the_pixels_of_cv2(picture):
-    """Grey and RGB files decode as by cv2 alone, the way it is done everywhere else."""
+    """Grey and RGB files decode as with cv2 alone."""
     data, samples = picture
 
     pixels = decode_image(data, channels=4)[..., :3]
@@ -89,7 +89,7 @@ def test_decode_image_gives_the_pixels_of_cv2(picture):
 @settings(max_examples=150, deadline=None)
 @given(pictures([kind for kind in KINDS if kind[0] in {0, 3}]), st.sampled_from(COMBINATIONS))
 def test_decode_mask_gives_stored_samples(picture, missing_modules):
-    """Grey values unscaled and palette indices come back as written, at every depth, interlaced or not."""
+    """Unscaled grey values and palette indices survive at every depth, interlaced or not."""
     data, samples = picture
 
     with without(missing_modules):
@@ -103,7 +103,7 @@ def test_decode_mask_gives_stored_samples(picture, missing_modules):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([0, 1, 3, 4]), st.integers(0, 99))
 def test_encode_png_keeps_every_pixel(height, width, channels, seed):
-    """Pillow, cv2 and decode_image give back the encoded array."""
+    """Pillow, cv2 and decode_image return the encoded array."""
     shape = (height, width, channels) if channels else (height, width)
     array = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
@@ -116,8 +116,29 @@ def test_encode_png_keeps_every_pixel(height, width, channels, seed):
     assert channels > 1 or np.array_equal(grey, array.reshape(shape[:2]))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(COMBINATIONS))
+def test_samples_of_16_bits_decode_exactly(data, missing_modules):
+    """Every filter, mixed or alone, with and without Adam7, in the main thread and in others."""
+    colour = data.draw(st.sampled_from([0, 2, 4, 6]))
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
+    shape = (data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), channels)
+    samples = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 65536, shape, dtype=np.uint16)
+    filters = data.draw(st.sampled_from([(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 2), (4, 1, 3, 2, 0)]))
+    file = build_png(samples, colour=colour, depth=16, filters=filters, interlaced=data.draw(st.booleans()))
+
+    with without(missing_modules), concurrent.futures.ThreadPoolExecutor(1) as executor:
+        found = decode_image(file, channels=channels, dtype="uint16")
+        apart = executor.submit(decode_image, file, channels=channels, dtype="uint16").result()
+
+    assert found.dtype == np.uint16
+    assert np.array_equal(found, samples)
+    assert np.array_equal(apart, samples)
+    assert np.array_equal(decode_image(encode_png(samples), channels=channels, dtype="uint16"), samples)
+
+
 def test_encode_png_takes_views():
-    """Flipped, transposed and strided arrays are encoded as what they show."""
+    """Flipped, transposed and strided arrays are encoded as they appear."""
     array = np.arange(240, dtype=np.uint8).reshape(8, 10, 3)
 
     for view in (array[::-1], array[:, ::-1], array[..., ::-1], array.swapaxes(0, 1), array[::2, ::3]):
@@ -148,19 +169,19 @@ def test_encode_png_gives_the_same_bytes_on_every_machine(missing):
     ("array", "found"),
     [
         (np.zeros((2, 2), np.float32), r"float32 \(2, 2\)"),
-        (np.zeros((2, 2, 2), np.uint8), r"uint8 \(2, 2, 2\)"),
+        (np.zeros((2, 2, 5), np.uint8), r"uint8 \(2, 2, 5\)"),
         (np.zeros((0, 2, 3), np.uint8), r"uint8 \(0, 2, 3\)"),
         (np.zeros(4, np.uint8), r"uint8 \(4,\)"),
     ],
 )
 def test_encode_png_refuses_other_arrays(array, found):
-    """The message says which array came and which was wanted."""
+    """The message says which array was found and which was wanted."""
     with pytest.raises(OptionError, match=f"encode_png: the array is {found}; want uint8"):
         encode_png(array)
 
 
 def test_every_flipped_bit_is_noticed(missing):
-    """No damaged bit of a PNG file gets through, in the header, the data, a CRC or the end."""
+    """No flipped bit of a PNG file goes unnoticed, in the header, the data, a CRC or the end."""
     data = build_png(np.arange(36).reshape(3, 4, 3) * 7, filters=(0, 1, 4))
 
     for bit in range(8 * len(data)):
@@ -171,7 +192,7 @@ def test_every_flipped_bit_is_noticed(missing):
 
 
 def test_every_truncation_is_noticed(missing):
-    """A file cut anywhere is refused, as an image and as a mask."""
+    """A file truncated anywhere is refused, as an image and as a mask."""
     data = build_png(np.arange(30).reshape(5, 6, 1), colour=0, filters=(2, 4), split=9)
 
     for length in range(len(data)):
@@ -182,7 +203,7 @@ def test_every_truncation_is_noticed(missing):
 
 
 def test_bytes_after_the_end_are_ignored(missing):
-    """What follows IEND is not looked at, as in every decoder."""
+    """Bytes after IEND are ignored, as in every decoder."""
     data = build_png(np.full((2, 2, 3), 9))
 
     assert np.array_equal(decode_image(data + b"PK\x03\x04 a hidden archive"), np.full((2, 2, 3), 9))
@@ -197,7 +218,7 @@ def test_bytes_after_the_end_are_ignored(missing):
     ],
 )
 def test_wrong_scanlines_are_refused(raw, found, missing):
-    """Too few rows, too many, and an unknown filter type: valid CRCs do not help."""
+    """Too few rows, too many, and an unknown filter type are refused despite valid CRCs."""
     data = build_png(np.zeros((2, 2, 3)), raw=raw)
 
     with pytest.raises(InputError, match=f"'a.png': PNG .*{found}"):
@@ -220,7 +241,7 @@ def test_small_file_that_inflates_to_much_is_refused_without_inflating(missing):
 
 
 def test_damaged_stream_with_right_crcs_is_refused(missing):
-    """A wrong Adler-32, or a stream that is none, is an error even if the chunk's CRC was made for it."""
+    """A wrong Adler-32, or data that is no stream, is an error even with a matching CRC."""
     stream = bytearray(zlib.compress(bytes(4)))
     stream[-1] ^= 1
     start = b"\x89PNG\r\n\x1a\n" + header(3, 1, 8, 0)
@@ -250,7 +271,7 @@ def test_damaged_stream_with_right_crcs_is_refused(missing):
     ],
 )
 def test_wrong_structure_is_refused(parts, found):
-    """Chunks that are missing, out of place or unknown, and headers that PNG does not define."""
+    """Missing, misplaced and unknown chunks are refused, and headers that PNG does not define."""
     with pytest.raises(InputError, match=found):
         decode_image(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
 
@@ -266,7 +287,7 @@ def test_index_without_colour_is_refused(palette):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_transparent_grey_of_small_depth_is_compared_unscaled(depth):
-    """The key names the stored sample, and of its 16 bits only the low ones count."""
+    """The key is a stored sample, and only the low of its 16 bits count."""
     samples = np.arange(1 << depth).reshape(1, -1, 1)
     key = chunk(b"tRNS", struct.pack(">H", 0x100 | 1))
 
@@ -306,7 +327,7 @@ def test_image_and_mask_are_turned_alike(orientation, place, order):
 
 @pytest.mark.slow
 def test_large_picture_decodes(missing):
-    """Rows of 75 MB, over libspng's limit for other chunks, and a row of 300,000 pixels decode."""
+    """Rows of 75 MB, above libspng's limit for other chunks, and a row of 300,000 pixels decode."""
     tall = np.random.default_rng(1).integers(0, 256, (5000, 1), dtype=np.uint8) * np.ones(5001 * 3, np.uint8)
     wide = np.arange(600_000, dtype=np.uint32).astype(np.uint8).reshape(2, 300_000)
 
@@ -319,8 +340,8 @@ def test_large_picture_decodes(missing):
 @pytest.mark.parametrize("width", [1, 2, 7, 130])
 @pytest.mark.parametrize("strip_bytes", [1, 300, 1 << 20])
 def test_uniform_filters_give_the_samples(filters, colour, width, strip_bytes, monkeypatch):
-    """They are undone for all rows at once, or for many; a mixture is not."""
-    monkeypatch.setattr(png_filters, "_STRIP_BYTES", strip_bytes)
+    """Uniform filters are undone for many rows at once; mixed filters are not."""
+    monkeypatch.setattr(png, "_STRIP_BYTES", strip_bytes)
     samples = np.random.default_rng(width).integers(0, 256, (9, width, SAMPLES[colour]), dtype=np.uint8)
     data = build_png(samples, colour=colour, depth=8, filters=filters)
     channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
@@ -332,8 +353,8 @@ def test_uniform_filters_give_the_samples(filters, colour, width, strip_bytes, m
 
 
 @pytest.mark.parametrize("colour", [0, 2, 4, 6])
-def test_threads_leave_the_interpreter_to_each_other(colour, monkeypatch):
-    """What they take for libspng, which holds the interpreter's lock, gives the same pixels."""
+def test_threads_do_not_block_each_other(colour, monkeypatch):
+    """In threads, cv2 replaces libspng, which holds the interpreter's lock, and gives the same pixels."""
     samples = np.random.default_rng(colour).integers(0, 256, (9, 130, SAMPLES[colour]), dtype=np.uint8)
     data = build_png(samples, colour=colour, depth=8, filters=[4, 3, 0, 1, 2])
     channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
@@ -348,18 +369,48 @@ def test_threads_leave_the_interpreter_to_each_other(colour, monkeypatch):
 
 @pytest.mark.parametrize("height", [8_421_503, 8_421_504])
 def test_long_columns_decode(height):
-    """The longest whose sum fits 32 bits, and one that is left to libraries. Each difference is 255."""
+    """The longest row whose sum fits 32 bits is decoded here, a longer one by libraries. Each difference is 255."""
     filtered = np.full((height, 2), 255, np.uint8)
     filtered[:, 0] = 2
-    assert (png_filters.undo_uniform_filters(filtered, 1) is None) == (height > 8_421_503)
+    assert (png.undo_uniform_filters(filtered, 1) is None) == (height > 8_421_503)
     column = (height - np.arange(height, dtype=np.int64)).astype(np.uint8)[:, None]
 
     assert np.array_equal(decode_mask(encode_png(column)), column)
 
 
 def test_small_file_of_many_pixels_decodes(missing):
-    """Its stream says little about its size: 65 kB hold 64 MB."""
+    """A stream says little about its size: 65 kB hold 64 MB."""
     pixels = np.zeros((8000, 8000), np.uint8)
     pixels[-1, -1] = 7
 
     assert np.array_equal(decode_mask(encode_png(pixels)), pixels)
+
+
+def test_file_that_is_kept_is_checked_as_one_that_is_decoded(missing):
+    """The walk that keeps a file refuses every flipped bit, truncation and wrong order, and says which."""
+    data = build_png(np.arange(90).reshape(5, 6, 3), filters=(0, 1, 4), split=9)
+    damaged = [data[:length] for length in range(8, len(data))]
+    for bit in range(8 * 8, 8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        damaged.append(bytes(changed))
+    start, stop = data.index(b"IDAT") - 4, data.index(b"IEND") - 4
+    damaged.append(data[:start] + data[stop:])
+    damaged.append(data[:start] + chunk(b"ABCD", b"") + data[start:])
+    damaged.append(data[:stop] + chunk(b"tEXt", b"") + data[start:])
+    damaged.append(data[:stop] + chunk(b"PLTE", bytes(3)) + data[stop:])
+
+    assert probe(data, whole=True) == probe(data)
+    for one in damaged:
+        with pytest.raises(InputError, match="PNG"):
+            probe(one, whole=True)
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(None, None, 2)], ids=["contiguous", "strided"])
+def test_sums_without_cv2_are_the_same(rows):
+    """Where cv2 is missing, numpy undoes the filters that all rows share; sums wrap alike."""
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 23, 3), np.uint8)[rows]
+    wanted = libraries.corner_sums_with_cv2(pixels)
+
+    with without(("cv2",)):
+        assert np.array_equal(libraries.corner_sums_with_cv2(pixels), wanted)

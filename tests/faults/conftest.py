@@ -1,10 +1,10 @@
-"""The small source, what an undisturbed run makes of it, and processes to cause faults to."""
+"""The small source, the output of an undisturbed run over it, and processes that run jobs under faults."""
 
 from __future__ import annotations
 
 import pytest
-import sets
-from injury import Nursery, compiled
+import small_pairs
+from fault_injection import JobServer, compiled
 from job import Job
 
 
@@ -17,20 +17,20 @@ def shim(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small_source(tmp_path_factory):
     """Four pairs for training, one for validation."""
-    return sets.make_pairs(tmp_path_factory.mktemp("small"), num_train=4, num_val=1)
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("small"), num_train=4, num_val=1)
 
 
 @pytest.fixture(scope="session")
 def whole(small_source, tmp_path_factory):
-    """The digests of what the small job makes."""
+    """The digests of the small job's output."""
     output = tmp_path_factory.mktemp("whole") / "out"
     Job(str(small_source), str(output)).run()
-    return sets.digests(output)
+    return small_pairs.digests(output)
 
 
 @pytest.fixture(scope="module")
-def nursery(shim, tmp_path_factory):
+def job_server(shim, tmp_path_factory):
     """A process that runs jobs under faults."""
-    nursery = Nursery(shim, tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
+    job_server = JobServer(shim, tmp_path_factory.mktemp("job_server"))
+    yield job_server
+    job_server.close()

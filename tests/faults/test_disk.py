@@ -1,4 +1,4 @@
-"""Disks that are full, dead, read-only or limited: an error that says so, nothing torn in sight, work to go on from."""
+"""Full, dead, read-only or limited disks: an error says so, no torn file is visible, and the next run resumes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import shutil
 import subprocess
 
 import pytest
-import sets
-from injury import Fault, Process, check_visible, left_behind
+import small_pairs
+from fault_injection import Fault, Process, check_visible, left_behind
 from job import Job
 
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """Mount a tmpfs of so many KiB; skips where this user may not mount."""
+    """Mount a tmpfs of a given size in KiB; skips where this user may not mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -53,7 +53,7 @@ def check_refused(ended, job, whole, reason):
 def check_resumes(job, folder, whole):
     ended = run(job, folder)
     assert (ended.code, ended.num_orphans) == (0, 0), ended.said
-    assert sets.digests(job.output) == whole
+    assert small_pairs.digests(job.output) == whole
     assert left_behind(pathlib.Path(job.output)) == []
 
 
@@ -66,8 +66,10 @@ def kilobytes(request):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_disk_that_is_full_at_a_random_write_is_told_and_survived(tiny_disk, kilobytes, small_source, tmp_path, whole):
-    """With room made, the next run goes on to the same bytes."""
+def test_disk_that_is_full_at_a_random_write_is_reported_and_survived(
+    tiny_disk, kilobytes, small_source, tmp_path, whole
+):
+    """Once there is room, the next run ends with the same bytes."""
     for size in kilobytes:
         disk = tiny_disk(f"size={size}k")
         job = Job(str(small_source), str(disk / f"out{size}"))
@@ -80,8 +82,8 @@ def test_disk_that_is_full_at_a_random_write_is_told_and_survived(tiny_disk, kil
 
 
 @pytest.mark.slow
-def test_disk_without_inodes_is_told_and_survived(tiny_disk, small_source, tmp_path, whole):
-    """It is full, too, although there is room for data."""
+def test_disk_without_inodes_is_reported_and_survived(tiny_disk, small_source, tmp_path, whole):
+    """It counts as full, although there is room for data."""
     job = Job(str(small_source), str(tiny_disk("size=64m,nr_inodes=30") / "out"))
 
     check_refused(run(job, tmp_path), job, whole, errno.ENOSPC)
@@ -91,8 +93,8 @@ def test_disk_without_inodes_is_told_and_survived(tiny_disk, small_source, tmp_p
 
 
 @pytest.mark.slow
-def test_output_that_is_read_only_is_told(tiny_disk, small_source, tmp_path, whole):
-    """Before anything is done."""
+def test_output_that_is_read_only_is_reported(tiny_disk, small_source, tmp_path, whole):
+    """The error comes before any work."""
     disk = tiny_disk("size=64m,ro")
     job = Job(str(small_source), str(disk / "out"))
 
@@ -104,8 +106,8 @@ def test_output_that_is_read_only_is_told(tiny_disk, small_source, tmp_path, who
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1 << 10, 5 << 10])
-def test_limit_on_file_size_is_told_and_survived(small_source, tmp_path, whole, limit):
-    """`ulimit -f`: the system refuses to let a file grow."""
+def test_limit_on_file_size_is_reported_and_survived(small_source, tmp_path, whole, limit):
+    """Under `ulimit -f`, the system refuses to let a file grow."""
     job = Job(str(small_source), str(tmp_path / "out"))
 
     ended = run(job, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
@@ -117,12 +119,14 @@ def test_limit_on_file_size_is_told_and_survived(small_source, tmp_path, whole, 
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", [errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE])
 @pytest.mark.parametrize("at", [20, 100, 200])
-def test_disk_that_fails_from_some_moment_on_is_told_and_survived(nursery, small_source, tmp_path, whole, reason, at):
+def test_disk_that_fails_from_some_moment_on_is_reported_and_survived(
+    job_server, small_source, tmp_path, whole, reason, at
+):
     """A dead disk, a used-up quota, a mount gone read-only, a lost file server."""
     job = Job(str(small_source), str(tmp_path / "out"))
     kinds = ("open", "write", "fsync", "rename", "mkdir")
 
-    ended = nursery.run(job, Fault("fail", at, reason, goes_on=True, kinds=kinds))
+    ended = job_server.run(job, Fault("fail", at, reason, persists=True, kinds=kinds))
 
     assert ended.num_hit
     check_refused(ended, job, whole, reason)
@@ -130,12 +134,12 @@ def test_disk_that_fails_from_some_moment_on_is_told_and_survived(nursery, small
 
 
 @pytest.mark.slow
-def test_disk_that_takes_and_gives_half_of_everything_changes_nothing(nursery, small_source, tmp_path, whole):
-    """As a write to a file server or a pipe may; whoever asks must ask again."""
+def test_disk_that_transfers_half_of_everything_changes_nothing(job_server, small_source, tmp_path, whole):
+    """Reads and writes on a file server or a pipe may be short; datamat repeats them until all bytes are through."""
     job = Job(str(small_source), str(tmp_path / "out"))
 
-    ended = nursery.run(job, Fault("short", 1, goes_on=True, kinds=("write", "read")))
+    ended = job_server.run(job, Fault("short", 1, persists=True, kinds=("write", "read")))
 
     assert ended.num_hit > 50
     assert (ended.code, ended.num_orphans) == (0, 0), ended.said
-    assert sets.digests(job.output) == whole
+    assert small_pairs.digests(job.output) == whole

@@ -1,4 +1,4 @@
-"""The kill loop of the benchmarks, a little of it: see `benchmarks/killloop.py`."""
+"""A short run of the benchmarks' kill loop: see `benchmarks/killloop.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOP = pathlib.Path(__file__).parents[2] / "benchmarks" / "killloop.py"
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(sys.platform != "linux", reason="inherits orphans, which only Linux can")
 def test_kills_at_random_moments_lose_nothing(request):
-    """Nor do they double, tear, hang or orphan anything, or cost more than a quarter of the work."""
+    """They double, tear, hang and orphan nothing, and cost no more than a quarter of the work."""
     num_kills = 1000 if request.config.getoption("--stress") else 8
 
     ended = subprocess.run(

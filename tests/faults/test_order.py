@@ -1,31 +1,28 @@
-"""The order of steps that keeps an output honest, seen from inside the run."""
+"""The order of steps that keeps an output honest, observed from inside the run."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from job import Job
 
-from datamat.formats import Offsets
-from datamat.receipts import PartFile
+from datamat.run.shards import PartFile
 
 
 class Disk:
-    """Watches what is flushed and what is named, through `os.fsync` and `os.replace`.
+    """Observes what is flushed and what is named, through `os.fsync` and `os.replace`.
 
-    Args:
-        output: where files with final names are.
-        monkeypatch: puts the functions back.
+    Args: output: where files with final names are. monkeypatch: restores the functions.
     """
 
     def __init__(self, output, monkeypatch):
         self.named = []
         self._output = output
         self._flushed = {}  # size of each file when it was flushed, by inode
-        self._unflushed = set()  # folders in which a name is not on the disk yet
+        self._unflushed = set()  # folders with a name that is not on the disk yet
         self._fsync, self._replace = os.fsync, os.replace
         monkeypatch.setattr(os, "fsync", self._on_fsync)
         monkeypatch.setattr(os, "replace", self._on_replace)
@@ -43,7 +40,9 @@ class Disk:
             self.named.append(target.name)
             assert self._flushed.get(found.st_ino) == found.st_size, f"{target} is named and not flushed"
             if target.name == "manifest.json":
-                assert not self._unflushed, "the manifest is named before the names of what it tells of are flushed"
+                assert not self._unflushed, (
+                    "the manifest is named before the names of the files that it lists are flushed"
+                )
             self._unflushed.add(target.parent.stat().st_ino)
         self._replace(source, target)
 
@@ -55,26 +54,27 @@ class Disk:
 
 @pytest.mark.slow
 def test_nothing_has_a_final_name_before_it_is_flushed(small_source, whole, tmp_path, monkeypatch):
-    """Each file's bytes, then its name; the manifest after all other names."""
+    """Each file's bytes are flushed before its name, and the manifest comes after all other names."""
     job = Job(str(small_source), str(tmp_path / "out"))
     disk = Disk(tmp_path / "out", monkeypatch)
 
-    job.run()
+    with ThreadPoolExecutor(1) as executor:  # in this process, whose calls are observed
+        job.run(executor)
 
     assert sorted(disk.named) == sorted(pathlib.PurePath(name).name for name in whole)
     assert disk.named[-1] == "manifest.json"
     assert disk.is_flushed
 
 
-def test_part_begun_by_a_killed_process_is_begun_anew(tmp_path):
-    """What that process wrote of it is not in it."""
+def test_part_begun_by_a_killed_process_starts_over(tmp_path):
+    """Nothing that the killed process wrote of it remains."""
     path = tmp_path / "00000.tfrecord.part"
     killed = PartFile(path)
     killed.__enter__().write(b"half of ")
 
     with PartFile(path) as file:
         file.write(b"all of it")
-        file.finish(Offsets(np.array([0], np.uint64), np.array([9], np.uint64)))
+        file.finish()
 
     assert path.read_bytes() == b"all of it"
     killed.__exit__(None)

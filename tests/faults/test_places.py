@@ -1,4 +1,4 @@
-"""Outputs in odd places, taken away under a run, behind links; and a clock that goes back."""
+"""Outputs in odd places, removed under a run, or behind links; and a clock that is set back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pathlib
 import shutil
 
 import pytest
-import sets
-from injury import Fault, Process, check_visible, left_behind
+import small_pairs
+from fault_injection import Fault, Process, check_visible, left_behind
 from job import Job
 
 DAY_S = 86_400
@@ -22,48 +22,48 @@ def run(job, folder):
 
 def check_whole(job, ended, whole):
     assert (ended.code, ended.num_orphans) == (0, 0), ended.said
-    assert sets.digests(job.output) == whole
+    assert small_pairs.digests(job.output) == whole
     assert left_behind(pathlib.Path(job.output)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 100, 400])
 @pytest.mark.parametrize("shift_s", [DAY_S, 40 * 365 * DAY_S])
-def test_clock_that_is_set_back_changes_nothing(nursery, small_source, tmp_path, whole, at, shift_s):
-    """By a day, or by so much that files come from the future of all that is; nor does a run after it."""
+def test_clock_that_is_set_back_changes_nothing(job_server, small_source, tmp_path, whole, at, shift_s):
+    """By a day, or so far that every file comes from the future: neither this run nor the next one minds."""
     job = Job(str(small_source), str(tmp_path / "out"))
 
-    ended = nursery.run(job, Fault("clock", at, shift_s=shift_s))
+    ended = job_server.run(job, Fault("clock", at, shift_s=shift_s))
 
     check_whole(job, ended, whole)
     before = {path: path.stat().st_mtime_ns for path in pathlib.Path(job.output).iterdir() if path.is_file()}
-    check_whole(job, nursery.run(job, Fault("clock", 1, shift_s=2 * shift_s)), whole)
+    check_whole(job, job_server.run(job, Fault("clock", 1, shift_s=2 * shift_s)), whole)
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
 @pytest.mark.slow
-def test_clock_that_is_set_back_between_runs_loses_no_part(nursery, small_source, tmp_path, whole):
-    """What was finished "tomorrow" counts."""
+def test_clock_that_is_set_back_between_runs_loses_no_part(job_server, small_source, tmp_path, whole):
+    """Parts that were finished "tomorrow" count."""
     job = Job(str(small_source), str(tmp_path / "out"))
-    nursery.run(job, Fault("kill group", at=250))
+    job_server.run(job, Fault("kill group", at=250))
     done = [path for path in (tmp_path / "out" / ".datamat").rglob("*.json") if path.parent.name != "rows"]
 
-    ended = nursery.run(job, Fault("clock", 1, shift_s=DAY_S))
+    ended = job_server.run(job, Fault("clock", 1, shift_s=DAY_S))
 
     assert done
     check_whole(job, ended, whole)
 
 
 def remove_at_once(folder):
-    """Remove a folder that a run writes to: while it is emptied, the run would put files into it."""
+    """Remove a folder that a run writes to in one step: otherwise the run would put files into it meanwhile."""
     away = f"{folder}.away"
     os.rename(folder, away)
     shutil.rmtree(away)
 
 
 @pytest.mark.slow
-def test_output_removed_under_a_run_is_told(small_source, tmp_path, whole):
-    """The run does not end well with half of its files; the next one makes all of them."""
+def test_output_removed_under_a_run_is_reported(small_source, tmp_path, whole):
+    """The run does not succeed with half of its files; the next one makes all of them."""
     job = Job(str(small_source), str(tmp_path / "out"))
 
     with Process(job, tmp_path, is_gated=True) as process:
@@ -81,8 +81,8 @@ def test_output_removed_under_a_run_is_told(small_source, tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_work_removed_under_a_run_is_told_or_survived(small_source, tmp_path, whole):
-    """Somebody who tidies up takes `.datamat` away."""
+def test_work_folder_removed_under_a_run_is_reported_or_survived(small_source, tmp_path, whole):
+    """Somebody who tidies up removes `.datamat`."""
     job = Job(str(small_source), str(tmp_path / "out"))
 
     with Process(job, tmp_path, is_gated=True) as process:
@@ -98,7 +98,7 @@ def test_work_removed_under_a_run_is_told_or_survived(small_source, tmp_path, wh
 
 @pytest.mark.slow
 def test_output_may_be_a_link_to_a_folder(small_source, tmp_path, whole):
-    """The files are where it leads; the link stays."""
+    """The run writes to the folder that it leads to; the link stays."""
     (tmp_path / "far").mkdir()
     (tmp_path / "out").symlink_to("far")
     job = Job(str(small_source), str(tmp_path / "out"))
@@ -106,11 +106,11 @@ def test_output_may_be_a_link_to_a_folder(small_source, tmp_path, whole):
     check_whole(job, run(job, tmp_path), whole)
 
     assert (tmp_path / "out").is_symlink()
-    assert sets.digests(tmp_path / "far") == whole
+    assert small_pairs.digests(tmp_path / "far") == whole
 
 
 @pytest.mark.slow
-def test_output_that_links_nowhere_is_refused(small_source, tmp_path):
+def test_dangling_link_as_output_is_refused(small_source, tmp_path):
     """Nothing is made where it leads."""
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     job = Job(str(small_source), str(tmp_path / "out"))
@@ -127,8 +127,8 @@ LINKS = (
     "manifest.json",
     "pairs-train-00000-of-00002.tfrecord",
     "pairs-train-00000-of-00002.idx",
-    "index",
-    "index/train.parquet",
+    "_index",
+    "_index/train.index",
     ".datamat",
     ".datamat/lock",
     ".datamat/ledger.jsonl",
@@ -143,8 +143,8 @@ LINKS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("leads_to", ["file", "folder"])
-def test_planted_link_is_never_written_through(nursery, small_source, tmp_path, whole, name, leads_to):
-    """It is replaced, or the run is refused: what it leads to stays as it is."""
+def test_planted_link_is_never_written_through(job_server, small_source, tmp_path, whole, name, leads_to):
+    """The link is replaced, or the run is refused: what it leads to does not change."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "kept").write_bytes(b"mine")
@@ -153,50 +153,50 @@ def test_planted_link_is_never_written_through(nursery, small_source, tmp_path, 
     link.symlink_to(victim / "kept" if leads_to == "file" else victim)
     job = Job(str(small_source), str(tmp_path / "out"))
 
-    ended = nursery.run(job)
+    ended = job_server.run(job)
 
     assert [path.name for path in victim.rglob("*")] == ["kept"]
     assert (victim / "kept").read_bytes() == b"mine"
     if ended.code == 0:
-        assert sets.digests(job.output) == whole
+        assert small_pairs.digests(job.output) == whole
     else:
         assert ended.code == 1
         assert name.split("/")[0] in ended.error
     if link.is_symlink():
         link.unlink()
-    check_whole(job, nursery.run(job), whole)
+    check_whole(job, job_server.run(job), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["données ✓ 数据集 🗂", " leading and trailing ", "-rf", "x" * 255, "new\nline", "%s{0}*?[a]"]
 )
-def test_output_may_have_any_name(nursery, small_source, tmp_path, whole, name):
-    """Letters of any script, blanks, patterns, dashes, and as long as the system takes."""
+def test_output_may_have_any_name(job_server, small_source, tmp_path, whole, name):
+    """Letters of any script, blanks, patterns and dashes work, up to the longest name that the system allows."""
     job = Job(str(small_source), str(tmp_path / name / "out"))
 
-    check_whole(job, nursery.run(job), whole)
+    check_whole(job, job_server.run(job), whole)
 
 
 @pytest.mark.slow
-def test_name_that_is_not_text_is_taken_as_it_is(nursery, small_source, tmp_path, whole):
+def test_name_that_is_not_text_is_used_unchanged(job_server, small_source, tmp_path, whole):
     """File names are bytes to the system."""
     name = os.fsdecode(b"caf\xe9")
     job = Job(str(small_source), str(tmp_path / name))
 
-    check_whole(job, nursery.run(job), whole)
+    check_whole(job, job_server.run(job), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [3000, 3990, 4080])
-def test_long_path_works_or_is_refused(nursery, small_source, tmp_path, whole, length):
-    """With a clear error where the system's limit for paths leaves no room for the files in it."""
+def test_long_path_works_or_is_refused(job_server, small_source, tmp_path, whole, length):
+    """Where the system's limit for paths leaves no room for the files in it, the error says so."""
     folder = str(tmp_path)
     while len(folder) + 201 < length:
         folder = f"{folder}/{'d' * 200}"
     job = Job(str(small_source), f"{folder}/{'d' * (length - len(folder) - 1)}")
 
-    ended = nursery.run(job)
+    ended = job_server.run(job)
 
     if ended.code == 0:
         check_whole(job, ended, whole)

@@ -1,9 +1,9 @@
-"""Power cuts on real journalling file systems: whatever has its final name is whole, and the run goes on from it.
+"""Power cuts on real journalling file systems: whatever has its final name is complete, and the run resumes from it.
 
-The output lies on a file system in an image. At a random moment the file system is shut down by an ioctl, as xfstests
-do it: what is in the journal is kept, data that was never flushed is lost. Everything is killed, the image is mounted
-again, which replays the journal, and the files are looked at. The same test must find wrong files where the shim makes
-every fsync do nothing: else it would prove nothing.
+The output lies on a file system in an image. At a random moment an ioctl shuts the file system down, as in xfstests:
+the journal is kept, and data that was never flushed is lost. Everything is killed, the image is mounted again, which
+replays the journal, and the files are checked. The same test must find wrong files where the shim turns every fsync
+into nothing: otherwise it would prove nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import subprocess
 import time
 
 import pytest
-import sets
-from injury import Control, Fault, Process
+import small_pairs
+from fault_injection import Control, Fault, Process
 from job import Job
 
 CUTS_OF_THE_SUITE = 3
@@ -36,7 +36,7 @@ class Image:
 
     Args:
         folder: for the image and the place where it is mounted.
-        kind: of the file system.
+        kind: kind of the file system.
     """
 
     def __init__(self, folder: pathlib.Path, kind: str) -> None:
@@ -49,7 +49,7 @@ class Image:
         subprocess.run(["mount", "-o", "loop", self._image, self.place], check=True, capture_output=True)
 
     def unmount(self) -> None:
-        """Unmount; a process that was killed may take a moment to let go."""
+        """Unmount; a killed process may take a moment to close its files."""
         deadline = time.monotonic() + 20
         while subprocess.run(["umount", self.place], check=False, capture_output=True).returncode:
             assert time.monotonic() < deadline, f"{self.place} stays busy"
@@ -80,17 +80,17 @@ def image(request, tmp_path):
 @pytest.fixture(scope="session")
 def larger_source(tmp_path_factory):
     """Enough pairs for a run to be cut in all its stages."""
-    return sets.make_pairs(tmp_path_factory.mktemp("larger"), num_train=60, num_val=6)
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("larger"), num_train=60, num_val=6)
 
 
 @pytest.fixture(scope="session")
 def larger_whole(larger_source, tmp_path_factory):
-    """The digests of what the job makes of them, and how long that takes."""
+    """The digests of the job's output from them, and how long that takes."""
     folder = tmp_path_factory.mktemp("larger-whole")
     started = time.monotonic()
     with Process(Job(str(larger_source), str(folder / "out")), folder) as process:
         assert process.ended().code == 0
-    return sets.digests(folder / "out"), time.monotonic() - started
+    return small_pairs.digests(folder / "out"), time.monotonic() - started
 
 
 @pytest.fixture
@@ -99,12 +99,12 @@ def num_cuts(request):
 
 
 def wrong_files(output, whole):
-    """Return the files with a final name that are not as they should be."""
-    return [name for name, digest in sets.digests(output).items() if whole.get(name) != digest]
+    """Return the files with a final name whose content is wrong."""
+    return [name for name, digest in small_pairs.digests(output).items() if whole.get(name) != digest]
 
 
 def cut_again_and_again(image, job, folder, whole, num_cuts, **options):
-    """Cut the power under the job so many times; yield the files that are wrong then, after which all is made anew."""
+    """Cut the power under the job this many times; yield the files that are wrong then; start over after each."""
     digests, duration_s = whole
     rng = random.Random(3)
     for _ in range(num_cuts):
@@ -119,7 +119,7 @@ def cut_again_and_again(image, job, folder, whole, num_cuts, **options):
         image.mount()
         found = wrong_files(pathlib.Path(job.output), digests) if os.path.isdir(job.output) else []
         yield found
-        if found or "manifest.json" in sets.digests(job.output):
+        if found or "manifest.json" in small_pairs.digests(job.output):
             shutil.rmtree(job.output)
 
 
@@ -127,8 +127,8 @@ def cut_again_and_again(image, job, folder, whole, num_cuts, **options):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("image", MAKE, indirect=True)
-def test_power_cut_leaves_no_wrong_file_in_sight(image, larger_source, larger_whole, tmp_path, num_cuts):
-    """And the run that is started afterwards makes the same bytes, which the next cut does not take away."""
+def test_power_cut_leaves_no_wrong_file_visible(image, larger_source, larger_whole, tmp_path, num_cuts):
+    """The next run makes the same bytes, which the next cut does not take away."""
     job = Job(str(larger_source), str(image.place / "out"))
 
     assert not any(cut_again_and_again(image, job, tmp_path, larger_whole, num_cuts))
@@ -139,17 +139,17 @@ def test_power_cut_leaves_no_wrong_file_in_sight(image, larger_source, larger_wh
     image.cut()
     image.unmount()
     image.mount()
-    assert sets.digests(job.output) == larger_whole[0]
+    assert small_pairs.digests(job.output) == larger_whole[0]
 
 
 @pytest.mark.stress
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("image", MAKE, indirect=True)
-def test_power_cut_is_seen_where_nothing_is_flushed(image, larger_source, larger_whole, tmp_path, shim):
+def test_power_cut_damages_files_where_nothing_is_flushed(image, larger_source, larger_whole, tmp_path, shim):
     """With an fsync that does nothing, the same cuts leave files that are wrong."""
     job = Job(str(larger_source), str(image.place / "out"))
     control = Control(tmp_path / "control")
-    control.set(Fault("lie", at=1, goes_on=True, kinds=("fsync",)), image.place)
+    control.set(Fault("lie", at=1, persists=True, kinds=("fsync",)), image.place)
 
     assert any(cut_again_and_again(image, job, tmp_path, larger_whole, 40, env=control.environment(shim)))

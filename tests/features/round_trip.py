@@ -1,4 +1,4 @@
-"""The way of a value through a record and back."""
+"""A value through a record and back."""
 
 from __future__ import annotations
 

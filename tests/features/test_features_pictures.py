@@ -1,8 +1,9 @@
-"""Images and masks: bytes kept where every decoder reads them alike, encoded anew where not, and exact always."""
+"""Images and masks: files that all decoders read alike are kept, others are encoded again, without loss."""
 
 from __future__ import annotations
 
 import io
+import sys
 
 import numpy as np
 import PIL.Image
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from round_trip import through_a_record
 
-from datamat import Image, Mask
+from datamat import Depth, Features, Image, Mask, Video
 from datamat.codecs import MAX_PIXELS, encode_jpeg, encode_png
-from datamat.errors import InputError, SchemaError
+from datamat.errors import InputError, MissingDependencyError, SchemaError
+from datamat.features.base import as_array
+from datamat.features.pictures import video_extension
 
 RNG = np.random.default_rng(7)
 RGB = RNG.integers(0, 255, (6, 9, 3), np.uint8)
@@ -33,32 +36,122 @@ def saved(array, encoding, mode=None, **options):
     return file.getvalue()
 
 
-def turned(array, orientation):
-    """Return a JPEG file whose EXIF asks to be turned."""
+def exif_of(orientation):
     exif = PIL.Image.Exif()
     exif[0x0112] = orientation
-    return saved(array, "JPEG", exif=exif)
+    return exif
+
+
+def turned(array, orientation):
+    """Return a JPEG file with an EXIF orientation."""
+    return saved(array, "JPEG", exif=exif_of(orientation))
+
+
+def test_manifests_of_earlier_datasets_stay_what_they_are():
+    """A dtype is named only where it is not uint8, so that fingerprints of finished datasets hold."""
+    assert "dtype" not in Image().to_json()
+    assert "dtype" not in Mask().to_json()
+    features = Features({"image": Image(dtype="uint16"), "mask": Mask(dtype=np.uint16), "depth": Depth()})
+    assert Features.from_json(features.to_json()) == features
+
+
+@pytest.mark.parametrize(
+    ("value", "feature", "message"),
+    [
+        (
+            RGB.astype(np.float32) / 255,
+            Image(),
+            r"declared uint8 \(\?, \?, 3\) but the sample holds float32 \(6, 9, 3\)",
+        ),
+        (RGB.astype(np.uint16), Image(), r"declared uint8 .* holds uint16"),
+        (RGB, Image(dtype="uint16"), r"declared uint16 .* holds uint8 \(6, 9, 3\); cast or reshape it"),
+        (encode_png(RGB), Image(dtype="uint16"), "png of 8 bits per sample; want 16 bits; declare dtype='uint8'"),
+        (
+            encode_png(RGB.astype(np.uint16)),
+            Image(),
+            "16 bits per sample; want at most 8 bits; convert it to 8 bits, or",
+        ),
+        (encode_png(RGB.astype(np.uint16)), Mask(), "16 bits per sample; want at most 8 bits"),
+        (GREY.astype(np.uint16), Mask(), r"declared uint8 \(height, width\) but .* uint16"),
+        (
+            GREY.astype(np.float32),
+            Depth(),
+            r"uint16 .* of millimetres but .* float32 \(6, 9\); convert it in read \(np.rint",
+        ),
+        (GREY.astype(np.uint16), Depth(dtype="float32"), "of metres but .* holds uint16 .*metres as float32"),
+        (
+            encode_png(GREY),
+            Depth(),
+            "a png file of 8 bits per sample; decode it in read, and convert it to millimetres",
+        ),
+        (encode_png(GREY), Depth(dtype="float32"), "want a TIFF file of one channel of 32-bit floats"),
+        (encode_jpeg(GREY), Depth(), "a jpeg file of 8 bits"),
+        (RGB, Depth(), "uint8 .6, 9, 3"),
+    ],
+)
+def test_pixels_of_another_dtype_are_refused(value, feature, message):
+    """Nothing is cast, scaled or dropped."""
+    with pytest.raises((SchemaError, InputError), match=message):
+        feature.encode("x", value)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_files_of_16_bits_are_stored_untouched_where_they_can_be(orientation):
+    """An upright grey PNG of 16 bits is an image, a mask and a depth map; a mask widens files of 8 bits."""
+    deep = GREY.astype(np.uint16) * 257
+    data = saved(deep, "PNG", exif=exif_of(orientation)) if orientation > 1 else encode_png(deep)
+    upright = np.rot90(deep, -1) if orientation == 6 else deep
+
+    for feature in (Image((None, None, 1), dtype="uint16"), Mask(dtype="uint16"), Depth()):
+        stored = feature.encode("x", data)["x"]
+        assert (stored is data) == (orientation == 1)
+        found = through_a_record(feature, data)
+        assert found.dtype == np.uint16
+        assert np.array_equal(found.reshape(upright.shape), upright)
+    assert np.array_equal(through_a_record(Mask(dtype="uint16"), encode_png(GREY)), GREY)
+
+
+@pytest.mark.parametrize(
+    ("mode", "feature"), [("I;16", Depth()), ("F", Depth(dtype="float32")), ("LA", Image((6, 9, 2)))]
+)
+def test_pillow_images_keep_their_bits(mode, feature):
+    """An image of Pillow is the array that it holds, not its conversion to RGB."""
+    dtype, shape = feature.value_type()
+    array = RNG.integers(0, 255, (6, 9, *shape[2:])).astype(dtype)
+    image = PIL.Image.fromarray(array)
+
+    assert image.mode == mode
+    assert np.array_equal(through_a_record(feature, as_array(image)), array)
+
+
+def test_depth_is_drawn_near_as_bright():
+    """What was not measured is black; equal distances do not divide by zero."""
+    drawn = Depth(dtype="float32").display(np.array([[1, 3, np.nan, 0, np.inf]], np.float32))
+
+    assert drawn[..., 0].tolist() == [[255, 0, 0, 0, 0]]
+    assert Depth().display(np.full((2, 2), 7, np.uint16)).dtype == np.uint8
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_arrays_come_back_exactly(data):
-    """Every number of channels; strided and mirrored arrays, too."""
-    channels = data.draw(st.sampled_from([1, 3, 4]))
+    """Any number of channels, strided and mirrored arrays included."""
+    channels = data.draw(st.sampled_from([1, 2, 3, 4]))
+    dtype = data.draw(st.sampled_from(["uint8", "uint16"]))
     side = st.integers(1, 9)
-    array = data.draw(st_numpy.arrays(np.uint8, st.tuples(side, side, st.just(channels))))
+    array = data.draw(st_numpy.arrays(dtype, st.tuples(side, side, st.just(channels))))
     array = data.draw(st.sampled_from([array, array[::-1], array[:, ::2], array.swapaxes(0, 1)]))
 
-    found = through_a_record(Image((None, None, channels)), array)
+    found = through_a_record(Image((None, None, channels), dtype=dtype), array)
 
-    assert found.dtype == np.uint8
+    assert found.dtype == dtype
     assert np.array_equal(found, array)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st_numpy.arrays(np.uint8, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9)), st.booleans())
 def test_masks_come_back_exactly(array, flip):
-    """Every id."""
+    """Every class id survives."""
     array = array.T[::-1] if flip else array
 
     found = through_a_record(Mask(), array)
@@ -69,12 +162,12 @@ def test_masks_come_back_exactly(array, flip):
 
 @pytest.mark.parametrize("shape", [(6, 9, 1), (None, None, 1), (6, None, 1)])
 def test_grey_arrays_need_no_channel(shape):
-    """They come back with one, as declared."""
+    """They read back with one channel, as declared."""
     assert np.array_equal(through_a_record(Image(shape), GREY), GREY[..., None])
 
 
 def test_jpeg_changes_arrays_a_little():
-    """As its quality says."""
+    """The declared quality decides the size."""
     smooth = np.broadcast_to(np.arange(64, dtype=np.uint8)[:, None, None], (64, 64, 3))
     fine, coarse = (Image(encoding="jpeg", quality=quality) for quality in (95, 5))
 
@@ -96,7 +189,7 @@ def test_jpeg_changes_arrays_a_little():
     ],
 )
 def test_bytes_that_need_no_change_are_stored_untouched(data, channels):
-    """Whatever the declared encoding of arrays is; grey is fine for RGB."""
+    """The declared encoding concerns arrays only, and grey files serve as RGB."""
     for encoding in ("png", "jpeg")[: 1 if channels == 4 else 2]:
         assert Image((6, 9, channels), encoding=encoding).encode("x", data)["x"] is data
     expected = np.asarray(PIL.Image.open(io.BytesIO(data)).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
@@ -105,7 +198,7 @@ def test_bytes_that_need_no_change_are_stored_untouched(data, channels):
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_turned_pictures_are_stored_upright(orientation):
-    """Decoders differ on EXIF, so pixels are turned before they are stored; the declared shape is the result's."""
+    """Decoders disagree on EXIF, so pixels are stored upright; the declared shape is that of the result."""
     data = turned(RGB, orientation)
     expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
 
@@ -129,8 +222,8 @@ def test_turned_pictures_are_stored_upright(orientation):
         (saved(RGB, "BMP"), 3, "RGB"),
     ],
 )
-def test_bytes_that_decoders_read_differently_are_encoded_anew(data, channels, expected):
-    """With the very pixels that they mean."""
+def test_bytes_that_decoders_read_differently_are_encoded_again(data, channels, expected):
+    """They are stored with the same pixels."""
     feature = Image((None, None, channels))
     stored = feature.encode("x", data)["x"]
 
@@ -153,7 +246,7 @@ def test_bytes_that_decoders_read_differently_are_encoded_anew(data, channels, e
     ],
 )
 def test_bytes_that_lose_something_are_refused(data, channels, found):
-    """Alpha, colours, the end: with the name of the field."""
+    """Alpha, colours and truncation are refused with the name of the field."""
     with pytest.raises(InputError, match=f"'x': {found}"):
         Image((None, None, channels)).encode("x", data)
 
@@ -162,7 +255,7 @@ def test_bytes_that_lose_something_are_refused(data, channels, found):
     ("bits", "mode"), [(1, "1"), (1, "P"), (2, "P"), (4, "P"), (8, "P")], ids=lambda value: str(value)
 )
 def test_masks_of_small_depths_and_palettes_are_stored_as_ids(bits, mode):
-    """Other readers would scale them up or give colours."""
+    """Other readers would scale the ids, or return colours."""
     options = {"bits": bits} if mode == "P" else {}
     data = saved(IDS if mode == "P" else IDS * 255, "PNG", mode, **options)
 
@@ -174,14 +267,14 @@ def test_masks_of_small_depths_and_palettes_are_stored_as_ids(bits, mode):
 
 
 def test_grey_mask_is_stored_untouched():
-    """Eight bits, upright: every reader gives the same ids."""
+    """Of an upright file with eight bits, every reader returns the same ids."""
     data = saved(IDS, "PNG")
 
     assert Mask((6, 9)).encode("x", data)["x"] is data
 
 
 def test_ids_past_the_names_are_refused_with_their_place():
-    """255 is free: segmentation sets keep it for what is not labelled."""
+    """255 is always accepted: segmentation datasets use it for unlabelled pixels."""
     feature = Mask(names=("a", "b"))
     fine = np.where(IDS == 1, np.uint8(255), IDS)
     wrong = fine.copy()
@@ -215,7 +308,7 @@ def test_ids_past_the_names_are_refused_with_their_place():
     ],
 )
 def test_pictures_of_another_kind_are_refused(feature, value, found):
-    """Field, declared, found, remedy."""
+    """The message names field, declaration, what was found and the remedy."""
     with pytest.raises(SchemaError, match=rf"field 'x' is declared uint8 \(.* but the sample holds {found}"):
         feature.encode("x", value)
 
@@ -232,13 +325,13 @@ def test_pictures_that_no_reader_takes_are_not_written(feature):
 
 @pytest.mark.parametrize("data", [encode_jpeg(RGB), saved(IDS, "PNG", "LA"), saved(RGB, "PNG")])
 def test_bytes_that_are_no_mask_are_refused(data):
-    """JPEG changes ids; colours are none."""
+    """JPEG changes ids, and colours are not ids."""
     with pytest.raises(InputError, match=r"'x': a mask .*; save the class ids as an 8-bit grey PNG"):
         Mask().encode("x", data)
 
 
 def test_prepare_gives_transforms_arrays():
-    """What is an array already is passed on."""
+    """An array is passed on."""
     assert np.array_equal(Image().prepare("x", encode_png(RGB)), RGB)
     assert np.array_equal(Mask().prepare("x", encode_png(IDS)), IDS)
     assert Image().prepare("x", RGB) is RGB
@@ -249,10 +342,17 @@ def test_prepare_gives_transforms_arrays():
     ("make", "message"),
     [
         (lambda: Image((6, 9)), r"Image: shape is \(6, 9\); want \(height, width, channels\)"),
-        (lambda: Image((6, 9, 2)), "with 1, 3 or 4 channels"),
-        (lambda: Image((6, 9, None)), "with 1, 3 or 4 channels"),
+        (lambda: Image((6, 9, 5)), "with 1 to 4 channels"),
+        (lambda: Image((6, 9, None)), "with 1 to 4 channels"),
         (lambda: Image(encoding="webp"), "Image: encoding is 'webp'; want 'png' or 'jpeg'"),
         (lambda: Image((6, 9, 4), encoding="jpeg"), "JPEG holds no alpha channel"),
+        (lambda: Image((6, 9, 2), encoding="jpeg"), "JPEG holds no alpha channel"),
+        (lambda: Image(dtype="uint16", encoding="jpeg"), "JPEG holds 8 bits per sample; declare encoding='png' or"),
+        (lambda: Image(dtype="float32"), "Image: dtype is 'float32'; want 'uint8' or 'uint16'"),
+        (lambda: Mask(dtype="int32"), "Mask: dtype is 'int32'; want 'uint8' or 'uint16'"),
+        (lambda: Mask(names=map(str, range(65537)), dtype="uint16"), "65537 class names; uint16 ids go to 65535"),
+        (lambda: Depth(dtype="float64"), "Depth: dtype is 'float64'; want 'uint16' or 'float32'"),
+        (lambda: Depth((6, 9, 1)), r"Depth: shape is \(6, 9, 1\); want \(height, width\)"),
         (lambda: Image(quality=0), "quality is 0; want 1 to 100"),
         (lambda: Image(quality=95.5), "quality is 95.5; want an int"),
         (lambda: Mask((6, 9, 1)), r"Mask: shape is \(6, 9, 1\); want \(height, width\)"),
@@ -266,6 +366,49 @@ def test_prepare_gives_transforms_arrays():
     ],
 )
 def test_wrong_declarations_are_refused(make, message):
-    """When they are made, not first by a sample."""
+    """The constructor refuses them, before any sample is seen."""
     with pytest.raises(SchemaError, match=message):
         make()
+
+
+BEGINNINGS = {
+    b"\0\0\0\x20ftypisom\0\0\2\0": "mp4",
+    b"\0\0\0\x20ftypM4V \0\0\2\0": "mp4",
+    b"\0\0\0\x14ftypqt  \0\0\2\0": "mov",
+    b"\0\0\0\x14ftyp3gp5\0\0\2\0": "3gp",
+    b"\0\0\0\x08wide\0\0\0\0mdat": "mov",
+    b"\0\0\0\x1cftypM4A \0\0\2\0": "",
+    b"\0\0\0\x18ftypheic\0\0\2\0": "",
+    b"\0\0\0\x18ftypavif\0\0\2\0": "",
+    b"\x1a\x45\xdf\xa3\x9f\x42\x86\x81\x01\x42\x82\x84webm": "webm",
+    b"\x1a\x45\xdf\xa3\xa3\x42\x86\x81\x01\x42\x82\x88matroska": "mkv",
+    b"RIFF\x10\0\0\0AVI LIST": "avi",
+    b"RIFF\x10\0\0\0WAVEfmt ": "",
+    (b"G" + bytes(187)) * 3: "ts",
+    b"GIF89a" + bytes(600): "",
+    b"FLV\x01\x05": "flv",
+    b"\0\0\1\xba\x44": "mpg",
+    b"#EXTM3U\n": "",
+    b"": "",
+}
+
+
+@pytest.mark.parametrize(("data", "extension"), BEGINNINGS.items(), ids=range(len(BEGINNINGS)))
+def test_videos_are_known_by_their_first_bytes(data, extension):
+    """Pictures and sound in the same containers are none."""
+    assert video_extension(data) == extension
+    if extension:
+        assert Features.infer({"x": data})["x"] == Video()
+
+
+def test_video_names_the_package_that_it_needs(monkeypatch):
+    """Reading files that stay files needs none."""
+    monkeypatch.setitem(sys.modules, "av", None)
+    data = next(iter(BEGINNINGS))
+
+    assert Video(decoded=False).decode("x", {"x": data}) == data
+    for needs_it in (lambda: Video().decode("x", {"x": data}), lambda: Video(decoded=False).encode("x", data)):
+        with pytest.raises(
+            MissingDependencyError, match=r"needs the package av; install it with: pip install 'datamat"
+        ):
+            needs_it()

@@ -1,4 +1,4 @@
-"""ArrayRecord shards: offsets are those of the file, and errors of the package are ours."""
+"""ArrayRecord shards: offsets match the file, and errors of the package become datamat's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 
 import numpy as np
 import pytest
-from conformance import MIXED, mixed
-from descriptors import no_descriptors
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from open_files import no_descriptors
 
 from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features, Tensor
 from datamat.formats import Offsets, get_format
-from datamat.formats.wire import varint
+from datamat.formats.example import varint
+from datamat.testing import MIXED, mixed
 
 array_record_module = pytest.importorskip(
     "array_record.python.array_record_module", reason="the package array-record is not installed"
@@ -43,7 +43,7 @@ def chunk_of(data, offset, size):
 @example([0, 0, 0, 65_000])  # the header of a block stands in the middle of the positions in the file
 @example([0, 65_000, 65_534])  # and these stand more than two blocks before its end
 def test_offsets_are_those_of_the_file(tmp_path_factory, sizes):
-    """Each line is the place of a chunk that holds the record alone, and the positions in the file say the same."""
+    """Each line is a chunk that holds one record, and the positions in the file agree."""
     folder = tmp_path_factory.mktemp("offsets")
     shard_format = get_format("arrayrecord").with_features(RAW)
     rng = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def test_offsets_are_those_of_the_file(tmp_path_factory, sizes):
 
 
 def test_records_are_groups_of_one(tmp_path):
-    """The file itself says how it was written: any record is found without its neighbours, on any host alike."""
+    """The file's own options show it: any record is found without its neighbours, on any host alike."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     path = shard_of(tmp_path, 3)
@@ -97,7 +97,7 @@ def shard_of(folder, count):
 
 
 def test_shard_that_cannot_be_written_is_an_output_error(tmp_path):
-    """The package keeps its errors to itself until the end; then they are told."""
+    """The package reports its errors at the end only; they are raised then."""
     assembler = get_format("arrayrecord").assembler(tmp_path / "no such folder" / "shard")
 
     with pytest.raises(OutputError, match=r"shard could not be written: .*make room or give another output"):
@@ -106,7 +106,7 @@ def test_shard_that_cannot_be_written_is_an_output_error(tmp_path):
 
 
 def test_number_behind_the_end_is_refused(tmp_path):
-    """Offsets that tell of more records than there are lead to an error that names the record."""
+    """Offsets of more records than the file holds lead to an error that names the record."""
     path = shard_of(tmp_path, 3)
     offsets = Offsets(*(np.arange(10, dtype=np.uint64) for _ in range(2)))
     reader = get_format("arrayrecord").reader(path, offsets)
@@ -117,8 +117,8 @@ def test_number_behind_the_end_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_want_of_descriptors_that_the_package_meets_is_no_damage(tmp_path, monkeypatch, code):
-    """It says so in words. Between our look at the file and its own, another thread took the last one."""
+def test_lack_of_descriptors_in_the_package_is_no_damage(tmp_path, monkeypatch, code):
+    """The package says so in words: another thread took the last one between our look at the file and its own."""
     path = shard_of(tmp_path, 3)
 
     class Unopened:
@@ -139,8 +139,8 @@ def test_want_of_descriptors_that_the_package_meets_is_no_damage(tmp_path, monke
     assert not isinstance(failed.value, CorruptDataError)
 
 
-def test_package_tells_want_of_descriptors_in_these_words(tmp_path):
-    """On which the test above rests."""
+def test_package_reports_lack_of_descriptors_in_these_words(tmp_path):
+    """The test above relies on this."""
     path = shard_of(tmp_path, 3)
 
     with no_descriptors():

@@ -25,7 +25,7 @@ def offsets_of(*rows: tuple[int, ...]) -> Offsets:
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1) | st.lists(st.tuples(numbers, numbers, numbers), min_size=1))
 def test_offsets_survive_their_text(rows):
-    """What to_text writes is one line per record, and from_text gives it back."""
+    """to_text writes one line per record, and from_text reads them back."""
     offsets = offsets_of(*rows)
 
     text = offsets.to_text()
@@ -35,7 +35,7 @@ def test_offsets_survive_their_text(rows):
 
 
 def test_offsets_of_many_records_survive_their_text():
-    """An index longer than the pieces it is written in is whole."""
+    """An index longer than the pieces that it is written in is complete."""
     sizes = np.arange(1, 40_001, dtype=np.uint64)
     offsets = Offsets(np.cumsum(sizes) - sizes, sizes)
 
@@ -72,7 +72,7 @@ def test_no_offsets_are_an_empty_text():
     ],
 )
 def test_from_text_names_the_bad_line(text, line):
-    """A damaged index is refused with the number of its first bad line."""
+    """A damaged index is refused, with the number of its first bad line."""
     with pytest.raises(CorruptDataError, match=rf"line {line} of the record index is .*remove the shard"):
         Offsets.from_text(text)
 
@@ -101,7 +101,7 @@ def test_joined_offsets_go_beyond_four_gib():
 
 
 def test_joined_offsets_keep_the_skips_past_an_empty_part():
-    """A part without records doesn't lose the third column of the others."""
+    """A part without records does not drop the third column of the others."""
     part = offsets_of((0, 50, 0), (0, 50, 30))
 
     joined = Offsets.joined([(Offsets.from_text(""), 0), (part, 50), (part, 50)])
@@ -139,14 +139,14 @@ def test_get_format_knows_its_built_ins():
 
 
 def test_unknown_format_names_the_known_ones():
-    """A typing error shows what there is."""
-    with pytest.raises(OptionError, match=r"no format 'tfrecords'; known are .*tfrecord, tfrecord\.gz, webdataset"):
+    """The message for a typing error lists the formats."""
+    with pytest.raises(OptionError, match=r"no format 'tfrecords'.*tfrecord, tfrecord\.gz, webdataset"):
         get_format("tfrecords")
 
 
 @pytest.fixture
 def plug_in(monkeypatch):
-    """Let an entry point 'mine' of the formats' group point to a module that is not there."""
+    """Let an entry point 'mine' in the group of formats name a missing module."""
 
     def entry_points(*, group):
         assert group == "datamat.formats"
@@ -161,7 +161,7 @@ def test_listing_formats_imports_no_plug_in(plug_in):
 
 
 def test_plug_in_without_its_package_says_what_to_install(plug_in):
-    """A known format whose package is missing is not an unknown format."""
+    """A known format with a missing package is not an unknown format."""
     with pytest.raises(MissingDependencyError, match=r"format 'mine' .* needs the package 'no_such_package_at_all'"):
         get_format("mine")
 
@@ -182,7 +182,10 @@ writer.append({"key": b"a", "n": np.array([1])})
 writer.append_block({"key": [b"b"], "n": np.array([2])})
 offsets = writer.finish()
 if shard_format.joins_parts:
-    file.write(shard_format.trailer)
+    size = file.tell()
+    trailer = shard_format.trailer(file, [(0, size)])
+    file.seek(size)
+    file.write(trailer)
     file.seek(0)
     assert [record["key"] for record, _ in shard_format.read_file(file, path="")] == [[b"a"], [b"b"]]
 print(sorted({"tensorflow", "google.protobuf", "pyarrow", "cv2", "torch"} & sys.modules.keys()))
@@ -193,7 +196,7 @@ print(sorted({"tensorflow", "google.protobuf", "pyarrow", "cv2", "torch"} & sys.
 
 
 def test_format_without_its_package_says_what_to_install(monkeypatch):
-    """An optional package is asked for when the format is chosen, before any work is done."""
+    """A missing optional package is reported when the format is chosen, before any work."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(MissingDependencyError, match=r"array-record.*pip install 'datamat\[arrayrecord\]'"):

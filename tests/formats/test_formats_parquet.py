@@ -5,35 +5,38 @@ from __future__ import annotations
 import errno
 import io
 import itertools
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conformance import CASES, MIXED, TABLE, mixed
 
 from datamat.errors import CorruptDataError, OptionError, SchemaError
 from datamat.features import Features, Scalar, Tensor, Text
 from datamat.formats import Offsets, get_format, parquet
 from datamat.formats.parquet import ParquetFormat
+from datamat.testing import CASES, MIXED, TABLE, mixed
 
 
 def write(folder, features, samples, *, cuts=(), shard_format=None):
     """Write a shard in parts that begin at `cuts`; return its path."""
     shard_format = (shard_format or ParquetFormat()).with_features(features)
     path = folder / f"shard{len(list(folder.iterdir()))}.parquet"
-    assembler = shard_format.assembler(path)
     bounds = [0, *cuts, len(samples)]
-    for start, stop in itertools.pairwise(bounds):
-        part = folder / "part"
-        with open(part, "wb", buffering=0) as file:
+    parts = []
+    with open(path, "w+b", buffering=0) as file:
+        for start, stop in itertools.pairwise(bounds):
+            before = file.tell()
             writer = shard_format.writer(file, features.columns)
             for sample in samples[start:stop]:
                 writer.append(features.encode(sample))
             writer.finish()
-        assembler.add(part)
-    assembler.finish()
+            parts.append((before, file.tell() - before))
+        trailer = shard_format.trailer(file, parts)
+        file.seek(0, io.SEEK_END)
+        file.write(trailer)
     return path
 
 
@@ -87,7 +90,7 @@ def test_rows_of_a_group_are_fixed(tmp_path):
 
 
 def test_large_rows_end_a_group(tmp_path, monkeypatch):
-    """A group is closed by the row that brings it to the most bytes, wherever parts are cut."""
+    """The row that brings a group to the limit of bytes closes it."""
     monkeypatch.setattr(parquet, "_MOST_GROUP_BYTES", 10_000)
     features = Features({"data": Tensor((None,), "uint8", "raw"), "list": Tensor((None,), "float32"), "n": Scalar()})
     samples = [
@@ -101,12 +104,178 @@ def test_large_rows_end_a_group(tmp_path, monkeypatch):
     starts = np.cumsum([0, *groups_of(whole)])
     for start, stop in itertools.pairwise(starts[:-1]):
         assert sum(sizes[start : stop - 1]) < 10_000 <= sum(sizes[start:stop])
-    for cuts in ([1, 2, 3], list(range(1, 40)), [20]):
-        assert write(tmp_path, features, samples, cuts=cuts).read_bytes() == whole.read_bytes()
+
+
+LARGE = Features({"data": Tensor((None,), "uint8", "raw"), "boxes": Tensor((None, 4), "float32"), "caption": Text()})
+
+
+def _stripes(rng, size):
+    """Return bytes of which Zstandard compresses some blocks and leaves others, and ends blocks at odd places."""
+    found = rng.integers(0, 256, size, np.uint8)
+    for place in range(0, size, 200_000):
+        found[place : place + rng.integers(1, 100_000)] = place % 251
+    return found
+
+
+CONTENTS = {
+    "noise": lambda rng, size: rng.integers(0, 256, size, np.uint8),
+    "zeros": lambda rng, size: np.zeros(size, np.uint8),
+    "stripes": _stripes,
+    "text": lambda rng, size: rng.integers(0, 4, size, np.uint8),
+    "begins alike": lambda rng, size: np.concatenate([np.zeros(70, np.uint8), rng.integers(0, 256, size, np.uint8)]),
+}
+SIZES = (250_000, 0, 1, 131_072 - 4, 131_072, 5, 40_000, 1_500_000, 90_000, 262_140)
+
+
+def large_samples(content, count=40):
+    rng = np.random.default_rng(7)
+    sizes = itertools.islice(itertools.cycle(SIZES), count)
+    return [
+        {
+            "key": f"k{number}",
+            "data": CONTENTS[content](rng, size),
+            "boxes": np.full((number % 3, 4), number, np.float32),
+            "caption": "a" * (number * 200),
+        }
+        for number, size in enumerate(sizes)
+    ]
+
+
+def reader_of(path, features, shard_format=None):
+    shard_format = (shard_format or ParquetFormat()).with_features(features)
+    with open(path, "rb") as file:
+        return shard_format.reader(path, shard_format.find_offsets(file, path=str(path)))
+
+
+def large_in(groups):
+    return [{name: len(values) for name, values in group._large.items()} for group in groups]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize(("cuts", "rows"), [((), None), ((7, 7, 30), 16), ((), 1)])
+def test_large_values_are_those_that_pyarrow_reads(tmp_path, content, cuts, rows):
+    """In any order, whatever Zstandard made of them, from groups of any size; each was read by itself."""
+    samples = large_samples(content)
+    path = write(tmp_path, LARGE, samples, cuts=cuts, shard_format=ParquetFormat(rows))
+    wanted = pq.read_table(path).to_pylist()
+    parquet._kept.clear()
+    reader = reader_of(path, LARGE)
+
+    for number in [*range(39, -1, -1), *np.random.default_rng(1).permutation(40).tolist()]:
+        record = reader.read(number)
+        assert record["data"] == [wanted[number]["data"]], number
+        assert record["key"] == [wanted[number]["key"].encode()]
+        assert record["boxes"].tolist() == np.ravel(wanted[number]["boxes"]).tolist()
+        assert record["caption"] == [wanted[number]["caption"].encode()]
+
+    found = large_in(parquet._kept.values())
+    if rows != 1:  # a group of a small value is read as it is
+        assert sorted(group["data"] for group in found) == sorted(groups_of(path))
+    reader.close()
+
+
+def test_large_values_do_not_stay_in_memory(tmp_path):
+    """Nor does one that is asked for bring its neighbours along: a group of them has 16 MB."""
+    parquet._kept.clear()
+    path = write(tmp_path, LARGE, large_samples("noise", 64))
+    reader = reader_of(path, LARGE)
+
+    for number in range(64):
+        reader.read(number)
+
+    (group,) = parquet._kept.values()
+    assert os.path.getsize(path) > 10_000_000 and group.num_bytes < 600_000  # most of it the captions
+    reader.close()
+
+
+def test_groups_are_kept_by_their_size(tmp_path, monkeypatch):
+    """Eight of any size; more of them while they are small."""
+    parquet._kept.clear()
+    monkeypatch.setattr(parquet, "_MOST_KEPT_BYTES", 30_000)
+    path = write(tmp_path, LARGE, large_samples("noise"), shard_format=ParquetFormat(1))
+    reader = reader_of(path, LARGE)
+
+    for number in range(40):
+        reader.read(number)
+
+    assert len(parquet._kept) == 8 < sum(reader.read(number) is not None for number in range(40))
+    monkeypatch.setattr(parquet, "_MOST_KEPT_BYTES", 1 << 30)
+    for number in range(40):
+        reader.read(number)
+    assert len(parquet._kept) == 40
+    reader.close()
+
+
+def test_flipped_bit_beside_a_large_value_never_gives_a_wrong_record(tmp_path):
+    """In headers of pages, frames and blocks, in raw and in compressed ones, and in the footer."""
+    samples = large_samples("stripes", 10)
+    path = write(tmp_path, LARGE, samples, shard_format=ParquetFormat(5))
+    whole = path.read_bytes()
+    reader = reader_of(path, LARGE)
+    wanted = [reader.read(number) for number in range(10)]
+    metadata = pq.read_metadata(path).row_group(0)
+    chunk = next(metadata.column(n) for n in range(4) if metadata.column(n).path_in_schema == "data")
+    begin = chunk.data_page_offset
+    rng = np.random.default_rng(3)
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    places = [*range(begin, begin + 50), *rng.integers(4, len(whole), 20), *rng.integers(footer, len(whole), 20)]
+    damaged = 0
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 1 << rng.integers(8)
+        changed = tmp_path / "changed.parquet"
+        changed.write_bytes(content)
+        shard_format = ParquetFormat(5).with_features(LARGE)
+        try:
+            other = shard_format.reader(changed, reader._spans)
+        except CorruptDataError:
+            damaged += 1
+            continue
+        for number in range(10):
+            try:
+                record = other.read(number)
+            except CorruptDataError:
+                damaged += 1
+            else:
+                assert record["data"] == wanted[number]["data"], (place, number)
+                assert record["caption"] == wanted[number]["caption"] or place >= footer, (place, number)
+        other.close()
+    assert damaged > 50
+    reader.close()
+
+
+def test_large_value_that_changes_after_its_page_was_tested_is_noticed(tmp_path):
+    """Its digest is compared each time; the message is that of any damaged page, and whole neighbours are read."""
+    path = write(tmp_path, LARGE, large_samples("noise"), shard_format=ParquetFormat(20))
+    reader = reader_of(path, LARGE)
+    wanted = [reader.read(number)["data"] for number in range(40)]
+    chunk = pq.read_metadata(path).row_group(1).column(1)
+    assert chunk.path_in_schema == "data"
+    with open(path, "r+b") as file:
+        file.seek(chunk.data_page_offset + chunk.total_compressed_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, io.SEEK_CUR)
+        file.write(bytes([byte ^ 16]))
+
+    errors = []
+    for number in range(40):
+        try:
+            assert reader.read(number)["data"] == wanted[number]
+        except CorruptDataError as error:
+            errors.append((number >= 20, "CRC checksum verification failed" in str(error)))
+    assert errors == [(True, True)]
+    reader.close()
+
+
+def test_readers_say_how_many_rows_their_groups_have(tmp_path):
+    """Shuffling asks: whoever loads a directory does not know what it was written with."""
+    assert reader_of(write(tmp_path, LARGE, large_samples("noise", 25)), LARGE).group_records == 25
+    assert reader_of(write(tmp_path, LARGE, large_samples("noise", 25), cuts=(3,)), LARGE).group_records == 22
+    assert reader_of(write(tmp_path, LARGE, []), LARGE).group_records is None
 
 
 def test_pages_are_compressed_and_have_checksums(tmp_path):
-    """Zstandard everywhere; what is changed in a page is read as if it were right by those who test no checksums."""
+    """Zstandard compresses every page; readers that test no checksums take a changed page for right."""
     features = Features({"data": Tensor((None,), "uint8", "raw")})
     noise = np.random.default_rng(0).integers(0, 256, 50_000, np.uint8)
     path = write(tmp_path, features, [{"key": "k", "data": noise}])
@@ -127,29 +296,104 @@ def test_other_columns_are_named(tmp_path):
     other = get_format("parquet").with_features(Features({"x": Scalar("float32")}))
 
     with pytest.raises(
-        CorruptDataError, match=r"its columns are .*x: double.*; the features ask for .*x: float$|float;"
+        CorruptDataError, match=r"its columns are .*x: double.*; the features require .*x: float$|float;"
     ):
         list(other.read(path))
 
 
 def test_full_disk_is_not_taken_for_a_torn_part(tmp_path):
-    """An error of the shard's own disk comes as it is, with its number, and giving up leaves no trace of it."""
-    path = write(tmp_path, MIXED, list(map(mixed, range(200))))
-    assembler = get_format("parquet").with_features(MIXED).assembler("/dev/full")
+    """The disk's error is raised unchanged, with its number; the writer that it leaves behind does no harm."""
+    taken = 0
 
-    def fill():
-        for _ in range(50):
-            assembler.add(path.with_name("part"))
+    class Disk(io.BytesIO):
+        def write(self, data):
+            nonlocal taken
+            taken += len(data)
+            if taken > 1000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    def fill(file):
+        writer = get_format("parquet").with_features(MIXED).writer(file, MIXED.columns)
+        for number in range(200):
+            writer.append(MIXED.encode(mixed(number)))
+        writer.finish()
 
     with pytest.raises(OSError, match="No space left on device") as caught:
-        fill()
-    assembler.close()
+        fill(Disk())
 
     assert caught.value.errno == errno.ENOSPC
 
 
+@pytest.mark.parametrize("rows", [0, 1, 20])
+def test_footer_leads_to_the_row_groups_of_all_parts(tmp_path, rows):
+    """It leads to every page of a part, however many there are, with numbers, statistics and dictionaries."""
+    samples = [{"key": f"k{n}", "label": n % 3, "x": n / 7, "caption": "é" * (n % 9)} for n in range(rows)]
+    whole = write(tmp_path, TABLE, samples)
+    cuts = [0, 0, 1, *range(2, rows)] if rows else [0, 0]
+
+    path = write(tmp_path, TABLE, samples, cuts=cuts)
+
+    found, wanted = pq.read_metadata(path), pq.read_metadata(whole)
+    assert found.schema == wanted.schema and found.metadata == wanted.metadata
+    assert (found.num_rows, groups_of(path)) == (rows, [1] * rows)
+    assert pq.read_table(path, page_checksum_verification=True).equals(pq.read_table(whole))
+    ends = [4]
+    for number in range(found.num_row_groups):
+        group = found.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        starts = [min(filter(None, (c.dictionary_page_offset, c.data_page_offset))) for c in chunks]
+        assert starts[0] >= ends[-1]
+        ends.append(starts[-1] + chunks[-1].total_compressed_size)
+        assert chunks[1].statistics.min == chunks[1].statistics.max == number % 3
+    assert ends[-1] < path.stat().st_size
+
+
+@pytest.mark.parametrize("client", ["duckdb", "polars", "fastparquet", "pandas", "datasets"])
+def test_other_readers_follow_the_joined_footer(tmp_path, client):
+    """They are independent implementations of the format."""
+    library = pytest.importorskip(client)
+    samples = [{"key": f"k{n}", "label": n % 3, "x": n / 7, "caption": "é" * (n % 9)} for n in range(50)]
+    path = str(write(tmp_path, TABLE, samples, cuts=[1, 1, 20]))
+
+    if client == "duckdb":
+        table = library.sql(f"select * from '{path}' where label = 1").arrow().read_all().to_pylist()
+    elif client == "polars":
+        table = library.scan_parquet(path).filter(library.col("label") == 1).collect().to_dicts()
+    elif client == "fastparquet":
+        table = library.ParquetFile(path).to_pandas().query("label == 1").to_dict("records")
+    elif client == "pandas":
+        table = library.read_parquet(path, filters=[("label", "==", 1)]).to_dict("records")
+    else:
+        table = [*library.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))]
+
+    wanted = [sample for sample in samples if sample["label"] == 1 or client == "datasets"]
+    assert [(row["key"], row["caption"]) for row in table] == [(row["key"], row["caption"]) for row in wanted]
+
+
+@pytest.mark.parametrize("change", ["cut", "magic", "length", "metadata"])
+def test_part_without_its_footer_is_refused(tmp_path, change):
+    """Its row groups could not be found."""
+    features = TABLE
+    shard_format = ParquetFormat().with_features(features)
+    file = io.BytesIO()
+    writer = shard_format.writer(file, features.columns)
+    writer.append(features.encode({"key": "k", "label": 1, "x": 1.0, "caption": "c"}))
+    writer.finish()
+    data = file.getvalue()
+    data = {
+        "cut": data[:-1],
+        "magic": data[:-1] + b"!",
+        "length": data[:-8] + b"\xff\xff\xff\x7f" + data[-4:],
+        "metadata": data[:-40] + b"\xff" * 32 + data[-8:],
+    }[change]
+
+    with pytest.raises(CorruptDataError, match=r"bytes 0 to \d+ are no Parquet file: "):
+        shard_format.trailer(io.BytesIO(data), [(0, len(data))])
+
+
 def test_number_behind_the_end_is_refused(tmp_path):
-    """Offsets that tell of more records than there are lead to an error that names the record."""
+    """Offsets of more records than the file holds lead to an error that names the record."""
     path = write(tmp_path, TABLE, [{"key": "k", "label": 1, "x": 0.5, "caption": ""}])
     offsets = Offsets(*(np.zeros(9, np.uint64) for _ in range(3)))
     reader = get_format("parquet").with_features(TABLE).reader(path, offsets)
@@ -159,7 +403,7 @@ def test_number_behind_the_end_is_refused(tmp_path):
 
 
 def test_value_that_is_not_of_its_type_is_refused():
-    """What features would never give is not stored as something else."""
+    """Values that features never produce are refused, not converted."""
     features = Features({"text": Text(), "pair": Tensor((2,), "int32")})
     for wrong in ({"text": b"\xff", "pair": np.array([1, 2])}, {"text": b"", "pair": np.array([1, 2, 3])}):
         writer = get_format("parquet").with_features(features).writer(io.BytesIO(), features.columns)
@@ -171,12 +415,12 @@ def test_value_that_is_not_of_its_type_is_refused():
 
 @pytest.mark.parametrize("rows", [0, -1, True, 1.5, "64"])
 def test_senseless_row_groups_are_refused(rows):
-    """The number of rows is checked where it is given."""
+    """The constructor checks the number of rows."""
     with pytest.raises(OptionError, match=r"row_group_rows is .*; want a number of at least 1, or None"):
         ParquetFormat(rows)
 
 
-def test_options_tell_what_decides_the_bytes():
+def test_options_hold_what_decides_the_bytes():
     """Formats whose shards differ have other options, for fingerprints."""
     pictures, table = (ParquetFormat().with_features(features).options() for features in (MIXED, TABLE))
 
@@ -186,7 +430,7 @@ def test_options_tell_what_decides_the_bytes():
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_shard(tmp_path):
-    """A shard of 200 MB is assembled in the memory of a few row groups of 6 MB."""
+    """A part of 200 MB is written in the memory of a few row groups of 6 MB."""
     code = """
 import pathlib, sys, numpy as np, pyarrow as pa
 from datamat.features import Features, Tensor
@@ -194,16 +438,12 @@ from datamat.formats import get_format
 features = Features({"data": Tensor((None,), "uint8", "raw")})
 shard_format = get_format("parquet").with_features(features)
 folder = pathlib.Path(sys.argv[1])
-assembler = shard_format.assembler(folder / "shard")
 rng = np.random.default_rng(0)
-for number in range(20):
-    with open(folder / "part", "wb", buffering=0) as file:
-        writer = shard_format.writer(file, features.columns)
-        for _ in range(100):
-            writer.append(features.encode({"key": "k", "data": rng.integers(0, 256, 100_000, np.uint8)}))
-        writer.finish()
-    assembler.add(folder / "part")
-assembler.finish()
+with open(folder / "shard", "wb", buffering=0) as file:
+    writer = shard_format.writer(file, features.columns)
+    for _ in range(2000):
+        writer.append(features.encode({"key": "k", "data": rng.integers(0, 256, 100_000, np.uint8)}))
+    writer.finish()
 print(pa.default_memory_pool().max_memory())
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""TFRecord files, plain and gzip: equal to TensorFlow's, opened by tf.data, and every damage is noticed."""
+"""TFRecord files, plain and gzip: equal to TensorFlow's, opened by tf.data, with all damage detected."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def expected(index, **options):
 
 
 def tfrecord2idx(data):
-    """Return DALI's index, found anew by the rule of its tool: from each length to the next record."""
+    """Return DALI's index by the rule of its tool, which follows each length to the next record."""
     lines, position = [], 0
     while position < len(data):
         (length,) = struct.unpack_from("<q", data, position)
@@ -134,7 +134,7 @@ def test_tf_data_reads_joined_parts(tmp_path, name, compression):
 
 
 def test_empty_gzip_shard_opens_in_tf_data(tmp_path):
-    """A shard without records is an empty file, which tf.data takes for one."""
+    """A shard without records is an empty file, which tf.data accepts."""
     path = tmp_path / "empty"
     path.write_bytes(b"")
 
@@ -196,7 +196,7 @@ def test_gzip_members_hold_whole_records_of_64_kib():
 
 
 def test_truncation_of_a_plain_file_is_noticed_at_every_byte():
-    """Only a cut between two records can't be seen; every other names file, record and byte."""
+    """Only a cut between two records goes unnoticed; any other is reported with file, record and byte."""
     shard_format = get_format("tfrecord")
     offsets, data = shard(shard_format, [record(index) for index in range(3)])
     starts = offsets.offset.tolist()
@@ -214,7 +214,7 @@ def test_truncation_of_a_plain_file_is_noticed_at_every_byte():
 
 
 def test_every_flipped_bit_of_a_plain_file_is_noticed():
-    """Both ways of reading notice each single bit, and name the record that holds it."""
+    """Both ways of reading detect each flipped bit, and name its record."""
     shard_format = get_format("tfrecord")
     offsets, data = shard(shard_format, [record(index) for index in range(3)])
     starts = offsets.offset.tolist()
@@ -238,7 +238,7 @@ def gzip_shard_of_two_members():
 
 
 def test_truncation_of_a_gzip_file_is_noticed_at_every_byte():
-    """Only a cut between two members can't be seen; every other names file, record and the member's byte."""
+    """Only a cut between two members goes unnoticed; any other is reported with file, record and the member's byte."""
     shard_format = get_format("tfrecord.gz")
     offsets, data = gzip_shard_of_two_members()
     starts = sorted(set(offsets.offset.tolist()))
@@ -255,7 +255,7 @@ def test_truncation_of_a_gzip_file_is_noticed_at_every_byte():
 
 
 def test_every_flipped_bit_of_a_gzip_file_is_noticed_or_harmless():
-    """No bit changes a record unseen; those that change nothing are padding and unused codes."""
+    """No flipped bit changes a record unnoticed; those without effect are padding and unused codes."""
     shard_format = get_format("tfrecord.gz")
     offsets, data = gzip_shard_of_two_members()
     whole = [plain(found) for found in read_all(shard_format, data)]
@@ -284,7 +284,7 @@ def outcome(read, *arguments):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_index_of_another_file_is_noticed(name):
-    """Offsets that don't belong to the file never give a wrong record."""
+    """Offsets of another file never give a wrong record."""
     shard_format = get_format(name)
     _, data = shard(shard_format, [record(0), record(1)])
     other, _ = shard(shard_format, [record(0, size=40), record(1)])
@@ -304,7 +304,7 @@ def test_range_longer_than_its_record_is_noticed():
 
 @pytest.mark.parametrize("tail", [b"\0" * 10, b"junk"])
 def test_bytes_behind_the_last_gzip_member_are_noticed(tail):
-    """Nothing but members belongs into the file."""
+    """The file may hold nothing but members."""
     shard_format = get_format("tfrecord.gz")
     _, data = shard(shard_format, [record(0)])
 
@@ -315,7 +315,7 @@ def test_bytes_behind_the_last_gzip_member_are_noticed(tail):
 
 
 def test_length_over_two_gib_is_refused_before_memory_is_taken():
-    """A header with a valid checksum doesn't make the reader allocate what it claims."""
+    """A header with a valid checksum does not make the reader allocate what it claims."""
     length = struct.pack("<Q", 2**40)
 
     with pytest.raises(CorruptDataError, match=r"record 0 at byte 0 .* claims 1099511627776 bytes"):
@@ -368,7 +368,7 @@ def test_short_writes_lose_nothing(name):
 
 
 def test_file_that_takes_nothing_is_an_error():
-    """A write that returns 0 is no reason to go on, or to try for ever."""
+    """A write that returns 0 is an error, not a reason to retry forever."""
     writer = get_format("tfrecord").writer(Trickle(0), KINDS)
     writer.append(record(0))
 

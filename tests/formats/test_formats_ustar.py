@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, SchemaError
-from datamat.formats.ustar import BLOCK_BYTES, END_OF_ARCHIVE, member, parse_header, read_pax_path
+from datamat.formats.webdataset import BLOCK_BYTES, END_OF_ARCHIVE, member, parse_header, read_pax_path
 
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 
@@ -50,7 +50,7 @@ def test_long_names_are_read_by_tarfile(stem, repeats):
 
 
 def test_readers_without_pax_see_a_short_name_with_its_extensions():
-    """Members of one sample share their short stem, those of another have another one."""
+    """Members of a sample share their short stem, and those of another sample do not."""
     headers = {}
     long = "a" * 200, "a" * 201, "d/" * 80 + "ü" * 90
     for name in (f"{long[0]}.image.png", *(f"{stem}.json" for stem in long), "b.%s.npy" % ("field" * 9)):
@@ -71,7 +71,7 @@ def test_readers_without_pax_see_a_short_name_with_its_extensions():
 
 @pytest.mark.parametrize("place", range(0, BLOCK_BYTES, 7))
 def test_damaged_header_is_refused(place):
-    """A changed byte anywhere in a header is seen."""
+    """A changed byte anywhere in a header is detected."""
     header = bytearray(stored("key.json")[:BLOCK_BYTES])
     header[place] ^= 2
 
@@ -80,16 +80,16 @@ def test_damaged_header_is_refused(place):
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "message"),
     [
         (b"", "ends inside a tar header, after 0"),
         (bytes(511), "ends inside a tar header, after 511"),
-        (tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT), "of kind b'ustar  .*' .*expected are ustar and a file"),
+        (tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT), "of kind b'ustar  .*' .*want ustar and a file"),
     ],
 )
-def test_other_headers_are_refused(header, told):
-    """What datamat does not write is not taken for a member."""
-    with pytest.raises(CorruptDataError, match=told):
+def test_other_headers_are_refused(header, message):
+    """Headers that datamat does not write are refused."""
+    with pytest.raises(CorruptDataError, match=message):
         parse_header(header)
 
 

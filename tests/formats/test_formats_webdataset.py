@@ -1,4 +1,4 @@
-"""Tar shards: names that every reader groups as we do, JSON that anybody reads, and what is refused."""
+"""Tar shards: names that all readers group alike, readable JSON, and refusals."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import tarfile
 
 import numpy as np
 import pytest
-from conformance import IMAGES, MIXED, ODD_KEYS, mixed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.features import BBoxes, Features, Image, Scalar, Tensor
 from datamat.formats import get_format
-from datamat.formats.ustar import BLOCK_BYTES, END_OF_ARCHIVE, member
+from datamat.formats.webdataset import BLOCK_BYTES, END_OF_ARCHIVE, member
+from datamat.testing import IMAGES, MIXED, ODD_KEYS, mixed
 
 WEBDATASETS_RULE = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
@@ -53,7 +53,7 @@ def test_webdataset_groups_members_by_key(keys):
 
 
 def test_keys_are_escaped_readably():
-    """What need not be escaped stands as it is."""
+    """Characters that need no escape stay as they are."""
     features = Features({"n": Scalar("int64")})
 
     names = names_of(archive_of(features, [{"key": key, "n": 1} for key in ODD_KEYS[:10]]))
@@ -65,7 +65,7 @@ def test_keys_are_escaped_readably():
 
 
 def test_members_say_what_they_hold():
-    """Pictures have the extension of their bytes, and names of fields can't break the rule of dots and slashes."""
+    """Images have the extension of their encoding, and names of fields cannot break the rule of dots and slashes."""
     features = Features({"a/b.c": Image((8, 6, 3)), "x/y": Tensor((1,)), "boxes": BBoxes(), "f": Scalar("float64")})
     boxes = np.array([[0, 0.1, 0.5, 1]], np.float32)
     sample = {"key": "k", "a/b.c": IMAGES[0], "x/y": np.ones(1, np.float32), "boxes": boxes, "f": 0.1}
@@ -92,34 +92,34 @@ def test_archive_never_changes():
 
 
 def test_fields_that_differ_by_case_are_refused():
-    """WebDataset lowers the case of extensions: one of the two fields would be lost there."""
-    with pytest.raises(SchemaError, match=r"fields 'A' and 'a' are one to webdataset.*rename one"):
+    """WebDataset lowers the case of extensions, and would lose one of the two fields."""
+    with pytest.raises(SchemaError, match=r"fields 'A' and 'a' are the same to webdataset.*rename one"):
         get_format("webdataset").with_features(Features({"A": Scalar(), "a": Scalar()}))
 
 
 def test_empty_key_is_refused():
-    """A member can't be named after nothing."""
+    """A member needs a name."""
     with pytest.raises(SchemaError, match="the key is empty"):
         archive_of(MIXED, [{**mixed(0), "key": ""}])
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda data: data[:-1024], "record 2 at byte .* ends inside a tar header"),
         (lambda data: data[:-512], "0 bytes follow the first zero block"),
         (lambda data: data + b"more", "516 bytes follow the first zero block"),
-        (lambda data: b"".join(member("k.json", b"{}")) + data, "record 0 .* members json is not as the features say"),
-        (lambda data: b"".join(member("k.json", b"{")) + data, "record 0 .* members json is not as the features say"),
+        (lambda data: b"".join(member("k.json", b"{}")) + data, "record 0 .* members json does not match the features"),
+        (lambda data: b"".join(member("k.json", b"{")) + data, "record 0 .* members json does not match the features"),
         (lambda data: b"".join(member("k.image.png", b"x")) + data, "record 0 .* sample 'k' has no .json"),
         (lambda data: data[:-1024] + b"".join(member("k.image.png", b"x")) + bytes(1024), "ends inside the sample 'k'"),
     ],
 )
-def test_damage_is_named(change, told):
-    """Whatever is not as datamat writes it is told with record and place."""
+def test_damage_is_named(change, message):
+    """Anything that datamat does not write is refused with record and position."""
     shard_format = get_format("webdataset").with_features(MIXED)
 
-    with pytest.raises(CorruptDataError, match=told):
+    with pytest.raises(CorruptDataError, match=message):
         list(shard_format.read_file(io.BytesIO(change(archive_of(MIXED, [mixed(0), mixed(1)]))), path="s"))
 
 
@@ -133,13 +133,13 @@ def test_sizes_that_members_claim_take_no_memory():
     claims[148:156] = b"%06o\0 " % sum(claims[:BLOCK_BYTES])
     arrays = b"".join([*member("k.x.npy", npy.ljust(127) + b"\n"), *member("k.json", b'{"key":"k"}')])
 
-    for data, told in ((arrays, "not as the features say"), (bytes(claims), "ends inside the member 'k.json'")):
-        with pytest.raises(CorruptDataError, match=told):
+    for data, message in ((arrays, "not match the features"), (bytes(claims), "ends inside the member 'k.json'")):
+        with pytest.raises(CorruptDataError, match=message):
             list(shard_format.read_file(io.BytesIO(data), path="s"))
 
 
 def test_wrong_offsets_are_noticed():
-    """A range that is not one sample is no record."""
+    """A range that is not one sample is refused."""
     shard_format = get_format("webdataset").with_features(MIXED)
     data = archive_of(MIXED, [mixed(0), mixed(1)])
 

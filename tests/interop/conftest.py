@@ -1,13 +1,15 @@
-"""A small data set with every kind of column, finished in each format; clients are held to its samples.
+"""A small dataset with every kind of column, finished in each format; clients are held to its samples.
 
 Clients open it by the lines of `docs/interop.md`: what is documented is what is tested.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")  # before a client reads them
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")  # set before a client reads them
 
 import pytest
 import streets
@@ -19,15 +21,12 @@ from datamat import Materializer, ShardOptions, load
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory):
     """Give a function that returns the finished directory of a format, made once."""
-    made = {}
 
+    @functools.cache
     def directory(name, writer=streets.Streets):
-        if (name, writer) not in made:
-            folder = tmp_path_factory.mktemp(name.replace(".", "_")) / writer.name
-            shards = ShardOptions(num_shards=4)
-            Materializer(writer(), None, folder, format=name, shards=shards).run(progress=False)
-            made[name, writer] = folder
-        return made[name, writer]
+        folder = tmp_path_factory.mktemp(name.replace(".", "_")) / writer.name
+        Materializer(writer(), None, folder, format=name, shards=ShardOptions(num_shards=4)).run(progress=False)
+        return folder
 
     return directory
 
@@ -39,8 +38,21 @@ def samples(directory):
 
 
 @pytest.fixture
+def java_ends(monkeypatch):
+    """End the Java process that Spark keeps for the next session, which is one of another test file."""
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    yield
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is not None and (gateway := pyspark.SparkContext._gateway) is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # for which it waits
+        gateway.proc.wait()
+        pyspark.SparkContext._gateway = pyspark.SparkContext._jvm = None
+
+
+@pytest.fixture
 def opened(directory, tmp_path, monkeypatch):
-    """Give a function that runs the lines under a heading of the page, and returns the variables that they set."""
+    """Give a function that runs the code under a heading of the page, and returns the variables that it sets."""
 
     def opened(heading, name, **given):
         (tmp_path / "out").mkdir(exist_ok=True)

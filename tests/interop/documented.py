@@ -1,4 +1,4 @@
-"""The pieces of code of `docs/interop.md`, by the heading that they stand under."""
+"""The code blocks of `docs/interop.md`, by their heading."""
 
 from __future__ import annotations
 

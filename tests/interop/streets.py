@@ -1,4 +1,4 @@
-"""The data set that clients open: pictures, masks, labels, boxes and text of made-up streets."""
+"""The dataset that clients open: pictures, masks, labels, boxes and text of made-up streets."""
 
 from __future__ import annotations
 

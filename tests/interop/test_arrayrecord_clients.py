@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from real_clients import MARKS, shards
 
 from datamat import Manifest
 from datamat.formats.example import decode_example
 
 pytest.importorskip("array_record", reason="the package array-record is not installed")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),  # clients take long to import
-    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
-]
-
-
-def shards(folder):
-    return sorted(map(str, folder.glob("*-train-*.array_record")))
+pytestmark = MARKS
 
 
 def check_record(payload, samples, features):
@@ -28,13 +21,13 @@ def check_record(payload, samples, features):
 
 
 def test_array_record_reads_groups_of_one(directory, samples):
-    """The package's own reader gives the records in order, and says that each is a group by itself."""
+    """The package's own reader gives the records in order, and reports each as a group of its own."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     folder = directory("arrayrecord")
     features = Manifest.read(folder).features
     keys = []
-    for path in shards(folder):
+    for path in shards(folder, "array_record"):
         reader = ArrayRecordReader(path)
         assert "group_size:1," in reader.writer_options_string()
         keys += [check_record(payload, samples, features) for payload in reader.read_all()]

@@ -1,4 +1,4 @@
-"""The lines of `docs/interop.md`, run by the clients: all records once, with their pixels, labels, splits and names."""
+"""The clients run the code of `docs/interop.md`: all records once, with their pixels, labels, splits and names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import pytest
 import streets
 from documented import LINES, SECTIONS
 from PIL import Image
+from real_clients import MARKS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),  # clients take long to import
-    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
-]
+pytestmark = MARKS
 
 
 def pixels(data):
@@ -31,7 +28,7 @@ def text(value):
 
 
 def check(rows, samples):
-    """Hold rows, with the fields `key`, `image`, `mask` and `label`, to the samples, each of each there once."""
+    """Compare rows, with the fields `key`, `image`, `mask` and `label`, with the samples, each exactly once."""
     found = {text(row["key"]): row for row in rows}
     assert len(rows) == len(samples) and found.keys() == samples.keys()
     for key, row in found.items():
@@ -57,8 +54,8 @@ def plain(member_row):
     return {**fields, "image": members["image.png"], "mask": mask[..., 0] if mask.ndim == 3 else mask}
 
 
-def test_page_has_lines_for_every_client():
-    """Each heading of the third level has a piece of code, and each piece is run by a test below."""
+def test_page_has_code_for_every_client():
+    """Each heading of the third level has a code block, and a test below runs it."""
     with open(__file__) as file:
         source = file.read()
 
@@ -67,7 +64,7 @@ def test_page_has_lines_for_every_client():
 
 
 def test_tf_data(opened, samples):
-    """In the order of the shards."""
+    """Samples come in the order of the shards."""
     tf = pytest.importorskip("tensorflow")
 
     rows = list(opened("tf.data", "tfrecord")["dataset"].as_numpy_iterator())
@@ -85,7 +82,7 @@ def check_tfds(info):
 
 
 def test_tfds(opened, samples):
-    """Decoded, with splits and their slices, boxes and names."""
+    """Samples come decoded, with splits and their slices, boxes and names."""
     pytest.importorskip("tensorflow_datasets")
 
     found = opened("TFDS", "tfrecord")
@@ -99,7 +96,7 @@ def test_tfds(opened, samples):
 
 
 def test_tfds_random_access(opened, samples):
-    """Any record by its number, from ArrayRecord."""
+    """From ArrayRecord, any record comes by its number."""
     pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
 
@@ -113,7 +110,7 @@ def test_tfds_random_access(opened, samples):
 
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):
-    """The package, with its cache where the test is."""
+    """The package, with its cache in the test's folder."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     return datasets
@@ -121,7 +118,7 @@ def datasets(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("variable", ["dataset", "stream"])
 def test_hugging_face(datasets, opened, samples, variable):
-    """Mapped and streamed: splits, decoded pictures, names of classes."""
+    """Mapped and streamed, it gives splits, decoded pictures and names of classes."""
     found = opened("datasets", "parquet")[variable]
 
     rows = list(found["train"])
@@ -136,7 +133,7 @@ def test_hugging_face(datasets, opened, samples, variable):
 
 @pytest.mark.parametrize("variable", ["dataset", "stream"])
 def test_hugging_face_tars(datasets, opened, samples, variable):
-    """Mapped and streamed: splits, decoded pictures."""
+    """Mapped and streamed, it gives splits and decoded pictures."""
     found = opened("datasets with tar shards", "webdataset")[variable]
 
     assert {split: len(list(rows)) for split, rows in found.items()} == streets.NUM_ROWS
@@ -145,7 +142,7 @@ def test_hugging_face_tars(datasets, opened, samples, variable):
 
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_webdataset(opened, samples, num_workers):
-    """Shared out by shard among the workers of a loader."""
+    """The workers of a loader share the shards."""
     pytest.importorskip("webdataset")
     pytest.importorskip("torch")
 
@@ -156,7 +153,7 @@ def test_webdataset(opened, samples, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_wids(opened, samples, num_workers):
-    """By number, from as many workers as one likes."""
+    """Any number of workers get samples by number."""
     pytest.importorskip("wids")
     data = pytest.importorskip("torch.utils.data")
 
@@ -170,7 +167,7 @@ def test_wids(opened, samples, num_workers):
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"])
 def test_torch(opened, samples, name, num_workers):
-    """A loader over what `load` returns, whatever the format."""
+    """A loader runs over what `load` returns, whatever the format."""
     pytest.importorskip("torch")
     if name == "arrayrecord":
         pytest.importorskip("array_record")
@@ -182,7 +179,7 @@ def test_torch(opened, samples, name, num_workers):
 
 
 def test_litdata(opened, samples):
-    """In this process in the order of the shards, and shared out among spawned workers."""
+    """In this process, samples come in the order of the shards; spawned workers share them."""
     pytest.importorskip("litdata")
 
     found = opened("litdata", "parquet")
@@ -203,7 +200,7 @@ def read_grain(grain, dataset, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_grain(opened, samples, num_workers):
-    """Shuffled by its seed."""
+    """A seed decides the order."""
     grain = pytest.importorskip("grain")
     pytest.importorskip("array_record")
 
@@ -215,7 +212,7 @@ def test_grain(opened, samples, num_workers):
 
 @pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
 def test_grain_with_any_format(opened, samples, name):
-    """Shuffled by its seed."""
+    """A seed decides the order."""
     grain = pytest.importorskip("grain")
 
     rows = read_grain(grain, opened("grain with any format", name)["dataset"], 0)
@@ -236,7 +233,7 @@ def run_dali(pipeline, num_samples):
 
 
 def test_dali_tfrecord(opened, samples):
-    """On the processor alone, through our offsets."""
+    """It runs on the CPU alone, through our offsets."""
     pytest.importorskip("nvidia.dali")
 
     found = run_dali(opened("DALI with TFRecord", "tfrecord")["pipeline"], len(samples))
@@ -247,7 +244,7 @@ def test_dali_tfrecord(opened, samples):
 
 
 def test_dali_tars(opened, samples):
-    """On the processor alone, through our index of members."""
+    """It runs on the CPU alone, through our index of members."""
     pytest.importorskip("nvidia.dali")
 
     found = run_dali(opened("DALI with tar shards", "webdataset")["pipeline"], len(samples))
@@ -258,7 +255,7 @@ def test_dali_tars(opened, samples):
 
 
 def test_index_of_members_is_that_of_dali(directory, tmp_path, monkeypatch):
-    """Byte for byte what its own tool writes."""
+    """Byte for byte, it is what DALI's own tool writes."""
     wds2idx = pytest.importorskip("wds2idx")
     shard = next(directory("webdataset").glob("*-train-00001-*.tar"))
 
@@ -269,7 +266,7 @@ def test_index_of_members_is_that_of_dali(directory, tmp_path, monkeypatch):
 
 
 def test_duckdb(opened, samples):
-    """A query over the shards of a split."""
+    """A query runs over the shards of a split."""
     pytest.importorskip("duckdb")
 
     rows = opened("DuckDB", "parquet")["table"].fetchall()
@@ -279,7 +276,7 @@ def test_duckdb(opened, samples):
 
 
 def test_polars(opened, samples):
-    """A lazy scan, with the sizes of fixed lists as types."""
+    """A lazy scan has types with the sizes of fixed lists."""
     polars = pytest.importorskip("polars")
 
     frame = opened("polars", "parquet")["frame"].collect()
@@ -289,12 +286,12 @@ def test_polars(opened, samples):
     check_boxes(list(frame.iter_rows(named=True)), samples)
 
 
+@pytest.mark.usefixtures("java_ends")
 def test_spark(opened, samples, monkeypatch):
-    """A frame of typed columns."""
+    """A frame has typed columns."""
     pytest.importorskip("pyspark")
     if not shutil.which("java"):
         pytest.skip("Spark needs Java 17, and there is no java on the path")
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
 
     found = opened("Spark", "parquet")
@@ -308,7 +305,7 @@ def test_spark(opened, samples, monkeypatch):
 
 
 def test_croissant(opened, samples):
-    """Valid, and read: records of a split, names of classes."""
+    """The file is valid, and its reader gives the records of a split and the names of classes."""
     pytest.importorskip("mlcroissant")
 
     found = opened("mlcroissant", "parquet")
@@ -324,7 +321,7 @@ def test_croissant(opened, samples):
 
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "webdataset", "arrayrecord"])
 def test_croissant_is_valid_without_fields(directory, name):
-    """The files alone, where records are in no format that the vocabulary knows."""
+    """It describes the files alone where the vocabulary does not know the format of the records."""
     mlcroissant = pytest.importorskip("mlcroissant")
     if name == "arrayrecord":
         pytest.importorskip("array_record")

@@ -1,12 +1,13 @@
-"""Data sets that the real clients made, taken as a source: each sample exactly once, pixels and labels equal."""
+"""Datasets that the real clients made, used as a source: each sample exactly once, with equal pixels and labels."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from datamat import BBoxes, ClassLabel, Image, Materializer, Scalar, Tensor, Text, WorkerOptions, load
+from datamat import BBoxes, ClassLabel, Image, Materializer, Scalar, SourceError, Tensor, Text, WorkerOptions, load
 from datamat.writers.dataset import ImportWriter
+from datamat.writers.existing import RowStream
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 6, 8, 3), np.uint8)
 NAMES = ("car", "bus")
@@ -21,7 +22,7 @@ def imported(source, output, writer=None, **options):
 @pytest.fixture
 def table():
     """A `datasets.Dataset` with pictures, labels, text, numbers and lists."""
-    datasets = pytest.importorskip("datasets", reason="it makes the data set")
+    datasets = pytest.importorskip("datasets", reason="it makes the dataset")
     pillow = pytest.importorskip("PIL.Image", reason="datasets needs it for pictures")
     features = datasets.Features(
         {
@@ -64,7 +65,7 @@ def _check_table(data):
 
 
 def test_hugging_face_dataset_is_a_source(table, tmp_path):
-    """As an object, with its own features; the same content is not made again."""
+    """The object serves as the source, with its own features; the same content is not written again."""
     _check_table(imported(table, tmp_path / "out"))
 
     again = Materializer(ImportWriter(), table, tmp_path / "out").run(progress=False)
@@ -75,7 +76,7 @@ def test_hugging_face_dataset_is_a_source(table, tmp_path):
 
 
 def test_saved_hugging_face_datasets_are_sources(table, tmp_path):
-    """One table, and several by split."""
+    """A single table, and several by split."""
     datasets = pytest.importorskip("datasets")
     table.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": table, "test": table.select([6])}).save_to_disk(tmp_path / "two")
@@ -87,15 +88,86 @@ def test_saved_hugging_face_datasets_are_sources(table, tmp_path):
     assert [sample["small"] for sample in load(tmp_path / "out two", "test")] == [6]
 
 
-def test_streamed_hugging_face_dataset_is_refused(table, tmp_path):
-    """It has no length."""
-    with pytest.raises(ValueError, match="has no length; load it without streaming"):
-        imported(table.to_iterable_dataset(), tmp_path / "out")
+def test_streamed_hugging_face_dataset_is_a_source(table, tmp_path):
+    """Its rows are spooled; pictures stay encoded."""
+    _check_table(imported(table.to_iterable_dataset(num_shards=2), tmp_path / "out"))
+
+
+def test_rows_of_hugging_face_are_those_of_the_users_transform(table, tmp_path):
+    """The table below it was stored instead."""
+    shouting = table.select_columns(["caption"]).with_transform(
+        lambda batch: {"caption": [text.upper() for text in batch["caption"]]}
+    )
+
+    data = imported(shouting, tmp_path / "out")
+
+    assert sorted(sample["caption"] for sample in data) == [f"GRÖSSER {number}" for number in range(7)]
+
+
+def test_stream_of_hugging_face_gives_pictures_that_a_step_has_decoded(table, tmp_path):
+    """A filter decodes them; empty lists of numbers keep their type, and an empty cell is refused with its row."""
+    datasets = pytest.importorskip("datasets")
+
+    _check_table(imported(table.to_iterable_dataset().filter(lambda row: row["small"] >= 0), tmp_path / "out"))
+
+    for cells in ([[1], None], [[0.5], None]):
+        with pytest.raises(SourceError, match="row 1: field 'a' is None; fill it in"):
+            imported(datasets.Dataset.from_dict({"a": cells}).to_iterable_dataset(), tmp_path / "none")
+
+
+def test_stream_of_hugging_face_resumes_where_it_was_interrupted(table, tmp_path, monkeypatch):
+    """By its own state; not with a shuffle buffer, whose rows would be lost."""
+    monkeypatch.setattr("datamat.writers.existing._SAVE_S", 0)
+    given = []
+
+    def stream(fails_at=None):
+        def seen(row):
+            if row["small"] == fails_at:
+                raise ConnectionError("the line is down")
+            given.append(row["small"])
+            return row
+
+        rows = table.remove_columns("image")
+        return rows.to_iterable_dataset(num_shards=3).map(seen, features=rows.features)
+
+    with pytest.raises(ConnectionError):
+        Materializer(ImportWriter(spool=tmp_path / "rows"), stream(5), tmp_path / "out").plan()
+    assert given == [0, 1, 2, 3, 4]
+    writer = ImportWriter(spool=tmp_path / "rows")
+    Materializer(writer, stream(), tmp_path / "out").plan()
+
+    assert given[5:] in ([5, 6], [4, 5, 6])  # datasets may ask again for the row at which it stopped
+    assert [int(writer.read(row)["small"]) for row in writer.index(None)] == list(range(7))
+    assert not RowStream(stream().shuffle(seed=0, buffer_size=3), None)._has_state
+
+
+def test_parquet_file_of_hugging_face_keeps_its_types(table, tmp_path):
+    """Class names and pictures, which only its note in the schema knows."""
+    table.to_parquet(tmp_path / "rows.parquet")
+
+    _check_table(imported(tmp_path / "rows.parquet", tmp_path / "out", ImportWriter(kind="huggingface")))
+
+
+def test_torch_iterable_dataset_is_a_source(tmp_path):
+    """Each item once, in its order; a loader, which gives batches, is refused."""
+    torch = pytest.importorskip("torch", reason="it makes the dataset")
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return ((torch.tensor(picture), number) for number, picture in enumerate(PIXELS))
+
+    data = imported(Stream(), tmp_path / "out", ImportWriter(kind="torch", names=("image", "label")))
+
+    for number in range(7):
+        assert np.array_equal(data[f"{number:08d}"]["image"], PIXELS[number])
+        assert data[f"{number:08d}"]["label"] == number
+    with pytest.raises(SourceError, match="a DataLoader, which gives batches; give its dataset"):
+        Materializer(torch.utils.data.DataLoader(Stream()), output=tmp_path / "loader")
 
 
 def test_torch_datasets_are_sources(tmp_path):
     """Tensors become arrays; the workers get the object."""
-    torch = pytest.importorskip("torch", reason="it makes the data set")
+    torch = pytest.importorskip("torch", reason="it makes the dataset")
     dataset = torch.utils.data.TensorDataset(torch.tensor(PIXELS), torch.arange(7))
     subset = torch.utils.data.Subset(dataset, [1, 3])
 

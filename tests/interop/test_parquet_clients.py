@@ -7,12 +7,9 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from real_clients import MARKS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),  # clients take long to import
-    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
-]
+pytestmark = MARKS
 
 
 def pixels(data):
@@ -90,7 +87,7 @@ def test_grain_iterates_over_parquet(directory, samples):
 
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_torch_loads_row_groups(directory, samples, num_workers):
-    """Row groups, shared out among the workers of a DataLoader, are read once each."""
+    """The workers of a DataLoader share the row groups, and read each once."""
     torch_data = pytest.importorskip("torch.utils.data")
     files = sorted(map(str, directory("parquet").glob("*-train-*.parquet")))
 

@@ -29,13 +29,13 @@ def endpoint():
 
 @pytest.fixture
 def options(endpoint):
-    """What s3fs is given for it."""
+    """The options that s3fs needs for it."""
     return {"key": "one", "secret": "two", "endpoint_url": endpoint}
 
 
 @pytest.fixture
 def upload(options):
-    """Give a function that puts a directory into a new bucket, for all to read, and returns its URL."""
+    """Give a function that uploads a directory to a new public bucket, and returns its URL."""
     import s3fs
 
     def upload(folder, bucket):
@@ -56,7 +56,7 @@ def keys_in(place):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
 def test_bucket_holds_the_samples(directory, upload, options, tmp_path, name):
-    """In order, by key, and in batches that processes make."""
+    """They come in order, by key, and in batches that processes make."""
     local = load(directory(name), "train")
     url = upload(directory(name), name)
 
@@ -74,7 +74,7 @@ def test_bucket_holds_the_samples(directory, upload, options, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_processes_share_a_cache(directory, upload, options, tmp_path, start_method):
-    """Also those that were forked from one that has read."""
+    """So do processes forked from one that has read."""
     folder = directory("tfrecord")
     url = upload(folder, f"shared-{start_method}")
     load(url, "train", cache_dir=tmp_path / "mine", storage_options=options)[0]
@@ -88,7 +88,7 @@ def test_processes_share_a_cache(directory, upload, options, tmp_path, start_met
 
 
 def test_documented_line_runs(directory, upload, endpoint, tmp_path, monkeypatch):
-    """That of `docs/reading.md`, with a bucket that there is."""
+    """It is the line of `docs/reading.md`, with a bucket that exists."""
     page = pathlib.Path(__file__).parents[2] / "docs/reading.md"
     (line,) = re.findall(r"^```py3\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     folder = directory("tfrecord")
@@ -102,11 +102,11 @@ def test_documented_line_runs(directory, upload, endpoint, tmp_path, monkeypatch
     assert [sample["key"] for sample in names["remote"]] == load(folder, "train").keys()
 
 
-def test_object_that_was_written_anew_is_noticed(directory, upload, options, tmp_path):
-    """Though s3fs remembers the sizes of objects that it has listed."""
+def test_object_that_was_replaced_is_noticed(directory, upload, options, tmp_path):
+    """This holds although s3fs remembers the sizes of objects that it has listed."""
     import s3fs
 
-    url = upload(directory("tfrecord"), "anew")
+    url = upload(directory("tfrecord"), "replaced")
     files = s3fs.S3FileSystem(**options)
     files.ls(url)
     load(url, cache_dir=tmp_path / "cache", storage_options=options)
@@ -117,8 +117,8 @@ def test_object_that_was_written_anew_is_noticed(directory, upload, options, tmp
     assert load(url, cache_dir=tmp_path / "cache", storage_options=options).manifest.format == "webdataset"
 
 
-def test_missing_object_and_bucket_are_told(directory, upload, options, tmp_path):
-    """By their addresses, and nothing is left."""
+def test_missing_object_and_bucket_are_reported(directory, upload, options, tmp_path):
+    """The error gives their addresses, and nothing is left behind."""
     import s3fs
 
     url = upload(directory("tfrecord"), "missing")

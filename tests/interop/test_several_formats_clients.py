@@ -1,4 +1,4 @@
-"""One directory with the records in several formats: each client finds its own, and all of it once."""
+"""One directory with the records in several formats: each client finds its own format, and all of it once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keys(folder):
 
 @pytest.mark.slow
 def test_tfds_reads_the_tfrecord_shards(folder, keys):
-    """By the sidecars that stand beside all of them."""
+    """The sidecars that stand beside all of them name these shards."""
     tfds = pytest.importorskip("tensorflow_datasets", reason="the package tensorflow-datasets is not installed")
 
     found = tfds.builder_from_directory(str(folder)).as_dataset(split="train")
@@ -39,7 +39,7 @@ def test_tfds_reads_the_tfrecord_shards(folder, keys):
 
 @pytest.mark.slow
 def test_hugging_face_reads_one_format_and_shares_it_among_ranks(folder, keys, tmp_path):
-    """Each record once, though it lies there in three formats; each rank gets as many."""
+    """Each record comes once, though three formats hold it; all ranks get equally many."""
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
     from datasets.distributed import split_dataset_by_node
 
@@ -55,7 +55,7 @@ def test_hugging_face_reads_one_format_and_shares_it_among_ranks(folder, keys, t
 
 @pytest.mark.filterwarnings("ignore")  # of files that webdataset leaves open
 def test_webdataset_shares_tar_shards_among_ranks(folder, keys, monkeypatch):
-    """By `split_by_node`, which takes every fourth shard."""
+    """`split_by_node` takes every fourth shard."""
     webdataset = pytest.importorskip("webdataset", reason="the package webdataset is not installed")
     shards = sorted(map(str, folder.glob("streets-train-*.tar")))
     monkeypatch.setenv("WORLD_SIZE", str(RANKS))
@@ -71,7 +71,7 @@ def test_webdataset_shares_tar_shards_among_ranks(folder, keys, monkeypatch):
 
 
 def test_duckdb_reads_the_parquet_shards(folder, keys):
-    """By the pattern of their names."""
+    """The pattern of their names finds them."""
     duckdb = pytest.importorskip("duckdb", reason="the package duckdb is not installed")
 
     found = duckdb.sql(f"select key from '{folder}/streets-train-*.parquet'").fetchall()

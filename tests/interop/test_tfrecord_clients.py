@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from real_clients import MARKS, shards
 
 from datamat import Manifest
 from datamat.formats.example import decode_example
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),  # clients take long to import
-    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
-]
-
-
-def shards(folder, ending="tfrecord"):
-    return sorted(map(str, folder.glob(f"*-train-*.{ending}")))
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz"])
@@ -55,7 +48,9 @@ def test_grain_iterates_over_tfrecords(directory, samples):
 
     features = Manifest.read(directory("tfrecord")).features
     payloads = [
-        payload for path in shards(directory("tfrecord")) for payload in grain.experimental.TFRecordIterDataset(path)
+        payload
+        for path in shards(directory("tfrecord"), "tfrecord")
+        for payload in grain.experimental.TFRecordIterDataset(path)
     ]
 
     assert [features.decode(decode_example(payload))["key"] for payload in payloads] == list(samples)

@@ -9,16 +9,9 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
+from real_clients import MARKS, shards
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),  # clients take long to import
-    pytest.mark.filterwarnings("ignore"),  # what they warn of is theirs
-]
-
-
-def shards(folder):
-    return sorted(map(str, folder.glob("*-train-*.tar")))
+pytestmark = MARKS
 
 
 def key_of(sample):
@@ -41,9 +34,9 @@ def check_sample(found, samples):
 
 
 def test_tarfile_lists_members(directory, samples):
-    """Python's tarfile and GNU tar's rules: plain files, fixed times and owners, an end to the archive."""
+    """By the rules of Python's tarfile and GNU tar: plain files, fixed times and owners, an end to the archive."""
     names = []
-    for path in shards(directory("webdataset")):
+    for path in shards(directory("webdataset"), "tar"):
         with tarfile.open(path) as archive:
             members = archive.getmembers()
             assert {(m.mtime, m.uid, m.gid, m.uname, m.mode, m.type) for m in members} == {(0, 0, 0, "", 0o644, b"0")}
@@ -57,7 +50,7 @@ def test_webdataset_decodes_by_extension(directory, samples):
     """Its own decoders give pictures, arrays and the JSON."""
     wds = pytest.importorskip("webdataset")
 
-    dataset = wds.WebDataset(shards(directory("webdataset")), shardshuffle=False).decode("pil")
+    dataset = wds.WebDataset(shards(directory("webdataset"), "tar"), shardshuffle=False).decode("pil")
     found = list(dataset.to_tuple("image.png", "mask.png", "pose.npy", "json"))
 
     assert [plain["key"] for *_, plain in found] == list(samples)

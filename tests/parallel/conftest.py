@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import threading
+    from collections.abc import Callable, Iterator
 
 METHODS = ("fork", "forkserver", "spawn")
 
@@ -18,11 +19,25 @@ def method(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def _pool_threads() -> list[threading.Thread]:
+    import threading
+
+    return [thread for thread in threading.enumerate() if thread.name == "datamat-dispatcher"]
+
+
+@pytest.fixture
+def pool_thread() -> Callable[[], threading.Thread]:
+    """Return a function that finds the thread of the one pool that is running; it ends after the pool's workers."""
+
+    def find() -> threading.Thread:
+        (thread,) = _pool_threads()
+        return thread
+
+    return find
+
+
 @pytest.fixture(autouse=True)
 def _pools_end() -> Iterator[None]:
     """Let no test leave a pool behind."""
     yield
-    import threading
-
-    left = [thread.name for thread in threading.enumerate() if thread.name == "datamat-dispatcher"]
-    assert not left, "a test left a pool running"
+    assert not _pool_threads(), "a test left a pool running"

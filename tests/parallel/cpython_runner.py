@@ -2,9 +2,12 @@
 
     python tests/parallel/cpython_runner.py METHOD [--suite PATH] [--only WORD]
 
-The tests come with the interpreter (3.12 and later: the package `test.test_concurrent_futures`), with Debian's
-`libpython3.11-testsuite` (one file), or from a source checkout given by `--suite` (its `Lib/test`). Exit code 77
-means that there are none.
+The tests (`test_concurrent_futures`, one file or a package) are looked for in the folder `test` of the interpreter, and
+where it has none, in those of other installations on this machine, the same version first. Many come without: CPython
+itself forgot to install them for some releases, 3.11.7 and 3.12.1 among them, so that pyenv has none there
+(https://github.com/python/cpython/issues/115421); Debian has a package for them; small builds leave out the folder.
+`--suite`, or the environment variable DATAMAT_CPYTHON_TESTS, names the `Lib/test` of a source checkout. Exit code 77
+means that there are none; the places that were looked at are printed.
 
 What differs by design is listed in `SKIPPED`, each with its reason.
 """
@@ -17,22 +20,31 @@ import concurrent.futures.thread  # defines its exceptions before they are repla
 import importlib
 import importlib.util
 import multiprocessing.util
+import os
+import shutil
 import sys
+import tempfile
 import unittest
 from concurrent.futures import _base
 from pathlib import Path
 
 from datamat.errors import BrokenPoolError, ParallelError
 from datamat.parallel import PathosExecutor
-from datamat.parallel.failures import RemoteTraceback
+from datamat.parallel.workers import RemoteTraceback
 
 METHODS = {"fork": "ProcessPoolFork", "forkserver": "ProcessPoolForkserver", "spawn": "ProcessPoolSpawn"}
 MODULES = ("test_process_pool", "test_wait", "test_as_completed", "test_init", "test_shutdown", "test_deadlock")
-DEBIAN = Path("/usr/lib/python3.11/test/test_concurrent_futures.py")
+
+NEIGHBOURS = ("3.13", "3.12", "3.11")  # whose tests run on each of the others, too
+HOMES = (  # where programs that install Pythons put them: a variable, the usual place, and the folders in it
+    ("PYENV_ROOT", "~/.pyenv", "versions/{}*"),
+    ("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python", "cpython-{}*"),
+    ("ASDF_DATA_DIR", "~/.asdf", "installs/python/{}*"),
+    ("MISE_DATA_DIR", "~/.local/share/mise", "installs/python/{}*"),
+)
 
 _COUNTS = "expects the workers to run when `submit` returns; here the dispatcher's thread starts them"
 _BY_NAME = "imports the executor by name from concurrent.futures in a new interpreter; test_life.py has the same tests"
-_OWN_ERROR = "expects the error of the pickler; here an UnpicklableError names the place of what cannot be sent"
 _LIVES = "expects a broken pool; here the call alone fails, with its own error, and the others go on"
 _PRIVATE = "looks at private attributes of ProcessPoolExecutor; test_death.py has the same test"
 SKIPPED = {
@@ -46,8 +58,6 @@ SKIPPED = {
     "test_hang_gh94440": _BY_NAME,
     "test_interpreter_shutdown": _BY_NAME,
     "test_submit_after_interpreter_shutdown": _BY_NAME,
-    "test_error_at_task_pickle": _OWN_ERROR,
-    "test_error_during_result_pickle_on_worker": _OWN_ERROR,
     "test_error_at_task_unpickle": _LIVES,
     "test_exit_at_task_unpickle": _LIVES,
     "test_shutdown_deadlock_pickle": _PRIVATE,
@@ -85,34 +95,60 @@ class Adapter(PathosExecutor):
         return self._dispatcher is not None and self._dispatcher.broken is not None
 
 
-def load(suite: Path | None) -> list:
-    """Return the modules of tests, with `Adapter` in place of the standard library's pool."""
+def places(suite: Path | None) -> list[Path]:
+    """Return the folders that may hold the tests, in the order of preference."""
+    named = suite or os.environ.get("DATAMAT_CPYTHON_TESTS")
+    if named:
+        return [Path(named)]
+    own = importlib.util.find_spec("test")
+    folders = [Path(folder) for folder in (own.submodule_search_locations or [] if own else [])]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for each in dict.fromkeys((version, *NEIGHBOURS)):
+        folders += [Path(os.path.normpath(root), "lib", f"python{each}", "test") for root in installations(each)]
+    return list(dict.fromkeys(folders))
+
+
+def installations(version: str) -> list[str | Path]:
+    """Return where a version of Python may be installed on this machine."""
+    roots: list[str | Path] = [sys.base_prefix, "/usr", "/usr/local"]
+    program = shutil.which(f"python{version}")
+    if program is not None:
+        roots.append(os.path.realpath(program) + "/../..")
+    for variable, usual, pattern in HOMES:
+        home = Path(os.environ.get(variable, usual)).expanduser()
+        roots += sorted(home.glob(pattern.format(version)), reverse=True)
+    return roots
+
+
+def holds_tests(folder: Path) -> bool:
+    """Does the folder hold CPython's tests of executors, and what they need?"""
+    tests = folder / "test_concurrent_futures.py", folder / "test_concurrent_futures" / "util.py"
+    return (folder / "support").is_dir() and any(path.exists() for path in tests)
+
+
+def load(folder: Path, home: str) -> list:
+    """Return the modules of tests, with `Adapter` in place of the standard library's pool.
+
+    Args:
+        folder: holds them.
+        home: an empty directory, where this process and its workers find the folder as the package `test`, also where
+            this interpreter has none, or another one.
+    """
     broken = (BrokenPoolError, ParallelError)
     concurrent.futures.process.BrokenProcessPool = _base.BrokenExecutor = broken
     concurrent.futures.process._RemoteTraceback = RemoteTraceback
     multiprocessing.util._cleanup_tests = lambda: None  # it expects the standard library's resource tracker
+    os.symlink(folder, os.path.join(home, "test"))
+    sys.path.insert(0, home)
     from test import support
 
     support.use_resources = ["walltime", "cpu"]
-    single = suite / "test_concurrent_futures.py" if suite is not None else DEBIAN
-    if sys.version_info < (3, 12):
-        if not single.exists():
-            return []
-        spec = importlib.util.spec_from_file_location("test.test_concurrent_futures", single)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        util, modules = module, [module]
-    else:
-        if suite is not None:
-            import test
-
-            test.__path__.insert(0, str(suite))
-        try:
-            util = importlib.import_module("test.test_concurrent_futures.util")
-        except ImportError:
-            return []
+    tests = importlib.import_module("test.test_concurrent_futures")
+    if hasattr(tests, "__path__"):
+        util = importlib.import_module("test.test_concurrent_futures.util")
         modules = [importlib.import_module(f"test.test_concurrent_futures.{name}") for name in MODULES]
+    else:
+        util, modules = tests, [tests]
     for mixin in (util.ProcessPoolForkMixin, util.ProcessPoolForkserverMixin, util.ProcessPoolSpawnMixin):
         mixin.executor_type = Adapter
     return modules
@@ -144,13 +180,17 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("-v", action="store_true")
     options = parser.parse_args()
-    suite = collect(load(options.suite), options.method, options.only)
-    if not suite.countTestCases():
+    folders = places(options.suite)
+    folder = next(filter(holds_tests, folders), None)
+    if folder is None:
+        print(f"Python {sys.version.split()[0]}: no test_concurrent_futures in any of {', '.join(map(str, folders))}")
         return 77
-    result = unittest.TextTestRunner(verbosity=2 if options.v else 1).run(suite)
+    with tempfile.TemporaryDirectory() as home:
+        suite = collect(load(folder, home), options.method, options.only)
+        result = unittest.TextTestRunner(verbosity=2 if options.v else 1).run(suite)
     print(
-        f"{options.method}: {result.testsRun} run, {len(result.failures)} failures, {len(result.errors)} errors, "
-        f"{len(result.skipped)} skipped by CPython, {len(SKIPPED)} names skipped here"
+        f"{folder}, {options.method}: {result.testsRun} run, {len(result.failures)} failures, "
+        f"{len(result.errors)} errors, {len(result.skipped)} skipped by CPython, {len(SKIPPED)} names skipped here"
     )
     return 0 if result.wasSuccessful() else 1
 

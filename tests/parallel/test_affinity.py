@@ -37,21 +37,21 @@ HALVES = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
 @pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
 @pytest.mark.parametrize(("siblings", "cores"), [(ADJACENT, (0, 2, 4, 6)), (HALVES, (0, 1, 2, 3))])
 def test_one_cpu_per_core_whatever_the_numbering(tmp_path, siblings, cores, name):
-    """Siblings are 0,1 on most virtual machines, and 0,n/2 on most servers."""
+    """Most virtual machines number siblings 0,1; most servers 0,n/2."""
     make_cpus(tmp_path, siblings, name)
 
     assert physical_cores(allowed=range(8), root=str(tmp_path)) == cores
 
 
 def test_only_allowed_cpus_are_chosen(tmp_path):
-    """A cpuset or taskset may allow the second sibling only, or cores far up."""
+    """A cpuset or taskset may allow only the second sibling, or only high core numbers."""
     make_cpus(tmp_path, ADJACENT)
 
     assert physical_cores(allowed={1, 4, 5, 7}, root=str(tmp_path)) == (1, 4, 7)
 
 
 def test_offline_siblings_do_not_count(tmp_path):
-    """The kernel takes an offline CPU out of the lists of its siblings, and its own topology away."""
+    """The kernel drops an offline CPU from its siblings' lists and removes its own topology."""
     make_cpus(tmp_path, {0: "0", 2: "2-3", 3: "2-3"})
 
     assert physical_cores(allowed={0, 2, 3}, root=str(tmp_path)) == (0, 2)
@@ -63,7 +63,7 @@ def test_without_topology_each_cpu_is_a_core(tmp_path):
 
 
 def test_fast_cores_come_first(tmp_path):
-    """Two fast cores with siblings and four slow ones without."""
+    """Two fast cores with siblings, and four slow ones without."""
     siblings = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5", 6: "6", 7: "7"}
     make_cpus(tmp_path, siblings, cpu_capacity={cpu: "400" if cpu > 3 else "1024" for cpu in siblings})
 
@@ -74,7 +74,7 @@ def test_fast_cores_come_first(tmp_path):
 @pytest.mark.parametrize(("quota", "count"), [("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1),
                                               ("max 100000", 4)])  # fmt: skip
 def test_quota_of_cgroup_v2(tmp_path, quota, count):
-    """Rounded up; "max" sets none."""
+    """The quota is rounded up; "max" means that there is none."""
     make_cpus(tmp_path, ADJACENT)
     make_file(tmp_path / "proc/self/cgroup", "0::/user/job\n")
     make_file(tmp_path / "sys/fs/cgroup/user/job/cpu.max", quota)
@@ -83,7 +83,7 @@ def test_quota_of_cgroup_v2(tmp_path, quota, count):
 
 
 def test_smallest_quota_of_the_ancestors_counts(tmp_path):
-    """A generous group inside a narrow one."""
+    """A generous group may lie inside a narrow one."""
     make_cpus(tmp_path, ADJACENT)
     make_file(tmp_path / "proc/self/cgroup", "0::/pod/container/job\n")
     make_file(tmp_path / "sys/fs/cgroup/pod/container/job/cpu.max", "800000 100000")
@@ -94,7 +94,7 @@ def test_smallest_quota_of_the_ancestors_counts(tmp_path):
 
 @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
 def test_quota_of_cgroup_v1(tmp_path, mount):
-    """The controller's own tree."""
+    """Version 1 keeps the quota in the tree of the cpu controller."""
     make_cpus(tmp_path, ADJACENT)
     make_file(tmp_path / "proc/self/cgroup", "5:memory:/x\n4:cpu,cpuacct:/docker/abc\n")
     folder = tmp_path / "sys/fs/cgroup" / mount / "docker/abc"
@@ -113,7 +113,7 @@ def test_unlimited_cgroup_v1_sets_no_quota(tmp_path):
 
 
 def test_mask_is_not_cut_to_the_quota(tmp_path):
-    """All containers of a host would crowd on its first cores."""
+    """Otherwise all containers of a host would crowd onto its first cores."""
     make_cpus(tmp_path, ADJACENT)
     make_file(tmp_path / "proc/self/cgroup", "0::/\n")
     make_file(tmp_path / "sys/fs/cgroup/cpu.max", "100000 100000")
@@ -122,7 +122,7 @@ def test_mask_is_not_cut_to_the_quota(tmp_path):
 
 
 def test_systems_without_scheduler_masks_count_cores(monkeypatch):
-    """On macOS and Windows."""
+    """On macOS and Windows there are no such masks."""
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sched_setaffinity")
 
@@ -131,7 +131,7 @@ def test_systems_without_scheduler_masks_count_cores(monkeypatch):
 
 
 def test_masks_of_workers():
-    """All cores each, one core each, or none."""
+    """A worker may use all cores, one core of its own, or is not bound at all."""
     cores = affinity.core_mask()
 
     assert affinity.worker_masks("physical", 2) == [frozenset(cores)] * 2

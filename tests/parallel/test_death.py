@@ -20,8 +20,8 @@ import pytest
 
 from datamat.errors import BrokenPoolError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor
-from datamat.parallel.inquest import MAX_UNBEGUN
-from datamat.parallel.servers import ExecServer
+from datamat.parallel.dispatcher import MAX_UNBEGUN
+from datamat.parallel.processes import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def die(how):
 
 
 class Killer:
-    """Dies where it is told to."""
+    """Dies on demand."""
 
     def __init__(self, place, flag=None):
         self.place = place
@@ -84,7 +84,7 @@ class Bomb:
     [("kill", signal.SIGKILL, -9), ("term", signal.SIGTERM, -15), ("segfault", signal.SIGSEGV, -11), ("exit", None, 7)],
 )
 def test_death_is_the_error_of_its_call_alone(method, how, number, exitcode):
-    """The error says how the worker ended; the other calls go on."""
+    """The error says how the worker ended; all other calls finish."""
     with PathosExecutor(2, start_method=method) as pool:
         doomed = pool.submit(die, how)
         others = [pool.submit(abs, -i) for i in range(20)]
@@ -99,7 +99,7 @@ def test_death_is_the_error_of_its_call_alone(method, how, number, exitcode):
 
 
 def test_segfault_shows_the_python_stack(method):
-    """The frames that the worker left behind."""
+    """The error holds the frames that the worker left behind."""
     with PathosExecutor(1, start_method=method) as pool:
         future = pool.submit(die, "segfault")
         with pytest.raises(WorkerDied, match="Segmentation fault") as caught:
@@ -109,7 +109,7 @@ def test_segfault_shows_the_python_stack(method):
 
 
 def test_death_report_shows_the_last_log_lines(method):
-    """None is lost, although the worker dies right after logging."""
+    """No line is lost, although the worker dies right after logging."""
     logging.getLogger("killer").setLevel(logging.INFO)
 
     with PathosExecutor(1, start_method=method) as pool, pytest.raises(WorkerDied, match="last words") as caught:
@@ -119,7 +119,7 @@ def test_death_report_shows_the_last_log_lines(method):
 
 
 def test_death_error_survives_pickling(method):
-    """It may itself come from a worker's worker, or go into a ledger."""
+    """It may come from a worker of a worker, or be stored in a ledger."""
     with PathosExecutor(1, start_method=method) as pool, pytest.raises(WorkerDied) as caught:
         pool.submit(die, "exit").result(timeout=20)
 
@@ -130,7 +130,7 @@ def test_death_error_survives_pickling(method):
 
 @pytest.mark.parametrize("place", ["running", "holding a lock", "logging", "sending"])
 def test_lost_call_is_repeated_on_a_fresh_worker(method, place, tmp_path):
-    """Wherever the worker died, every result is there once."""
+    """Wherever the worker died, each result arrives once."""
     killer = Killer(place, str(tmp_path / "flag"))
 
     with PathosExecutor(2, start_method=method, max_retries=1) as pool:
@@ -147,7 +147,7 @@ def die_on(x):
 
 
 def test_only_the_guilty_call_of_a_chunk_fails(method):
-    """The others are run again, and are there in their turn."""
+    """The others run again, and their results come in their turn."""
     got = []
     with PathosExecutor(2, start_method=method) as pool:
         stream = pool.map(die_on, range(100), chunksize=25)
@@ -158,7 +158,7 @@ def test_only_the_guilty_call_of_a_chunk_fails(method):
 
 
 def test_call_is_repeated_as_often_as_allowed(method):
-    """And not more."""
+    """It is not repeated more often."""
     with PathosExecutor(1, start_method=method, max_retries=2) as pool:
         with pytest.raises(WorkerDied, match=r"\(3 attempts\)"):
             pool.submit(die, "kill").result(timeout=20)
@@ -166,7 +166,7 @@ def test_call_is_repeated_as_often_as_allowed(method):
 
 
 def test_idle_worker_that_dies_is_replaced(method):
-    """A call given to it before anyone has noticed is not blamed: nothing was lost, so nobody is told."""
+    """A call sent to it before anyone noticed is not blamed: nothing was lost, so nothing is reported."""
     with PathosExecutor(1, start_method=method) as pool:
         first = pool.submit(os.getpid).result(timeout=20)
         os.kill(first, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_idle_worker_that_dies_is_replaced(method):
 
 
 def test_call_that_was_only_delivered_is_not_blamed(method, caplog):
-    """The worker is stopped before it can begin it, and then killed; no retry is used up."""
+    """The worker is stopped before it can begin the call, and then killed; no retry is used up."""
     with PathosExecutor(1, start_method=method, max_retries=0) as pool:
         for _ in range(MAX_UNBEGUN - 1):
             stopped = pool.submit(os.getpid).result(timeout=20)
@@ -191,7 +191,7 @@ def test_call_that_was_only_delivered_is_not_blamed(method, caplog):
 
 
 class KillsWhenUnpickled:
-    """As data does that crashes the library that reads it."""
+    """Stands for data that crashes the library that reads it."""
 
     def __reduce__(self):
         return os._exit, (9,)
@@ -202,7 +202,7 @@ class KillsWhenUnpickled:
 
 @pytest.mark.parametrize("as_callable", [False, True], ids=["argument", "callable"])
 def test_call_that_kills_while_it_is_received_is_given_up(as_callable):
-    """After the attempts that it has, as if it had died in the middle of it."""
+    """It has as many attempts as a call that dies half-way."""
     with PathosExecutor(1, start_method="forkserver", max_retries=1) as pool:
         pool.submit(abs, -1).result(timeout=20)
         bomb = KillsWhenUnpickled()
@@ -215,7 +215,7 @@ def test_call_that_kills_while_it_is_received_is_given_up(as_callable):
 
 
 def wait_until_gone(pid):
-    """Wait for a process to end; whether its new parent has reaped it is not our concern."""
+    """Wait for a process to end; whether its new parent has reaped it does not matter here."""
     for _ in range(2000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -228,7 +228,7 @@ def wait_until_gone(pid):
 
 
 def test_stopped_worker_does_not_stall_the_others(method):
-    """A process that takes no data must not block the dispatcher, however much is meant for it."""
+    """A process that reads nothing must not block the dispatcher, however much is sent to it."""
     with PathosExecutor(2, start_method=method) as pool:
         pids = {pool.submit(os.getpid).result(timeout=20)}
         futures = [pool.submit(slow_pid) for _ in range(2)]
@@ -261,7 +261,7 @@ def fail_at_start():
 
 
 def test_initializer_that_fails_ends_the_pool_with_its_traceback(method):
-    """Every call, waiting or new, gets the cause, as an error that code for any executor knows."""
+    """Every call, waiting or new, fails with the cause, as an error that code for any executor catches."""
     with PathosExecutor(2, start_method=method, initializer=fail_at_start) as pool:
         for number in range(5):  # the first is waiting when the pool breaks; the others may be refused at once
             with pytest.raises(BrokenExecutor, match="RuntimeError: no GPU"):
@@ -269,7 +269,7 @@ def test_initializer_that_fails_ends_the_pool_with_its_traceback(method):
 
 
 def test_workers_that_keep_dying_at_start_end_the_pool(method):
-    """Not a storm of replacements."""
+    """The pool does not start replacements for ever."""
     with PathosExecutor(2, start_method=method, initializer=die, initargs=("exit",)) as pool:
         future = pool.submit(abs, 1)
         with pytest.raises(BrokenPoolError, match=r"3 workers in a row ended while they started: exit code 7"):
@@ -290,7 +290,7 @@ def do_nothing():
 
 
 def _import_this_module(pool):
-    """Have the worker import what the calls need: a call's time counts from when it is given to the worker."""
+    """Import in the worker what the calls need: a call's time counts from when the worker gets it."""
     while True:
         try:
             return pool.submit(do_nothing).result(timeout=20)
@@ -300,12 +300,12 @@ def _import_this_module(pool):
 
 @pytest.mark.parametrize("function", [sleep_long, spin])
 def test_timeout_kills_and_shows_the_python_stack(method, function):
-    """The worker is replaced; the others were never in danger."""
-    with PathosExecutor(1, start_method=method, task_timeout_s=0.3) as pool:
+    """The worker is replaced; the others are not affected."""
+    with PathosExecutor(1, start_method=method, task_timeout_s=1.5) as pool:
         _import_this_module(pool)
         slow = pool.submit(function)
         with pytest.raises(
-            TaskTimeout, match=rf"{function.__name__}\[\d+\]: it ran longer than task_timeout_s=0.3"
+            TaskTimeout, match=rf"{function.__name__}\[\d+\]: it ran longer than task_timeout_s=1.5"
         ) as caught:
             slow.result(timeout=20)
         assert pool.submit(abs, -5).result(timeout=20) == 5
@@ -318,7 +318,7 @@ def stop_oneself():
 
 
 def test_timeout_of_a_stopped_worker_kills_it(method):
-    """It cannot write down its stack; it goes all the same."""
+    """It cannot write its stack, but it is replaced all the same."""
     with PathosExecutor(1, start_method=method, task_timeout_s=0.3) as pool:
         with pytest.raises(TaskTimeout):
             pool.submit(stop_oneself).result(timeout=20)
@@ -363,7 +363,7 @@ def test_workers_end_with_their_parent(method, number):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_parent_leaves_nothing_in_the_folder_of_temporary_files(method, number):
-    """The server of its workers, which has a socket there, removes it when all others are gone."""
+    """The server that forks its workers removes its socket after the last of them has ended."""
     with tempfile.TemporaryDirectory() as folder:
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, method],
@@ -381,11 +381,11 @@ def test_killed_parent_leaves_nothing_in_the_folder_of_temporary_files(method, n
 
 
 def test_long_name_of_the_folder_of_temporary_files(tmp_path, monkeypatch):
-    """The address of a socket holds 107 bytes; schedulers of clusters give each job a folder deep down."""
+    """The address of a socket holds 107 bytes, and cluster schedulers give each job a deeply nested folder."""
     deep = tmp_path / ("scratch" * 20)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    server = ExecServer((), 1)
+    server = Server((), 1)
 
     server.ensure_running()
     server.stop()
@@ -395,7 +395,7 @@ FORKING = PARENT.replace("print(*", "child = os.fork()\nif child == 0: time.slee
 
 
 def test_process_that_the_parent_forked_does_not_keep_workers_alive(method):
-    """It would hold the parent's ends of their lifelines, had it not let go of them."""
+    """Otherwise it would hold the parent's ends of their lifelines."""
     parent = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", FORKING, method],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -456,7 +456,7 @@ with PathosExecutor(3, start_method="fork") as pool:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_interrupt_between_forks_leaves_no_worker_behind(number, name):
-    """Workers that nobody ends would wait for tasks, and the end of the program for them."""
+    """Such workers would wait for tasks, and the end of the program for them."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_FORK, str(number), name],
         capture_output=True, text=True, timeout=20, check=True,
@@ -468,7 +468,7 @@ def test_interrupt_between_forks_leaves_no_worker_behind(number, name):
 
 
 def test_interrupt_ends_the_calls_and_leaves_the_interpreter_usable(method):
-    """As the stop button of a notebook does: the signal reaches the parent alone."""
+    """The stop button of a notebook does the same: only the parent gets the signal."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, method], capture_output=True, text=True, timeout=20, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -479,7 +479,7 @@ def test_interrupt_ends_the_calls_and_leaves_the_interpreter_usable(method):
 
 
 def test_terminate_ends_running_calls_at_once(method):
-    """Running calls fail, waiting ones are cancelled."""
+    """Running calls fail; waiting calls are cancelled."""
     pool = PathosExecutor(1, start_method=method)
     running = pool.submit(sleep_long)
     waiting = pool.submit(abs, 1)

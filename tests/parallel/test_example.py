@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str) -> str:
-    """Run a script of the repository from elsewhere; return what it printed."""
+    """Run a script of the repository from another folder, and return what it printed."""
     done = subprocess.run(
         [sys.executable, str(ROOT / arguments[0]), *arguments[1:]], capture_output=True, text=True, timeout=55,
         check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -24,7 +24,7 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_training_in_a_class_prints_its_table():
-    """One process against two, the same result from each."""
+    """It compares one process with two, which give the same result."""
     lines = run("examples/train_in_a_class.py", "--targets", "60").splitlines()
 
     assert lines[0] == "60 targets"
@@ -34,8 +34,20 @@ def test_training_in_a_class_prints_its_table():
 
 @pytest.mark.slow
 def test_dispatch_benchmark_compares_what_is_installed():
-    """At least ours, the standard library's and pathos' pools."""
-    output = run("benchmarks/dispatch.py", "--rounds", "1", "--tasks", "200")
+    """At least our pool, the standard library's and that of pathos."""
+    output = run(
+        "benchmarks/dispatch.py",
+        "--rounds",
+        "1",
+        "--tasks",
+        "200",
+        "--cheap",
+        "5000",
+        "--sleeps",
+        "50",
+        "--ideal",
+        "0.1",
+    )
 
     for name in ("datamat", "multiprocessing.Pool", "pathos ProcessPool", "concurrent.futures"):
         assert name in output

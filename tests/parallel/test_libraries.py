@@ -31,7 +31,7 @@ class Augmenting:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_albumentations_pipeline_works_in_workers(method):
-    """Lambdas in it included."""
+    """It may contain lambdas."""
     augmenting = Augmenting()
 
     with PathosExecutor(2, start_method=method) as pool:
@@ -58,16 +58,18 @@ class Learner:
         return shown, [batch.tolist() for batch in self.batches], torch.rand(2, generator=self.generator).tolist()
 
 
-@pytest.mark.parametrize("chosen", [None, "spawn"])
+@pytest.mark.parametrize("chosen", [None, "fork", "spawn"])
 def test_torch_objects_work_in_workers(chosen):
-    """Models, optimizers, loaders and generators arrive as they are."""
+    """Models, optimizers, loaders and generators arrive in the state that they have in the caller."""
     torch = pytest.importorskip("torch", reason="needs the extra `torch`")
+    torch.set_num_threads(2)
     learner = Learner(torch)
+    learner.model(torch.ones(100_000, 3)).sum().backward()
 
     with PathosExecutor(1, start_method=chosen) as pool:
         found = pool.submit(learner.look, [1.0, 2.0, 3.0]).result(timeout=100)
 
-    assert pool.stats().start_method in (chosen, "forkserver")
+    assert chosen in (None, pool.stats().start_method)
     assert found == learner.look([1.0, 2.0, 3.0])
 
 
@@ -89,7 +91,7 @@ class Network:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_live_tensorflow_is_not_forked():
-    """A matmul in a forked child would hang; the policy takes a forkserver."""
+    """A matmul in a forked child would hang, so the pool takes a forkserver."""
     network = Network()
 
     with pytest.warns(UserWarning, match=r"self\.dataset: .*Dataset"), PathosExecutor(1) as pool:
@@ -97,3 +99,30 @@ def test_live_tensorflow_is_not_forked():
 
     assert pool.stats().start_method == "forkserver"
     assert result.tolist() == [14.0, 26.0]
+
+
+class Trainer:
+    """Holds a Keras model, as training classes do."""
+
+    def __init__(self):
+        import keras
+
+        self.model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+
+    def predict(self, value):
+        return float(self.model(np.full((2, 3), value, np.float32)).numpy().sum())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("chosen", [None, "spawn"])
+def test_keras_model_works_here_and_in_workers(chosen):
+    """It is used before, in the workers, and after; a fork would hang and is not chosen."""
+    trainer = Trainer()
+    before = [trainer.predict(value) for value in range(3)]
+
+    with PathosExecutor(1, start_method=chosen) as pool:
+        found = list(pool.map(trainer.predict, range(3)))
+
+    assert pool.stats().start_method == (chosen or "forkserver")
+    assert np.allclose(found, before)
+    assert [trainer.predict(value) for value in range(3)] == before

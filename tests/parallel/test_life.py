@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(program: str, *arguments: str) -> str:
-    """Run a program in a new interpreter; return what it printed."""
+    """Run a program in a new interpreter, and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=50, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -43,7 +43,7 @@ def test_import_is_cheap():
 
 
 def test_pool_needs_no_numeric_library():
-    """Nor do its workers."""
+    """Neither do its workers."""
     program = (
         "import sys; from datamat.parallel import PathosExecutor\n"
         "def heavy(_): return [m for m in ('numpy', 'tensorflow', 'torch', 'cv2') if m in sys.modules]\n"
@@ -54,14 +54,14 @@ def test_pool_needs_no_numeric_library():
 
 
 def snapshot():
-    """Return what a pool might leave: number of descriptors, children, threads."""
+    """Return what a pool might leave: the number of descriptors, children and threads."""
     process = psutil.Process()
     gc.collect()
     return process.num_fds(), {child.pid for child in process.children()}, set(threading.enumerate())
 
 
 def assert_nothing_is_new_since(before):
-    """What earlier tests left may end meanwhile."""
+    """Compare with a snapshot; what earlier tests left may have ended meanwhile."""
     for found, known in zip(snapshot(), before, strict=True):
         assert found <= known
 
@@ -72,7 +72,7 @@ def use_pool(method):
 
 
 def test_pools_leave_nothing_behind(method):
-    """No descriptor, process, thread or temporary directory."""
+    """They leave no descriptor, process, thread or temporary directory."""
     use_pool(method)  # a forkserver stays for the session
     before = snapshot()
 
@@ -82,27 +82,47 @@ def test_pools_leave_nothing_behind(method):
     assert_nothing_is_new_since(before)
 
 
+def test_pool_that_cannot_start_leaves_nothing_behind(method):
+    """Here it cannot start a thread; the next call tries again."""
+    use_pool(method)
+    before = snapshot()
+    pool = PathosExecutor(2, start_method=method)
+    size = threading.stack_size(1 << 46)
+    try:
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="start new thread"):
+                pool.submit(abs, -1).result()
+    finally:
+        threading.stack_size(size)
+
+    assert_nothing_is_new_since(before)
+    assert pool.submit(abs, -1).result() == 1
+    pool.shutdown()
+
+
 @pytest.mark.stress
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_many_pools_leave_nothing_behind(request):
-    """Each with two workers; a thousand of them under --stress."""
+def test_many_pools_leave_nothing_behind(request, monkeypatch):
+    """Each has two workers; under --stress there are a thousand pools."""
+    prefix = f"/datamat-test-{os.getpid()}"  # other tests make semaphores meanwhile
+    for library in (multiprocessing, mp):
+        monkeypatch.setitem(library.current_process()._config, "semprefix", prefix)
     use_pool("fork")
     before = snapshot()
-    shared = set(os.listdir("/dev/shm"))
 
     for _ in range(1000 if request.config.getoption("--stress") else 100):
         use_pool("fork")
 
     assert_nothing_is_new_since(before)
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"sem.{prefix[1:]}")]
 
 
-def test_pool_that_is_forgotten_ends(method):
-    """Without `shutdown` or `with`."""
+def test_pool_that_is_forgotten_ends(method, pool_thread):
+    """It needs neither `shutdown` nor `with`."""
     pool = PathosExecutor(1, start_method=method)
     future = pool.submit(abs, -3)
-    thread = pool._dispatcher.thread
+    thread = pool_thread()
     reference = weakref.ref(pool)
 
     del pool
@@ -135,14 +155,14 @@ if sys.argv[2] == "shutdown":
 
 @pytest.mark.parametrize("how", ["nothing", "shutdown"])
 def test_interpreter_exit_waits_for_what_was_submitted(method, how):
-    """As in the standard library; after that nothing is accepted."""
+    """As in the standard library; later calls are refused."""
     late = "cannot schedule new futures after " + ("shutdown" if how == "shutdown" else "interpreter shutdown")
 
     assert run(EXIT, method, how) == f"done\n{late}\n"
 
 
 def test_caller_is_left_as_it_was(method):
-    """Affinity, environment, start methods, signal handlers, random state, working directory."""
+    """Its affinity, environment, start methods, signal handlers, random state and working directory are unchanged."""
     state = (
         os.sched_getaffinity(0), dict(os.environ), multiprocessing.get_start_method(allow_none=True),
         mp.get_start_method(allow_none=True), [signal.getsignal(n) for n in (2, 15, 17)], random.getstate(),
@@ -159,7 +179,7 @@ def test_caller_is_left_as_it_was(method):
 
 
 def test_submit_after_shutdown_is_refused():
-    """In the standard library's words, which callers may look for."""
+    """The message is the standard library's, which callers may look for."""
     pool = PathosExecutor(1)
     pool.shutdown()
 
@@ -168,7 +188,7 @@ def test_submit_after_shutdown_is_refused():
 
 
 def test_shutdown_can_cancel_what_waits(method):
-    """The call that runs is finished."""
+    """The running call finishes."""
     pool = PathosExecutor(1, start_method=method)
     gate = mp.Event()
     running = pool.submit(pause)
@@ -201,7 +221,7 @@ def pause():
     ],
 )
 def test_nonsense_options_are_refused(options, words):
-    """Each by name, with what was found and what to pass."""
+    """The error names the option, what was found and what to pass."""
     with pytest.raises(OptionError, match=words):
         PathosExecutor(**options)
 
@@ -216,7 +236,7 @@ def make_folder(path):
 
 
 def test_workers_have_the_umask_of_their_parent_as_it_is_now(method, tmp_path):
-    """Also those that come from a server which was started under another."""
+    """So do workers from a server that was started under another umask."""
     old = os.umask(0o022)
     modes = []
     try:
@@ -232,7 +252,7 @@ def test_workers_have_the_umask_of_their_parent_as_it_is_now(method, tmp_path):
 
 
 def test_workers_see_the_environment_and_their_share_of_threads(method, monkeypatch):
-    """What the caller set since the forkserver began, too; the library pools are limited."""
+    """They see what the caller set after the forkserver began, and libraries start no more threads than the share."""
     monkeypatch.setenv("DATAMAT_TEST", method)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -245,15 +265,15 @@ def test_workers_see_the_environment_and_their_share_of_threads(method, monkeypa
 
 
 def test_thread_limit_of_the_user_stays(method, monkeypatch):
-    """Who sets OMP_NUM_THREADS means it."""
+    """Whoever sets OMP_NUM_THREADS means it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
     with PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(environment).result(timeout=20)[0] == "3"
 
 
-def test_stats_tell_start_method_and_work(method):
-    """Per worker: process, calls, busy time, memory."""
+def test_stats_give_start_method_and_work(method):
+    """For each worker: process, calls, busy time and memory."""
     with PathosExecutor(2, start_method=method) as pool:
         list(pool.map(abs, range(10), chunksize=1))
         stats = pool.stats()

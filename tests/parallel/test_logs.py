@@ -25,7 +25,7 @@ class Keeping(logging.Handler):
 
 @pytest.fixture
 def logger():
-    """Give a logger of its own, with a handler that keeps its records."""
+    """Return a logger with a handler that keeps its records."""
     logger = get_logger("datamat.test")
     handler = Keeping()
     logger.addHandler(handler)
@@ -48,7 +48,7 @@ def log_many(n, name="datamat.test"):
 
 
 def test_records_arrive_in_order_and_tagged(method, logger):
-    """With the worker's name and process, and the task."""
+    """Each has the worker's name and process, and the task."""
     run(method, log_many, 50)
 
     records = logger.keeping.records
@@ -59,7 +59,7 @@ def test_records_arrive_in_order_and_tagged(method, logger):
 
 
 def test_levels_of_the_parent_hold_in_workers(method, logger):
-    """A record that nobody wants is not sent."""
+    """A record below the level is not sent."""
     logger.setLevel(logging.WARNING)
 
     run(method, log_many, 5)
@@ -90,7 +90,7 @@ def log_extra():
 
 
 def test_extra_fields_arrive(method, logger):
-    """What cannot be pickled arrives as its text."""
+    """A value that cannot be pickled arrives as its text."""
     run(method, log_extra)
 
     (record,) = logger.keeping.records
@@ -107,7 +107,7 @@ def log_error():
 
 
 def test_exceptions_arrive_with_their_traceback(method, logger):
-    """As object and as text."""
+    """Both as an object and as text."""
     run(method, log_error)
 
     (record,) = logger.keeping.records
@@ -129,7 +129,7 @@ def warn():
 
 
 def test_warnings_arrive(method, caplog):
-    """Through the logger that `logging.captureWarnings` uses."""
+    """They come through the logger that `logging.captureWarnings` uses."""
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         run(method, call_always, warn)
@@ -150,7 +150,7 @@ def fail_in_thread():
 
 
 def test_uncaught_exception_of_a_thread_arrives(method, caplog):
-    """It would only have gone to the worker's stderr."""
+    """Otherwise only the worker's stderr would show it."""
     run(method, fail_in_thread)
 
     assert any(record.exc_info and record.exc_info[0] is IndexError for record in caplog.records)
@@ -165,7 +165,7 @@ def log_from_threads(n):
 
 
 def test_threads_of_a_worker_may_log_at_once(method, logger):
-    """Frames of one socket must not mix."""
+    """Their frames share a socket and must not mix."""
     run(method, log_from_threads, 200)
 
     assert len(logger.keeping.records) == 800
@@ -174,7 +174,7 @@ def test_threads_of_a_worker_may_log_at_once(method, logger):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_many_records_from_many_workers_all_arrive(logger):
-    """Eight workers with 100,000 records each: none lost, no deadlock, in order per worker."""
+    """Eight workers send 100,000 records each: none is lost, each worker's are in order, and nothing deadlocks."""
     counts = {}
     last = {}
 

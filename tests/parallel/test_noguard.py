@@ -63,7 +63,7 @@ EXPECTED = "RESULT [11, 21, 31]"
 
 
 def run(arguments: list[str], folder: Path, stdin: str | None = None) -> str:
-    """Run Python as a user would; return what it printed."""
+    """Run Python as a user would, and return what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -74,7 +74,7 @@ def run(arguments: list[str], folder: Path, stdin: str | None = None) -> str:
 
 
 def check(output: str, word: str = "top") -> None:
-    """One run of the top level, one result."""
+    """Assert one run of the top level, and one result."""
     assert output.count(word) == 1, output
     assert output.count(EXPECTED) == 1, output
 
@@ -85,14 +85,14 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 def test_script_runs_once(method: str, tmp_path: Path) -> None:
-    """A script without a guard."""
+    """It has no guard."""
     (tmp_path / "script.py").write_text(PROGRAM.replace("{method}", method))
 
     check(run(["script.py"], tmp_path))
 
 
 def test_module_run_by_name_runs_once(method: str, tmp_path: Path) -> None:
-    """`python -m package.module`."""
+    """As by `python -m package.module`."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "module.py").write_text(PROGRAM.replace("{method}", method))
@@ -101,18 +101,18 @@ def test_module_run_by_name_runs_once(method: str, tmp_path: Path) -> None:
 
 
 def test_command_runs_once(method: str, tmp_path: Path) -> None:
-    """`python -c`."""
+    """As by `python -c`."""
     check(run(["-c", PROGRAM.replace("{method}", method)], tmp_path))
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
 def test_standard_input_runs_once(method: str, arguments: list[str], tmp_path: Path) -> None:
-    """A program piped into the interpreter."""
+    """The program is piped into the interpreter."""
     check(run(arguments, tmp_path, stdin=PROGRAM.replace("{method}", method)))
 
 
 def test_interactive_session_runs_once(method: str, tmp_path: Path) -> None:
-    """The REPL, statement by statement."""
+    """The REPL reads it statement by statement."""
     # The REPL ends a block at an empty line, so there is one after each statement and none inside.
     statements = [ast.unparse(node) for node in ast.parse(PROGRAM.replace("{method}", method)).body]
     source = "".join("\n".join(filter(None, text.splitlines())) + "\n\n" for text in statements)
@@ -121,7 +121,7 @@ def test_interactive_session_runs_once(method: str, tmp_path: Path) -> None:
 
 
 def test_imported_class_runs_once(method: str, tmp_path: Path) -> None:
-    """A class of an imported module, called from an unguarded script; workers may import the module, not the script."""
+    """The script that calls it has no guard; workers may import the module, not the script."""
     (tmp_path / "library.py").write_text(ANALYZER)
     (tmp_path / "script.py").write_text(f'print("top", flush=True)\nimport library\nlibrary.go("{method}")\n')
 
@@ -129,14 +129,14 @@ def test_imported_class_runs_once(method: str, tmp_path: Path) -> None:
 
 
 def test_import_that_runs_a_pool_runs_once(method: str, tmp_path: Path) -> None:
-    """A pool at the top level of a module, while that module is being imported."""
+    """The pool is at the top level of a module that is being imported."""
     (tmp_path / "library.py").write_text(PROGRAM.replace("{method}", method))
 
     check(run(["-c", "import library"], tmp_path))
 
 
 def test_module_that_runs_a_pool_when_imported_is_not_imported_again(method: str, tmp_path: Path) -> None:
-    """A second pool over a module whose import runs a pool: its workers must not import it."""
+    """A second pool uses the module; its workers must not import it."""
     (tmp_path / "library.py").write_text(PROGRAM.replace("{method}", method))
 
     output = run(["-c", f'import library\nlibrary.go("{method}")\n'], tmp_path)
@@ -146,7 +146,7 @@ def test_module_that_runs_a_pool_when_imported_is_not_imported_again(method: str
 
 
 def test_module_that_a_worker_cannot_import_is_sent_by_value(method: str, tmp_path: Path) -> None:
-    """The caller's search path may lead where a worker's does not, as when a file is deleted meanwhile."""
+    """A worker may not find what the caller found, as when a file has been deleted since."""
     (tmp_path / "library.py").write_text(ANALYZER)
     script = (
         "import library, os, shutil\nfrom datamat.parallel import byvalue\n"
@@ -174,8 +174,8 @@ def test_module_object_travels_by_name(method: str, tmp_path: Path) -> None:
     assert run(["-W", "error", "-c", script], tmp_path) == "[5, 6]\n"
 
 
-def test_global_set_by_the_initializer_stays_until_it_is_bound_anew(method: str, tmp_path: Path) -> None:
-    """Shipping a callable of the main module brings its globals, but not over what the worker made of them."""
+def test_global_set_by_the_initializer_stays_until_it_is_rebound(method: str, tmp_path: Path) -> None:
+    """A callable of the main module brings its globals, but does not overwrite what the worker made of them."""
     script = (
         "from datamat.parallel import PathosExecutor\nmodel = None\n"
         "def load():\n    global model\n    model = 'loaded'\n"
@@ -184,11 +184,11 @@ def test_global_set_by_the_initializer_stays_until_it_is_bound_anew(method: str,
         f"with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
         "    pool.submit(abs, 1).result()\n"
         "    print(list(pool.map(use, [1])), list(pool.map(use_too, [1])))\n"
-        "    model = 'bound anew'\n"
+        "    model = 'rebound'\n"
         "    print(list(pool.map(use_too, [2])))\n"
     )
 
-    assert run(["-c", script], tmp_path) == "[('loaded', 1)] ['loaded']\n['bound anew']\n"
+    assert run(["-c", script], tmp_path) == "[('loaded', 1)] ['loaded']\n['rebound']\n"
 
 
 def test_global_set_by_the_initializer_is_seen_by_code_that_comes_later(method: str, tmp_path: Path) -> None:
@@ -210,16 +210,16 @@ def test_global_set_by_the_initializer_is_seen_by_code_that_comes_later(method: 
         f"    with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
         "        pool.submit(abs, 1).result()\n"
         "        print(pool.submit(code['use']).result(), pool.submit(code['use_too']).result())\n"
-        "        code['model'] = 'bound anew'\n"
+        "        code['model'] = 'rebound'\n"
         "        print(pool.submit(code['use_too']).result())\n"
     )
 
-    each = "loaded ('loaded', 'loaded')\n('bound anew', 'bound anew')\n"
+    each = "loaded ('loaded', 'loaded')\n('rebound', 'rebound')\n"
     assert run(["-c", script], tmp_path) == each * 2
 
 
 def test_container_changed_in_place_stays(method: str, tmp_path: Path) -> None:
-    """By the initializer, and by one call after the other, which ship the same function again."""
+    """The initializer changes it, and so do calls that send the same function again."""
     script = (
         "from datamat.parallel import PathosExecutor\nstate = {}\n"
         "def load():\n    state['model'] = 10\n"
@@ -233,7 +233,7 @@ def test_container_changed_in_place_stays(method: str, tmp_path: Path) -> None:
     assert run(["-c", script], tmp_path) == "[['0', 'model'], ['0', '1', 'model'], ['0', '1', '2', 'model']]\n['3']\n"
 
 
-def test_global_bound_anew_before_it_is_sent_is_what_workers_see(method: str, tmp_path: Path) -> None:
+def test_workers_see_a_global_that_was_rebound_before_it_was_sent(method: str, tmp_path: Path) -> None:
     """Also where they inherited another one, to which an initializer has bound yet another."""
     script = (
         "from datamat.parallel import PathosExecutor\nmodel = None\n"
@@ -241,11 +241,11 @@ def test_global_bound_anew_before_it_is_sent_is_what_workers_see(method: str, tm
         "def use():\n    return model\n"
         f"with PathosExecutor(1, start_method='{method}', initializer=load) as pool:\n"
         "    pool.submit(abs, 1).result()\n"
-        "    model = 'bound anew'\n"
+        "    model = 'rebound'\n"
         "    print(pool.submit(use).result())\n"
     )
 
-    assert run(["-c", script], tmp_path) == "bound anew\n"
+    assert run(["-c", script], tmp_path) == "rebound\n"
 
 
 def test_global_set_to_none_is_none_in_workers(method: str, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_global_set_to_none_is_none_in_workers(method: str, tmp_path: Path) -> N
 
 
 def test_class_stays_the_same_when_more_code_of_its_module_comes(method: str, tmp_path: Path) -> None:
-    """For what workers inherited, and hold already."""
+    """Workers have inherited it, and hold instances already."""
     (tmp_path / "code.txt").write_text(
         "class Thing:\n    pass\n"
         "seen = []\n"
@@ -289,7 +289,7 @@ def test_class_stays_the_same_when_more_code_of_its_module_comes(method: str, tm
 
 
 def test_globals_are_not_kept_for_a_pool_that_has_ended(method: str, tmp_path: Path) -> None:
-    """What no code that was sent uses: a list of the caller's data."""
+    """A list of the caller's data is freed: no code that was sent uses it."""
     script = (
         "import gc, weakref\nfrom datamat.parallel import PathosExecutor\n"
         "class Thing:\n    pass\n"
@@ -303,7 +303,7 @@ def test_globals_are_not_kept_for_a_pool_that_has_ended(method: str, tmp_path: P
 
 
 def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path) -> None:
-    """Here one starts as a whole while another is about to fork its worker."""
+    """One pool starts completely while another is about to fork its worker."""
     script = (
         "import os\nfrom datamat.parallel import PathosExecutor\nnames, inner = [], []\n"
         "def pool(*names_of_it):\n"
@@ -323,7 +323,7 @@ def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path
 
 
 def test_thread_runs_once(method: str, tmp_path: Path) -> None:
-    """A pool that is made and used in a thread."""
+    """A thread creates and uses the pool."""
     script = PROGRAM.replace(
         'go("{method}")', f'thread = threading.Thread(target=go, args=("{method}",))\nthread.start()\nthread.join()'
     )
@@ -333,7 +333,7 @@ def test_thread_runs_once(method: str, tmp_path: Path) -> None:
 
 
 def test_exec_namespace_runs_once(method: str, tmp_path: Path) -> None:
-    """Code in a dictionary that is no module."""
+    """The code is in a dictionary that belongs to no module."""
     (tmp_path / "code.txt").write_text(PROGRAM.replace("{method}", method))
     script = 'exec(compile(open("code.txt").read(), "code.txt", "exec"), {"__name__": "elsewhere"})'
 
@@ -342,7 +342,7 @@ def test_exec_namespace_runs_once(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["__main__", "other"])
 def test_runpy_runs_once(method: str, name: str, tmp_path: Path) -> None:
-    """`runpy.run_path`, as notebooks' `%run` and test tools use it."""
+    """The `%run` of notebooks and some test tools use `runpy.run_path`."""
     (tmp_path / "script.py").write_text(PROGRAM.replace("{method}", method))
 
     check(run(["-c", f'import runpy; runpy.run_path("script.py", run_name="{name}")'], tmp_path))
@@ -350,7 +350,7 @@ def test_runpy_runs_once(method: str, name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_pytest_runs_once(method: str, mode: str, tmp_path: Path) -> None:
-    """Inside a test function, with pytest's captured streams and rewritten modules."""
+    """A test function runs it, with pytest's captured streams and rewritten modules."""
     body = ANALYZER + f'\ndef test_it(capfd):\n    go("{method}")\n    assert "{EXPECTED}" in capfd.readouterr().out\n'
     (tmp_path / "test_user.py").write_text(body)
 
@@ -361,7 +361,7 @@ def test_pytest_runs_once(method: str, mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_notebook_runs_once(method: str, tmp_path: Path) -> None:
-    """Cells of a real kernel; a class that is defined anew is the one that the next call uses."""
+    """The cells run in a real kernel; after a class is redefined, the next call uses the new one."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     cells = [
@@ -400,6 +400,7 @@ with PathosExecutor(2, start_method={method!r}) as pool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_stop_button_of_a_notebook_leaves_it_usable(method: str, tmp_path: Path) -> None:
     """The cell ends with KeyboardInterrupt, and the next one can run a pool of the same function."""
     jupyter_client = pytest.importorskip("jupyter_client")
@@ -417,12 +418,12 @@ def test_stop_button_of_a_notebook_leaves_it_usable(method: str, tmp_path: Path)
 
     try:
         client.start_channels()
-        client.wait_for_ready(timeout=40)
+        client.wait_for_ready(timeout=120)
         stopped = client.execute_interactive(
-            INTERRUPTED_CELL.format(method=method), timeout=40, output_hook=hear, store_history=False
+            INTERRUPTED_CELL.format(method=method), timeout=120, output_hook=hear, store_history=False
         )
         after = f"with PathosExecutor(2, start_method={method!r}) as pool: print(list(pool.map(rest, [0, 0])))"
-        usable = client.execute_interactive(after, timeout=40, output_hook=hear)
+        usable = client.execute_interactive(after, timeout=120, output_hook=hear)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -445,3 +446,57 @@ def test_package_that_only_the_caller_can_find_travels_by_value(method: str, tmp
     output = run(["-c", program], tmp_path)
 
     check(output)
+
+
+def test_module_that_writes_data_when_imported_is_not_imported_again(method: str, tmp_path: Path) -> None:
+    """Nor is it on the next day, when its run has nothing to do and starts no pool of its own."""
+    (tmp_path / "library.py").write_text(
+        'print("top", flush=True)\n'
+        "from datamat import materialize\n"
+        "def square(n):\n    return {'square': n * n}\n"
+        "materialize(square, range(3), 'out', progress=False)\n"
+    )
+    script = (
+        "import library\nfrom datamat import PathosExecutor\n"
+        f"with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "    print(pool.submit(library.square, 3).result())\n"
+    )
+
+    for _ in range(2):
+        assert run(["-c", script], tmp_path) == "top\n{'square': 9}\n"
+
+
+@pytest.mark.slow
+def test_data_is_written_by_a_method_of_a_test(method: str, tmp_path: Path) -> None:
+    """Pytest rewrites the assertions of a test module, so its code differs in a process without pytest."""
+    (tmp_path / "test_user.py").write_text(
+        "from datamat import WorkerOptions, load, materialize\n"
+        "class TestUser:\n"
+        "    def sample(self, number):\n"
+        "        assert number >= 0\n"
+        "        return {'number': number}\n"
+        "    def test_it(self, tmp_path):\n"
+        f"        options = WorkerOptions(num_workers=2, start_method='{method}')\n"
+        "        materialize(self.sample, range(20), tmp_path / 'out', workers=options, progress=False)\n"
+        "        assert len(load(tmp_path / 'out')) == 20\n"
+    )
+
+    assert "1 passed" in run(["-m", "pytest", "-p", "no:cacheprovider", "test_user.py"], tmp_path)
+
+
+def test_modules_are_found_where_a_notebook_has_gone_to(method: str, tmp_path: Path) -> None:
+    """The empty entry of the search path is the directory of the moment; modules of an earlier one come along."""
+    for number, folder in enumerate(("one", "two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shared.py").write_text(f"def where():\n    return {number}\n")
+        (tmp_path / folder / f"only_{folder}.py").write_text(f"def what():\n    return {folder!r}\n")
+    script = (
+        "import os, sys\nsys.path.insert(0, '')\nfrom datamat.parallel import PathosExecutor\n"
+        "def ask(*functions):\n"
+        f"    with PathosExecutor(1, start_method='{method}') as pool:\n"
+        "        print(*[pool.submit(function).result() for function in functions])\n"
+        "os.chdir('one')\nimport only_one, shared\nask(only_one.what, shared.where)\n"
+        "os.chdir('../two')\nimport only_two\nask(only_one.what, only_two.what, shared.where)\n"
+    )
+
+    assert run(["-c", script], tmp_path) == "one 0\none two 0\n"

@@ -15,7 +15,7 @@ from datamat.parallel import PathosPool
 
 @pytest.fixture
 def pool(method):
-    """Give a pool of two workers, cleared afterwards."""
+    """Return a pool of two workers, which is cleared afterwards."""
     pool = PathosPool(2, start_method=method)
     yield pool
     pool.clear()
@@ -31,14 +31,14 @@ class Model:
 
 
 def test_it_is_a_pathos_pool(pool):
-    """So it fits wherever one is passed."""
+    """It fits wherever a program expects one."""
     assert isinstance(pool, AbstractWorkerPool)
     assert repr(pool) == "<pool PathosPool(ncpus=2)>"
     assert (pool.nodes, pool.ncpus) == (2, 2)
 
 
 def test_maps_take_several_sequences(pool):
-    """Blocking, lazy, unordered and asynchronous."""
+    """All four kinds do: blocking, lazy, unordered and asynchronous."""
     fit = Model().fit
 
     assert pool.map(fit, [1, 2, 3], [4, 5, 6]) == [4, 10, 18]
@@ -48,7 +48,7 @@ def test_maps_take_several_sequences(pool):
 
 
 def test_pipes_run_one_call(pool):
-    """With keyword arguments."""
+    """Keyword arguments are passed on."""
     fit = Model().fit
 
     assert pool.pipe(fit, 3, y=5) == 15
@@ -68,7 +68,7 @@ def fail(x):
 
 
 def test_asynchronous_result_can_be_asked_early(pool):
-    """It says that it is not ready."""
+    """It reports that it is not ready."""
     result = pool.apipe(nap)
 
     assert not result.ready()
@@ -81,7 +81,7 @@ def test_asynchronous_result_can_be_asked_early(pool):
 
 @pytest.mark.parametrize("start", [lambda pool: pool.apipe(fail, 3), lambda pool: pool.amap(fail, [3, 4])])
 def test_asynchronous_error_is_raised_by_get(pool, start):
-    """Each time."""
+    """Every `get` raises it."""
     result = start(pool)
 
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_asynchronous_error_is_raised_by_get(pool, start):
 
 
 def test_closed_pool_refuses_work_until_restart(pool):
-    """close, join, restart; restart of a running pool wants force."""
+    """`restart` of a running pool requires `force`."""
     pool.close()
     pool.join()
     with pytest.raises(ValueError, match="Pool not running"):
@@ -106,14 +106,14 @@ def test_closed_pool_refuses_work_until_restart(pool):
     assert pool.map(abs, [-2]) == [2]
 
 
-def test_join_wants_a_closed_pool(pool):
+def test_join_requires_a_closed_pool(pool):
     """As in multiprocessing."""
     with pytest.raises(ValueError, match="still running"):
         pool.join()
 
 
 def test_terminate_is_abrupt(pool):
-    """It does not wait for what runs."""
+    """It does not wait for running calls."""
     result = pool.apipe(time.sleep, 600)
     pool.terminate()
     pool.join()
@@ -142,7 +142,7 @@ def pid(_):
 
 
 def test_number_of_nodes_can_be_set(pool):
-    """The workers are replaced."""
+    """New workers replace the old ones."""
     pool.ncpus = 3
 
     assert pool.nodes == 3
@@ -150,14 +150,14 @@ def test_number_of_nodes_can_be_set(pool):
 
 
 def test_cleared_pool_serves_again(pool):
-    """Anew."""
+    """It starts new workers."""
     pool.clear()
 
     assert pool.map(abs, [-1]) == [1]
 
 
 def test_nodes_are_given_once():
-    """By position or by one name."""
+    """By position or by one of the names."""
     with pytest.raises(TypeError, match="multiple values"):
         PathosPool(2, ncpus=3)
 
@@ -169,14 +169,14 @@ def test_map_needs_items(pool):
 
 
 def test_it_can_be_used_in_a_with_block(pool):
-    """Which, as in pathos, does not end the workers."""
+    """As in pathos, the end of the block does not end the workers."""
     with pool as same:
         assert same.map(abs, [-1]) == [1]
     assert pool.map(abs, [-1]) == [1]
 
 
 def test_pool_of_the_id_of_a_closed_one_is_closed_too():
-    """As in pathos it can be made, and says so when it is to work."""
+    """As in pathos, creating it works, and using it raises an error."""
     PathosPool(2, id="shared").close()
 
     pool = PathosPool(2, id="shared")

@@ -14,7 +14,7 @@ from datamat.parallel import PathosExecutor, retire
 
 
 def retire_and_tell(x):
-    """Retire a few calls deep."""
+    """Retire a few calls deep; return the argument and the process."""
     _give_up()
     return x, os.getpid()
 
@@ -24,7 +24,7 @@ def _give_up():
 
 
 def test_each_call_has_its_own_worker_if_all_retire(method):
-    """The result of the call is kept; a process that has retired runs nothing more."""
+    """The result of each call counts; a process that has retired runs nothing more."""
     with PathosExecutor(2, start_method=method) as pool:
         results = list(pool.map(retire_and_tell, range(8), chunksize=1))
         stats = pool.stats()
@@ -49,7 +49,7 @@ class Witness:
 
 
 def test_calls_that_were_already_sent_run_once_elsewhere(method, tmp_path, caplog):
-    """Nothing counts as a retry, of which none is allowed; nobody is told of a death."""
+    """Nothing counts as a retry, which this pool does not allow; no death is reported."""
     witness = Witness(str(tmp_path / "begun"))
     caplog.set_level(logging.INFO)
 
@@ -70,7 +70,7 @@ def retire_with_company():
 
 
 def test_worker_that_cannot_end_is_ended(method):
-    """A thread of the user's may not hold the place of a worker for ever."""
+    """A user's thread must not occupy a worker's place for ever."""
     with PathosExecutor(1, start_method=method) as pool:
         first = pool.submit(retire_with_company).result(timeout=20)
         second = pool.submit(os.getpid).result(timeout=20)
@@ -79,7 +79,7 @@ def test_worker_that_cannot_end_is_ended(method):
 
 
 def test_retire_does_nothing_in_the_caller():
-    """So that code of a task can also be run there."""
+    """Code of a task can also run there."""
     retire()
 
     with PathosExecutor(1) as pool:
@@ -89,7 +89,7 @@ def test_retire_does_nothing_in_the_caller():
 
 @pytest.mark.slow
 def test_retire_does_nothing_in_workers_of_other_pools():
-    """It knows that they are not of this library."""
+    """It can tell that they are not of this library."""
     context = multiprocessing.get_context("forkserver")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         pids = {pool.submit(retire_and_tell, x).result(timeout=20)[1] for x in range(3)}

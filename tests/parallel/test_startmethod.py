@@ -10,23 +10,24 @@ import types
 import pytest
 
 from datamat.errors import OptionError
-from datamat.parallel import PathosExecutor
-from datamat.parallel.startmethod import choose_start_method
+from datamat.parallel import PathosExecutor, processes
+from datamat.parallel.processes import choose_start_method
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is always spawn")
 
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    """Pretend that this test runs without the threads of its runner, and without what other tests left in use."""
+    """Hide the threads of the test runner, and what other tests left in use."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    for name in ("tensorflow.python.eager.context", "torch", "jax._src.xla_bridge", "ray", "grpc._cython.cygrpc"):
+    monkeypatch.setattr(processes, "library_against_fork", lambda: None)
+    for name in ("tensorflow.python.eager.context", "torch", "jax._src.xla_bridge", "ray"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @linux
 def test_fork_where_nothing_speaks_against_it(one_thread):
-    """It starts in milliseconds and ships nothing."""
+    """It starts in milliseconds and sends nothing."""
     assert choose_start_method()[0] == "fork"
 
 
@@ -52,7 +53,7 @@ def test_forkserver_in_a_thread(one_thread):
 @linux
 @pytest.mark.parametrize(("is_initialized", "method"), [(True, "forkserver"), (False, "fork")])
 def test_tensorflow_counts_once_it_is_in_use(one_thread, monkeypatch, is_initialized, method):
-    """Importing it starts no threads; its first tensor does."""
+    """Its import starts no threads; its first tensor does."""
     module = types.ModuleType("tensorflow.python.eager.context")
     module._context = types.SimpleNamespace(_initialized=is_initialized)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -72,7 +73,7 @@ def test_imported_tensorflow_without_context_may_be_forked(one_thread, monkeypat
 
 @linux
 def test_cuda_and_ray_rule_out_fork(one_thread, monkeypatch):
-    """Each names itself."""
+    """The reason names the one in use."""
     torch = types.ModuleType("torch")
     torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -99,7 +100,7 @@ def test_what_is_asked_for_is_used(name):
 
 
 def test_unknown_name_is_refused():
-    """With the names there are."""
+    """The error lists the names that there are."""
     with pytest.raises(OptionError, match="pass one of fork, forkserver, spawn, or None"):
         choose_start_method("threads")
 

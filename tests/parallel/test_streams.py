@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import re
+import sys
 import threading
 import time
+import types
+import weakref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat.errors import BrokenPoolError, OptionError, ParallelError
-from datamat.parallel import PathosExecutor
+from datamat.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError
+from datamat.parallel import PathosExecutor, PathosPool
 
 
 def double(x):
@@ -33,7 +38,7 @@ def test_map_keeps_the_order(method, chunksize):
 
 
 def test_map_equals_the_builtin_map():
-    """Also for several iterables of different lengths, and none."""
+    """With several iterables of different lengths, and with none."""
     with PathosExecutor(2) as pool:
 
         @settings(max_examples=60, deadline=None)
@@ -50,7 +55,7 @@ def total(*values):
 
 
 def test_endless_input_is_pulled_as_results_are_taken(method):
-    """At most a window of items is ahead."""
+    """The map is ahead by no more than what the workers do in some milliseconds."""
     pulled = itertools.count()
     with PathosExecutor(2, start_method=method) as pool:
         stream = pool.map(double, pulled)
@@ -58,11 +63,11 @@ def test_endless_input_is_pulled_as_results_are_taken(method):
         stream.close()
 
     assert first == [2 * x for x in range(100)]
-    assert next(pulled) < 10_000
+    assert next(pulled) < 1_000_000
 
 
 def test_items_are_pulled_by_the_caller(method):
-    """A generator is not run in a thread it does not know."""
+    """A generator does not run in a thread that it does not know."""
     threads = set()
 
     def items():
@@ -77,7 +82,7 @@ def test_items_are_pulled_by_the_caller(method):
 
 
 def test_results_can_be_taken_after_the_pool_has_ended(method):
-    """As with the standard library: leaving the block finishes the work."""
+    """As in the standard library, leaving the block finishes the work."""
     with PathosExecutor(2, start_method=method) as pool:
         stream = pool.map(double, range(300))
 
@@ -92,7 +97,7 @@ def fail_on(x):
 
 @pytest.mark.parametrize("chunksize", [None, 1, 4])
 def test_error_comes_in_its_turn_with_item_and_traceback(method, chunksize):
-    """The results before it are there."""
+    """The results before it arrive."""
     got = []
     with PathosExecutor(2, start_method=method) as pool, pytest.raises(ValueError, match="bad item 5") as caught:
         got.extend(pool.map(fail_on, range(10), chunksize=chunksize))
@@ -110,6 +115,88 @@ def test_error_keeps_the_results_before_it(method):
             got.extend(iter(stream.__next__, object()))
 
     assert got == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("chunksize", [None, 4, 20])
+def test_item_that_raises_stop_iteration_does_not_end_the_others(method, chunksize):
+    """The built-in `map` takes it for the end of its input, and `multiprocessing.Pool.map` loses the rest."""
+    got = []
+    with PathosExecutor(2, start_method=method) as pool, pytest.raises(RuntimeError) as caught:
+        got.extend(pool.map(stop_at_five, range(20), chunksize=chunksize))
+
+    assert got == [0, 1, 2, 3, 4]
+    assert "item: 5 " in caught.value.__cause__.__notes__[0]
+
+
+def stop_at_five(x):
+    if x == 5:
+        raise StopIteration("five")
+    return x
+
+
+@pytest.mark.parametrize("mapping", ["map", "map_unordered", "starmap"])
+def test_closed_iterator_gives_nothing_more(method, mapping):
+    """Even if the rest of a chunk has arrived."""
+    with PathosExecutor(1, start_method=method) as pool:
+        items = [(x,) for x in range(50)] if mapping == "starmap" else range(50)
+        stream = getattr(pool, mapping)(double, items, chunksize=10)
+        first = [next(stream), next(stream)]
+        stream.close()
+        rest = list(stream)
+
+    assert (first, rest) == ([0, 2], [])
+
+
+class Weighty:
+    """Is a result that can be weakly referenced."""
+
+    def __init__(self, num_bytes):
+        self.content = bytes(num_bytes)
+
+
+@pytest.mark.parametrize(("num_bytes", "chunksize"), [(10, 1), (100_000, 4)])
+def test_result_that_was_taken_is_held_by_nobody_else(method, num_bytes, chunksize):
+    """Whether it came alone or in a large chunk."""
+    with PathosExecutor(1, start_method=method) as pool:
+        stream = pool.map(Weighty, [num_bytes] * 8, chunksize=chunksize)
+        for result in stream:
+            taken = weakref.ref(result)
+            del result
+            assert taken() is None
+
+
+class CountsPicklings:
+    """Counts in this process how many items were sent."""
+
+    sent = 0
+
+    def __reduce__(self):
+        type(self).sent += 1
+        return CountsPicklings, ()
+
+
+def begin_and_wait(_, folder):
+    (folder / "begun").touch()
+    wait_for(folder / "released")
+
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.001)
+
+
+def test_map_begins_with_few_items_whatever_ran_before_it(method, tmp_path):
+    """The cost of another map's calls says nothing about these."""
+    with PathosExecutor(2, start_method=method) as pool:
+        sum(pool.map(double, range(20_000)))
+        CountsPicklings.sent = 0
+        stream = pool.starmap(begin_and_wait, [(CountsPicklings(), tmp_path) for _ in range(500)])
+        wait_for(tmp_path / "begun")
+        sent = CountsPicklings.sent
+        (tmp_path / "released").touch()
+        list(stream)
+
+    assert 1 <= sent <= 50
 
 
 class Picky(Exception):
@@ -131,7 +218,7 @@ def raise_error(kind):
 
 @pytest.mark.parametrize(("kind", "text"), [("picky", "Picky: picky"), ("unpicklable", "Unpicklable: holds a lock")])
 def test_exception_that_cannot_be_pickled_is_reported(method, kind, text):
-    """In words, with its traceback."""
+    """The error has its text and its traceback."""
     with PathosExecutor(1, start_method=method) as pool:
         future = pool.submit(raise_error, kind)
         with pytest.raises(ParallelError, match=text) as caught:
@@ -157,12 +244,203 @@ def make_heavy():
     return Heavy()
 
 
+@pytest.mark.parametrize("chunksize", [None, 4, 100])
+@pytest.mark.parametrize("kind", ["raises", "exits", "stays"])
+def test_result_that_cannot_be_pickled_fails_its_own_item(method, kind, chunksize):
+    """Results in the same message arrive; the error names the item."""
+    with PathosExecutor(1, start_method=method) as pool:
+        found = outcomes(pool.map(stubborn, [kind] * 20, range(20), chunksize=chunksize))
+        starred = outcomes(pool.starmap(stubborn, [(kind, x) for x in range(20)], chunksize=chunksize))
+        unordered = outcomes(pool.map_unordered(stubborn, [kind] * 20, range(20), chunksize=chunksize))
+        assert pool.submit(stubborn, kind, 1).result() == 1
+
+    for results, error in (found, starred, unordered):
+        assert results == list(range(13))
+        assert f"item: '{kind}', 13 " in str(error.__notes__)
+
+
+def test_result_that_cannot_be_pickled_fails_its_own_item_in_a_pathos_pool(method):
+    """An iterator yields the results before it; a list is complete, or its map raises."""
+    pool = PathosPool(1, id=f"stubborn-{method}", start_method=method)
+    try:
+        for results, error in (
+            outcomes(pool.imap(stubborn, ["raises"] * 20, range(20), chunksize=20)),
+            outcomes(pool.uimap(stubborn, ["raises"] * 20, range(20), chunksize=20)),
+        ):
+            assert results == list(range(13))
+            assert "item: 'raises', 13 " in str(error.__notes__)
+        asynchronous = pool.amap(stubborn, ["raises"] * 20, range(20), chunksize=20)
+        with pytest.raises(UnpicklableError) as caught:
+            asynchronous.get()
+        assert "item: 'raises', 13 " in str(caught.value.__notes__)
+        assert pool.map(stubborn, ["raises"] * 5, range(5)) == list(range(5))
+    finally:
+        pool.clear()
+
+
+def stubborn(kind, x):
+    return x if x != 13 else (x for x in ()) if kind == "stays" else Stubborn(kind)
+
+
+class Stubborn:
+    """Cannot be pickled."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __reduce__(self):
+        raise {"raises": TypeError, "exits": SystemExit}[self.kind]("I stay")
+
+
+def outcomes(stream):
+    """Return the results before an error, and the error."""
+    results = []
+    with pytest.raises((ParallelError, SystemExit)) as caught:
+        results.extend(stream)  # a list that is extended keeps what came before an error
+    return results, caught.value
+
+
 def test_result_that_cannot_be_unpickled_is_the_error_of_its_call(method):
-    """The pool goes on."""
+    """The pool stays usable."""
     with PathosExecutor(1, start_method=method) as pool:
         with pytest.raises(ParallelError, match="its result cannot be unpickled: RuntimeError: not here"):
             pool.submit(make_heavy).result(timeout=20)
         assert pool.submit(double, 2).result(timeout=20) == 4
+
+
+@pytest.mark.parametrize("chunksize", [None, 1, 4, 100])
+@pytest.mark.parametrize("kind", ["raises", "exits", "unknown", "returns-nothing"])
+def test_result_that_cannot_be_unpickled_fails_its_own_item(method, kind, chunksize):
+    """Results in the same message arrive, with what they share with it; the error names item and process."""
+    with PathosExecutor(1, start_method=method) as pool:
+        found = outcomes(pool.map(indigestible, [kind] * 20, range(20), chunksize=chunksize))
+        starred = outcomes(pool.starmap(indigestible, [(kind, x) for x in range(20)], chunksize=chunksize))
+        unordered = outcomes(pool.map_unordered(indigestible, [kind] * 20, range(20), chunksize=chunksize))
+        futures = [pool.submit(indigestible, kind, x) for x in range(12, 15)]
+        assert [future.exception() is None for future in futures] == [True, False, True]
+
+    for results, error in (found, starred, unordered):
+        assert [(number, shared["name"]) for number, shared in results] == [(x, "shared") for x in range(13)]
+        assert isinstance(error, ParallelError)
+        assert re.search(f"item: '{kind}', 13 \\(process \\d+\\)", str(error.__notes__))
+
+
+def test_result_that_cannot_be_unpickled_fails_its_own_item_in_a_pathos_pool(method):
+    """An iterator yields the results before it; a list is complete, or its map raises."""
+    pool = PathosPool(1, id=f"indigestible-{method}", start_method=method)
+    arguments = ["raises"] * 20, range(20)
+    try:
+        for results, error in (
+            outcomes(pool.imap(indigestible, *arguments, chunksize=20)),
+            outcomes(pool.uimap(indigestible, *arguments, chunksize=20)),
+        ):
+            assert [number for number, _ in results] == list(range(13))
+            assert "item: 'raises', 13 " in str(error.__notes__)
+        asynchronous = pool.amap(indigestible, *arguments, chunksize=20)
+        with pytest.raises(ParallelError, match="its result cannot be unpickled: LookupError: not here"):
+            asynchronous.get()
+        with pytest.raises(ParallelError, match="its result cannot be unpickled: LookupError: not here"):
+            pool.map(indigestible, *arguments)
+        with pytest.raises(ParallelError, match="its result cannot be unpickled: LookupError: not here"):
+            pool.pipe(indigestible, "raises", 13)
+        assert pool.map(double, range(5)) == [0, 2, 4, 6, 8]
+    finally:
+        pool.clear()
+
+
+def test_results_beside_one_that_cannot_be_unpickled_keep_their_arrays(method):
+    """Each has the array that several results of a chunk share."""
+    np = pytest.importorskip("numpy")
+
+    with PathosExecutor(1, start_method=method) as pool:
+        results, _ = outcomes(pool.map(with_array, range(8), chunksize=8))
+
+    assert len(results) == 5
+    for number, (array, shared) in enumerate(results):
+        assert (array == np.full(100_000, number)).all()
+        assert (shared == np.arange(200_000)).all()
+        assert array.flags.writeable
+
+
+def with_array(number):
+    import numpy as np
+
+    global _table
+    _table = np.arange(200_000) if _table is None else _table
+    return np.full(100_000, number), _table if number != 5 else Indigestible("raises")
+
+
+_table = None
+_shared = {"name": "shared"}
+
+
+def indigestible(kind, x):
+    return x, Indigestible(kind) if x == 13 else _shared
+
+
+class Indigestible:
+    """Can be pickled in the worker, and not unpickled in the parent."""
+
+    def __init__(self, kind):
+        self.shared = _shared
+        self.kind = kind
+
+    def __reduce__(self):
+        if self.kind == "unknown":
+            sys.modules["only_in_the_worker"] = module = types.ModuleType("only_in_the_worker")
+            module.make = make_in_the_worker
+            make_in_the_worker.__module__, make_in_the_worker.__qualname__ = "only_in_the_worker", "make"
+            return make_in_the_worker, (self.shared,)
+        return refuse, (self.kind, self.shared, os.getpid())
+
+
+def make_in_the_worker(shared):
+    return shared
+
+
+def refuse(kind, shared, pid):
+    if os.getpid() == pid:
+        return shared
+    raise {"raises": LookupError, "exits": SystemExit, "returns-nothing": Wordless}[kind]("not here")
+
+
+class Wordless(Exception):
+    """Raises an error when its text is wanted."""
+
+    def __str__(self):
+        raise TypeError
+
+
+def test_exception_that_cannot_be_unpickled_fails_its_own_call(method):
+    """The error has the worker's traceback; the results before it arrive."""
+    with PathosExecutor(1, start_method=method) as pool:
+        submitted = pool.submit(raise_resident, 5)
+        with pytest.raises(ParallelError, match=_RESIDENT) as called:
+            submitted.result(timeout=20)
+        results, mapped = outcomes(pool.map(raise_resident, range(10), chunksize=10))
+        assert pool.submit(double, 2).result(timeout=20) == 4
+
+    assert results == [0, 1, 2, 3, 4]
+    assert re.search(_RESIDENT, str(mapped))
+    for error in (called.value, mapped):
+        assert "in raise_resident" in str(error.__cause__)
+        assert "item: 5 " in str(error.__cause__)
+
+
+_RESIDENT = "an exception that cannot be unpickled: LookupError: not here"
+
+
+class Resident(Exception):
+    """Cannot leave its process."""
+
+    def __reduce__(self):
+        return refuse, ("raises", None, os.getpid())
+
+
+def raise_resident(x):
+    if x == 5:
+        raise Resident
+    return x
 
 
 def test_timeout_of_map_counts_from_the_call(method):
@@ -174,13 +452,13 @@ def test_timeout_of_map_counts_from_the_call(method):
 
 
 def test_chunksize_below_one_is_refused():
-    """When the call is made, not when it is used."""
+    """When the call is made, not when its results are taken."""
     with PathosExecutor(1) as pool, pytest.raises(OptionError, match="chunksize is 0; pass 1 or more"):
         pool.map(double, [1], chunksize=0)
 
 
 def test_large_arguments_and_results_pass(method):
-    """Far more than a socket holds, to busy workers, in both directions at once."""
+    """They are far larger than a socket's buffer, and go to busy workers in both directions at once."""
     data = bytes(range(256)) * 20_000
     with PathosExecutor(2, start_method=method) as pool:
         futures = [pool.submit(double, data) for _ in range(6)]
@@ -188,7 +466,7 @@ def test_large_arguments_and_results_pass(method):
 
 
 def test_progress_is_reported(method):
-    """Done, failed, in flight, waiting; and the busy time of each worker."""
+    """It counts calls done, failed, in flight and waiting, and gives each worker's busy time."""
     reports = []
     with PathosExecutor(2, start_method=method) as pool:
         pool.on_progress(reports.append)
@@ -210,7 +488,7 @@ def be_busy(seconds, until=None):
 
 
 def test_submitted_call_never_waits_behind_a_long_one(tmp_path):
-    """It may be what the long one waits for, whatever the calls before have cost."""
+    """The long one may wait for it, whatever earlier calls have cost."""
     flag = tmp_path / "flag"
     with PathosExecutor(2) as pool:
         for future in [pool.submit(be_busy, 0.02) for _ in range(6)]:
@@ -240,7 +518,7 @@ def _interrupting_collector():
 
 @pytest.mark.usefixtures("_interrupting_collector")
 def test_stats_can_be_asked_for_while_tasks_are_given_out():
-    """By another thread, again and again."""
+    """Another thread asks for them again and again."""
     asked, is_over = [], threading.Event()
 
     def ask(pool):
@@ -260,7 +538,7 @@ def test_stats_can_be_asked_for_while_tasks_are_given_out():
 
 
 def test_progress_callback_that_fails_does_not_end_the_pool(method, caplog):
-    """It is logged."""
+    """The error is logged."""
     with PathosExecutor(1, start_method=method) as pool:
         pool.on_progress(lambda _: 1 / 0)
         assert pool.submit(double, 1).result(timeout=20) == 2
@@ -269,7 +547,7 @@ def test_progress_callback_that_fails_does_not_end_the_pool(method, caplog):
 
 
 def test_stream_that_outlives_its_pool_says_so(method):
-    """Items of a stream without a known length are not all sent at shutdown; asking for them is no wait for ever."""
+    """Shutdown does not send all items of an endless stream; asking for more raises instead of waiting for ever."""
     with PathosExecutor(2, start_method=method) as pool:
         stream = pool.map(abs, itertools.count())
         assert next(stream) == 0

@@ -27,7 +27,7 @@ class Squares:
 
 
 class Reaper(threading.Thread):
-    """Kills a random worker of a pool at every interval in which a call ended: a busy machine may need longer."""
+    """Kills a random worker at every interval in which a call has ended: a busy machine may need longer."""
 
     def __init__(self, pool, interval_s):
         super().__init__(name="reaper")
@@ -54,7 +54,7 @@ class Reaper(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_result_is_there_once_while_workers_are_killed(method, request):
-    """10,000 calls and a kill every 50 ms for a minute under --stress; a tenth of it in the suite."""
+    """Under --stress, 10,000 calls and a kill every 50 ms for a minute; in the suite, a tenth of it."""
     full = request.config.getoption("--stress")
     num_calls, duration_s = (10_000, 60.0) if full else (1_000, 6.0)
     interval_s = 0.05 if method != "spawn" else 0.25  # a spawned worker needs 0.2 s to start

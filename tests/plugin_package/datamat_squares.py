@@ -1,10 +1,16 @@
-"""A writer that another package brings: the squares of the first numbers."""
+"""A writer and a feature type that another package provides: squares of numbers, and waveforms."""
 
-from datamat import DatasetWriter, Features, IndexRow, Scalar
+import dataclasses
+import zlib
+
+import numpy as np
+
+from datamat import DatasetWriter, Feature, Features, IndexRow, Scalar
+from datamat.errors import InputError, SchemaError
 
 
 class SquaresWriter(DatasetWriter):
-    """Numbers and their squares; the source says how many."""
+    """Numbers and their squares; the source gives their number."""
 
     name = "squares"
     features = Features({"square": Scalar("int64")})
@@ -14,3 +20,37 @@ class SquaresWriter(DatasetWriter):
 
     def read(self, row):
         return {"square": row.fields["number"] ** 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Waveform(Feature):
+    """Samples of a sound, float32 (n, channels), deflated; previews draw the first channel."""
+
+    channels: int = 1
+
+    preview = "image"
+
+    def columns(self, name):
+        return {name: "bytes", f"{name}/frames": "int64"}
+
+    def value_type(self):
+        return "float32", (None, self.channels)
+
+    def encode(self, name, value):
+        if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape[1:] != (self.channels,):
+            raise SchemaError(f"field {name!r} is declared {self.declared()} but the sample holds {value!r}")
+        return {name: zlib.compress(value.tobytes()), f"{name}/frames": np.array([len(value)])}
+
+    def decode(self, name, columns):
+        data = columns[name]
+        try:
+            data = zlib.decompress(data[0] if isinstance(data, list) else data)
+        except zlib.error as error:
+            raise InputError(f"field {name!r} is damaged: {error}") from error
+        return np.frombuffer(data, np.float32).reshape(int(columns[f"{name}/frames"][0]), self.channels)
+
+    def display(self, value):
+        picture = np.full((32, max(len(value), 1), 3), 255, np.uint8)
+        rows = (16 - 15 * np.clip(value[:, 0], -1, 1)).astype(int)
+        picture[rows, np.arange(len(value))] = 0
+        return picture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import sets
+import small_pairs
 from every_feature import ONE_WORKER, Everything
 
 from datamat import Materializer, ShardOptions
@@ -21,7 +21,7 @@ def everything(tmp_path_factory):
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
     """Images and masks."""
-    return sets.make_pairs(tmp_path_factory.mktemp("source"))
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,13 @@ def make_pairs_output(source):
     """Make directories of image and mask pairs."""
 
     def make(output, **options):
-        options = {"copies": {"train": 3}, "transform": sets.jitter, "shards": ShardOptions(num_shards=2), **options}
-        Materializer(sets.Pairs(), source, output, workers=ONE_WORKER, **options).run(progress=False)
+        options = {
+            "copies": {"train": 3},
+            "transform": small_pairs.jitter,
+            "shards": ShardOptions(num_shards=2),
+            **options,
+        }
+        Materializer(small_pairs.Pairs(), source, output, workers=ONE_WORKER, **options).run(progress=False)
         return output
 
     return make

@@ -1,9 +1,9 @@
-"""A consumer of a tf.data service, for the tests: tells the keys it got in each epoch, as JSON lines.
+"""A consumer of a tf.data service, for the tests: prints the keys that it gets in each epoch, as JSON lines.
 
     python service_consumer.py DIR ADDRESS JOB EPOCHS
 
-In each epoch it tells its first key, and waits for a line before it goes on: so that its tests can see to it that
-several have begun.
+In each epoch it prints its first key, then waits for a line before it continues: so a test can make sure that several
+consumers have begun.
 """
 
 from __future__ import annotations

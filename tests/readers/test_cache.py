@@ -11,16 +11,15 @@ import shutil
 
 import numpy as np
 import pytest
-import xxhash
 
 from datamat import CorruptDataError, OptionError, load
-from datamat.manifest import ShardInfo
+from datamat.directory.manifest import ShardInfo
 from datamat.readers.cache import RecordCache, ShardStore
 
 
 @pytest.fixture
 def copied(pairs, tmp_path):
-    """A directory to damage."""
+    """A directory that a test may damage."""
     return shutil.copytree(pairs, tmp_path / "out")
 
 
@@ -40,7 +39,7 @@ def record(size):
 
 
 def test_records_in_memory_are_not_read_again(copied):
-    """All of them, when there is room."""
+    """With enough room, this holds for all of them."""
     data = load(copied, "train", cache=1 << 30)
     expected = [sample["image"].copy() for sample in data]
 
@@ -62,7 +61,7 @@ def test_memory_cache_stops_at_its_limit(copied):
 
 
 def test_memory_cache_counts_what_it_holds():
-    """From several threads at once; never over the limit, and each record once."""
+    """Several threads add at once: the total never exceeds the limit, and each record counts once."""
     cache = RecordCache(100_000)
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -73,7 +72,7 @@ def test_memory_cache_counts_what_it_holds():
 
 
 def test_memory_cache_does_not_travel():
-    """A copy in another process begins with nothing."""
+    """A copy in another process starts empty."""
     cache = RecordCache(1000)
     cache.keep(0, record(10))
 
@@ -83,7 +82,7 @@ def test_memory_cache_does_not_travel():
 
 
 def test_process_forked_under_the_lock_does_not_wait():
-    """It keeps no more, that is all."""
+    """It caches nothing more, and works otherwise."""
     cache = RecordCache(1000)
 
     with cache._lock:
@@ -95,7 +94,7 @@ def test_process_forked_under_the_lock_does_not_wait():
 
 
 def test_shards_are_copied_when_needed_and_read_from_there(copied, tmp_path):
-    """By position, and by the next process without the shards at all."""
+    """Records come from the copies by position, and in the next process without the shards at all."""
     data = load(copied, "train", cache_dir=tmp_path / "cache")
     expected = list(load(copied, "train"))
 
@@ -124,8 +123,8 @@ def test_shard_without_room_is_read_where_it_is(copied, tmp_path):
     assert copies(tmp_path / "cache") == [f"{shards[0].checksum}.tfrecord"]
 
 
-def test_copies_of_others_make_room(copied, make_pairs_output, tmp_path):
-    """Those of longest ago; what is no copy of ours stays."""
+def test_older_copies_make_room(copied, make_pairs_output, tmp_path):
+    """The least recently used go; files that are no copies of datamat stay."""
     limit = sum(info.num_bytes for info in load(copied, "train").manifest.splits["train"])
     other = make_pairs_output(tmp_path / "other", seed=1)
     (tmp_path / "cache").mkdir()
@@ -154,7 +153,7 @@ def test_what_a_killed_copier_left_is_replaced(copied, tmp_path):
 
 
 def test_part_that_is_being_copied_is_left_alone(pairs, tmp_path):
-    """Its lock is held: there is no room, then."""
+    """Its lock is held, so it makes no room."""
     info = load(pairs, "train").manifest.splits["train"][0]
     store = ShardStore(tmp_path / "cache", info.num_bytes, [info])
     (tmp_path / "cache" / f"{'0' * 32}.tfrecord.part").write_bytes(bytes(info.num_bytes))
@@ -167,7 +166,7 @@ def test_part_that_is_being_copied_is_left_alone(pairs, tmp_path):
 
 
 def test_damaged_shard_is_not_copied(copied, tmp_path):
-    """What is copied is compared with the manifest."""
+    """The copy is compared with the manifest."""
     data = load(copied, "train", cache_dir=tmp_path / "cache")
     content = bytearray(pathlib.Path(data.files[0]).read_bytes())
     content[-1] ^= 1
@@ -179,7 +178,7 @@ def test_damaged_shard_is_not_copied(copied, tmp_path):
 
 
 def test_copy_that_is_finished_while_room_is_made_is_counted(pairs, tmp_path, monkeypatch):
-    """It has another name then than when the folder was listed."""
+    """By then it has another name than when the folder was listed."""
     info, other = load(pairs, "train").manifest.splits["train"]
     store = ShardStore(tmp_path / "cache", info.num_bytes + other.num_bytes - 1, [info, other])
     store.local(other, pairs / other.file)
@@ -192,7 +191,7 @@ def test_copy_that_is_finished_while_room_is_made_is_counted(pairs, tmp_path, mo
 
 
 def test_lock_is_free_when_its_block_ends_though_a_forked_process_lives(tmp_path):
-    """The child has the file of the lock open, as one has that is forked while a thread copies a shard."""
+    """A child forked while a thread copies a shard holds the lock's file open."""
     store = ShardStore(tmp_path, 0, [])
     ends = multiprocessing.Event()
 
@@ -208,10 +207,9 @@ def test_lock_is_free_when_its_block_ends_though_a_forked_process_lives(tmp_path
 
 
 def test_empty_file_has_an_empty_copy(tmp_path):
-    """Though room for one byte at least is what the system gives."""
+    """The system is asked for one byte of room at least."""
     (tmp_path / "a-b-00000-of-00001.tfrecord").touch()
-    checksum = xxhash.xxh3_128_hexdigest(b"")
-    info = ShardInfo("a-b-00000-of-00001.tfrecord", "b", 0, 0, 0, checksum, "", "")
+    info = ShardInfo("a-b-00000-of-00001.tfrecord", "b", 0, 0, (), "", "")
 
     copy = ShardStore(tmp_path / "cache", 1000, [info]).local(info, tmp_path / info.file)
 
@@ -220,7 +218,7 @@ def test_empty_file_has_an_empty_copy(tmp_path):
 
 
 def test_many_processes_share_a_cache_folder(pairs, tmp_path):
-    """Each shard is copied once, whole."""
+    """Each shard is copied once, and completely."""
     jobs = [(pairs, tmp_path / "cache")] * 12
 
     with concurrent.futures.ProcessPoolExecutor(6, multiprocessing.get_context("fork")) as pool:
@@ -242,7 +240,7 @@ def test_many_processes_share_a_cache_folder(pairs, tmp_path):
     ],
 )
 def test_nonsense_is_refused(pairs, options, message, tmp_path, monkeypatch):
-    """With what was wanted."""
+    """The error says what is wanted."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(OptionError, match=message):

@@ -1,4 +1,4 @@
-"""The five conditions of a good loader, one after the other, as docs/reading.md tells them."""
+"""The five conditions of a good loader, in the order of docs/reading.md."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from every_feature import ONE_WORKER
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, ShardOptions, Tensor, WorkerOptions, load
-from datamat.readers.memory import keep_freed_pages
+from datamat.readers.loader import keep_freed_pages
 
 WAIT_S = 30
 
 
 class Arrays(DatasetWriter):
-    """Numbered arrays of 64 KiB; the first two rows are read in two processes at once, where `meeting` is a port."""
+    """Numbered arrays of 64 KiB; each process waits with its first row for another one, where `meeting` is a port."""
 
     name = "arrays"
     features = Features({"array": Tensor((128, 128), "float32", "raw")})
@@ -32,8 +32,9 @@ class Arrays(DatasetWriter):
         return [IndexRow(f"row{number:04d}", "train", {"number": number}) for number in range(self.count)]
 
     def read(self, row):
-        if self.meeting is not None:
-            with socket.create_connection(("localhost", self.meeting), WAIT_S) as other:
+        meeting, self.meeting = self.meeting, None
+        if meeting is not None:
+            with socket.create_connection(("localhost", meeting), WAIT_S) as other:
                 assert other.recv(1) == b"!"
         return {"array": np.full((128, 128), row.fields["number"], np.float32)}
 
@@ -47,10 +48,10 @@ def write(folder, count, **options):
 
 @pytest.mark.slow
 def test_first_shards_are_written_in_parallel(tmp_path):
-    """Two rows are let go on only when two processes hold one each."""
+    """The first row of a process waits until another process holds a row as well."""
     with socket.create_server(("localhost", 0)) as meeting:
         meeting.settimeout(WAIT_S)
-        server = threading.Thread(target=_let_go_in_pairs, args=(meeting, 4))
+        server = threading.Thread(target=_let_go, args=(meeting, 2))
         server.start()
         data = write(tmp_path / "out", 8, meeting=meeting.getsockname()[1], workers=WorkerOptions(num_workers=2))
         server.join()
@@ -58,16 +59,14 @@ def test_first_shards_are_written_in_parallel(tmp_path):
     assert len(data) == 8 and len(data.files) == 4
 
 
-def _let_go_in_pairs(meeting, num_pairs):
-    for _ in range(num_pairs):
-        pair = [meeting.accept()[0] for _ in range(2)]
-        for connection in pair:
-            connection.sendall(b"!")
-            connection.close()
+def _let_go(meeting, num_processes):
+    for connection in [meeting.accept()[0] for _ in range(num_processes)]:
+        connection.sendall(b"!")
+        connection.close()
 
 
 def test_first_shards_are_read_in_parallel(tmp_path):
-    """Each decoding thread waits for another one; tf.data takes of all shards by turns."""
+    """Each decoding thread waits for another one; tf.data reads all shards in turn."""
     data = write(tmp_path / "out", 16)
     barrier = threading.Barrier(2, timeout=WAIT_S)
 
@@ -95,7 +94,7 @@ def test_second_schema_is_known_without_reading_data(tmp_path):
 
 @pytest.mark.parametrize("read", ["samples", "batches", "shuffled"])
 def test_third_memory_does_not_grow_with_the_data(tmp_path, read):
-    """A few batches of four records of 64 KiB, however many records: two ready and two changing hands, at most."""
+    """Four batches of four records of 64 KiB at most, for any number of records: two ready, two handed over."""
     for count in (40, 320):
         data = write(tmp_path / str(count), count)
         loader = {
@@ -136,8 +135,8 @@ def test_fourth_next_batch_is_made_while_one_is_used(tmp_path, reader):
     assert ahead.wait(WAIT_S)
 
 
-def test_fifth_static_transforms_are_kept_and_dynamic_ones_drawn_anew(tmp_path):
-    """With a cache: once for each record, and once for each record and epoch."""
+def test_fifth_static_transforms_are_cached_and_dynamic_ones_drawn_again(tmp_path):
+    """With a cache, one runs once for each record, the other once for each record and epoch."""
     import tensorflow as tf
 
     data = write(tmp_path / "out", 8)

@@ -1,4 +1,4 @@
-"""Damaged records: named with file, record and key; or left out, counted and told. Never silently."""
+"""Damaged records: an error that names file, record and key; or skipped, counted and logged. Never silently dropped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+from numbered_rows import batched, numbers_of, written
 
 from datamat import CorruptDataError, ErrorPolicy, OptionError, load
 from datamat.formats import get_format
@@ -16,12 +17,12 @@ from datamat.formats import get_format
 
 @pytest.fixture
 def copied(pairs, tmp_path):
-    """A directory to damage."""
+    """A directory that a test may damage."""
     return shutil.copytree(pairs, tmp_path / "out")
 
 
 def damage(data, *positions):
-    """Flip a bit in the middle of records of the first shard."""
+    """Flip a bit in the middle of the given records of the first shard."""
     path = pathlib.Path(data.files[0])
     lines = path.with_suffix(".idx").read_text().splitlines()
     content = bytearray(path.read_bytes())
@@ -32,7 +33,7 @@ def damage(data, *positions):
 
 
 def replace_picture(data, position):
-    """Write the first shard anew, sound but for a picture that is none."""
+    """Write the first shard again, sound except for a field whose bytes are no picture."""
     file = data.files[0]
     records = list(get_format("tfrecord").read(file))
     records[position]["image"] = [b"\x89PNG but no more"]
@@ -45,7 +46,7 @@ def replace_picture(data, position):
 
 
 def test_archives_without_checksums_rely_on_those_of_the_pictures(make_pairs_output, tmp_path):
-    """Files behind a checksum of the record are not looked through once more; those in a tar archive are."""
+    """Pictures in a record with a checksum are not checked again; those in a tar archive are."""
     data = load(make_pairs_output(tmp_path / "out", format="webdataset"), "train")
     path = pathlib.Path(data.files[0])
     content = bytearray(path.read_bytes())
@@ -57,7 +58,7 @@ def test_archives_without_checksums_rely_on_those_of_the_pictures(make_pairs_out
 
 
 def test_damaged_record_is_named_with_its_key(copied):
-    """Wherever it is met."""
+    """Every way of reading names it."""
     data = load(copied, "train")
     key = data.keys()[7]
     damage(data, 7)
@@ -74,7 +75,7 @@ def test_damaged_record_is_named_with_its_key(copied):
 
 
 def test_picture_that_does_not_decode_is_named_with_file_record_and_key(copied):
-    """Though all checksums of the record are right."""
+    """All checksums of the record are right."""
     data = load(copied, "train")
     key = data.keys()[5]
     replace_picture(data, 5)
@@ -83,18 +84,18 @@ def test_picture_that_does_not_decode_is_named_with_file_record_and_key(copied):
         load(copied, "train")[5]
 
 
-def test_key_is_left_out_where_nothing_tells_it(copied):
-    """The record is named all the same."""
+def test_key_is_left_out_where_nothing_reveals_it(copied):
+    """The record is still named."""
     data = load(copied, "train")
     damage(data, 7)
-    shutil.rmtree(copied / "index")
+    shutil.rmtree(copied / "_index")
 
-    with pytest.raises(CorruptDataError, match=r"record 7 at byte \d+ is damaged: .* anew$"):
+    with pytest.raises(CorruptDataError, match=r"record 7 at byte \d+ is damaged: .* to rebuild it$"):
         data[7]
 
 
-def test_skipped_records_are_counted_and_told(copied, caplog):
-    """Once each, however often they are met."""
+def test_skipped_records_are_counted_and_reported(copied, caplog):
+    """Each counts once, however often it is read."""
     data = load(copied, "train", errors="skip")
     keys = data.keys()
     damage(data, 3, 7)
@@ -112,8 +113,32 @@ def test_skipped_records_are_counted_and_told(copied, caplog):
     assert f"(key {keys[7]!r})" in caplog.text
 
 
-def test_batch_closes_over_what_was_skipped(copied):
-    """Rows of all columns still belong together."""
+@pytest.mark.parametrize("format_name", ["parquet", "tfrecord.gz", "tfrecord"])
+def test_one_flipped_bit_loses_what_is_stored_with_it_and_is_logged_once(tmp_path, caplog, format_name):
+    """A page of Parquet, the rest of a gzip member, one record of TFRecord; in any way of reading."""
+    sound = numbers_of(written(tmp_path / "out", 0, 600, 1, format_name))
+    path = pathlib.Path(load(tmp_path / "out").files[0])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    data = load(tmp_path / "out", errors="skip")
+
+    with caplog.at_level(logging.WARNING, "datamat"):
+        left = [batched(data.to_numpy(32)), sorted(batched(data.to_numpy(7, shuffle=True))), numbers_of(data)]
+
+    assert left[0] == left[2]
+    assert left[1] == sorted(left[0])
+    assert set(left[0]) < set(sound)
+    assert data.num_skipped == len(sound) - len(left[0])
+    assert len(caplog.records) == 1
+    if format_name == "tfrecord":
+        assert data.num_skipped == 1
+    if format_name == "tfrecord.gz":
+        assert left[0][:100] == sound[:100]  # what was inflated before it
+
+
+def test_batch_closes_over_skipped_records(copied):
+    """The rows of all columns still match."""
     sound = list(load(copied, "train"))
     data = load(copied, "train", errors="skip")
     damage(data, 1)
@@ -124,18 +149,18 @@ def test_batch_closes_over_what_was_skipped(copied):
     assert np.array_equal(batch["image"], np.stack([sound[place]["image"] for place in (0, 2, 3)]))
 
 
-def test_batch_of_damaged_records_alone_does_not_come(copied):
-    """For several ranks it is an error: one of them would wait for ever."""
+def test_batch_of_damaged_records_alone_is_left_out(copied):
+    """With several ranks it is an error: one of them would wait for ever."""
     data = load(copied, "train", errors="skip")
     damage(data, 2, 3)
 
     assert [len(batch["key"]) for batch in data.to_numpy(2)] == [2] * 29
-    with pytest.raises(CorruptDataError, match="this rank would have a batch less"):
+    with pytest.raises(CorruptDataError, match="this rank would have one batch less"):
         list(load(copied, "train", errors="skip").to_numpy(2, rank=1, world_size=2))
 
 
 def test_single_record_raises_in_any_case(copied):
-    """There is nothing to return; of several, the others are returned."""
+    """There is nothing else to return; of several records, the others are returned."""
     data = load(copied, "train", errors="skip")
     damage(data, 3)
 
@@ -145,22 +170,24 @@ def test_single_record_raises_in_any_case(copied):
 
 
 def test_limit_stops_the_skipping(copied):
-    """As a number or a share; without one, when all fail."""
+    """It is a number or a share; without one, skipping stops when all records fail."""
     damage(load(copied, "train"), 1, 2, 3)
 
     for limit in (2, 0.04):
-        with pytest.raises(CorruptDataError, match="3 damaged records were skipped, 2 at most are allowed; the last"):
+        with pytest.raises(
+            CorruptDataError, match="3 damaged records were skipped, and at most 2 are allowed; the last"
+        ):
             list(load(copied, "train", errors=ErrorPolicy("skip", max_errors=limit)))
     assert len(list(load(copied, "train", errors=ErrorPolicy("skip", max_errors=3)))) == 57
     for info in load(copied, "val").manifest.splits["val"]:
         (copied / info.file).write_bytes(b"")
-    with pytest.raises(CorruptDataError, match="4 damaged records were skipped, 3 at most"):
+    with pytest.raises(CorruptDataError, match="4 damaged records were skipped, and at most 3"):
         list(load(copied, "val", errors="skip"))
 
 
 @pytest.mark.slow
-def test_records_that_workers_skip_are_counted_and_told(copied, caplog):
-    """In the process that reads."""
+def test_records_that_workers_skip_are_counted_and_reported(copied, caplog):
+    """The process that reads counts and logs them."""
     data = load(copied, "train", errors="skip")
     damage(data, 3, 7)
 
@@ -172,8 +199,8 @@ def test_records_that_workers_skip_are_counted_and_told(copied, caplog):
     assert caplog.text.count("skipped") == 2
 
 
-def test_policy_travels(copied):
-    """To workers of others, who leave out the same."""
+def test_error_policy_is_pickled_with_the_dataset(copied):
+    """Workers of other libraries skip the same records."""
     data = pickle.loads(pickle.dumps(load(copied, "train", errors="skip")))
     damage(data, 3)
 
@@ -183,6 +210,6 @@ def test_policy_travels(copied):
 
 @pytest.mark.parametrize("errors", ["ignore", None, ErrorPolicy("quarantine"), ErrorPolicy("skip", retries=2)])
 def test_other_policies_are_refused(pairs, errors):
-    """With those that there are."""
+    """The error lists those that exist."""
     with pytest.raises(OptionError, match=r"want 'raise', 'skip' or ErrorPolicy\('skip', max_errors=...\)"):
         load(pairs, errors=errors)

@@ -1,4 +1,4 @@
-"""Programs that end in the middle of an epoch: they end, with their own exit code."""
+"""Programs that end in the middle of an epoch: they do end, with their own exit code."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def run(code, output):
         env=environment,
         check=False,
     )
-    told = [line for line in found.stderr.splitlines() if line and "0000 00:00:" not in line and "absl::" not in line]
-    return found.returncode, found.stdout.strip(), told
+    lines = [line for line in found.stderr.splitlines() if line and "0000 00:00:" not in line and "absl::" not in line]
+    return found.returncode, found.stdout.strip(), lines
 
 
 @pytest.fixture(scope="module", params=["tfrecord", "parquet"])
 def output(request, make_pairs_output, tmp_path_factory):
-    """Read by TensorFlow, whose threads call our decoders, and by a generator of ours."""
+    """A directory that TensorFlow reads: its threads call our decoders, or iterate over a generator of ours."""
     return make_pairs_output(tmp_path_factory.mktemp("ends") / "out", format=request.param)
 
 
@@ -124,24 +124,24 @@ def output(request, make_pairs_output, tmp_path_factory):
     ids=["held", "as-numpy", "two-devices", "function", "two-devices-function", "any-kind", "frozen"],
 )
 def test_program_that_holds_an_iterator_ends(output, code):
-    """TensorFlow alone waits for ever for the interpreter that is gone, or is aborted."""
-    status, printed, told = run(code, output)
+    """Left alone, TensorFlow waits for ever for an interpreter that is gone, or aborts."""
+    status, printed, errors = run(code, output)
 
     assert (status, printed) == (0, "")
-    assert not [line for line in told if "datamat" in line]  # TensorFlow may tell of what it cancels
+    assert not [line for line in errors if "datamat" in line]  # TensorFlow may log what it cancels
 
 
 @pytest.mark.slow
 def test_program_that_fails_in_an_epoch_ends(output):
     """Its traceback holds the iterator."""
-    status, _, told = run(TF_RAISES, output)
+    status, _, errors = run(TF_RAISES, output)
 
     assert status == 1
-    assert told[-1] == "SystemError: in the middle"
+    assert errors[-1] == "SystemError: in the middle"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", ["data.to_numpy(7)", "data.to_tf(7).as_numpy_iterator()"])
 def test_thread_reads_on_when_the_main_thread_has_ended(output, batches):
-    """Python waits for it, but lets executors take nothing more."""
+    """Python waits for the thread, but executors accept no further calls."""
     assert run(READS_ON.format(batches=batches), output) == (0, str(20 * 60), [])

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-import sets
+import small_pairs
 from every_feature import ONE_WORKER
 
 from datamat import CorruptDataError, Index, Materializer, ShardOptions, load
@@ -37,7 +37,7 @@ def turned(sample, rng):
     ids=["plain", "copies", "one-copy", "augmented", "several", "several-shards"],
 )
 def test_every_key_finds_its_record(make_pairs_output, tmp_path, options):
-    """With and without copies, and where rows give different numbers of records."""
+    """This holds with and without copies, and where rows give different numbers of records."""
     make_pairs_output(tmp_path / "out", **options)
 
     for split in (None, "train", "val"):
@@ -67,14 +67,14 @@ def test_wrong_keys_find_nothing(pairs, key):
 
 @pytest.mark.parametrize("key", ["train000", "train000#0-9", "train000#7", "nothing"])
 def test_wrong_keys_find_nothing_among_rows_of_several_records(make_pairs_output, tmp_path, key):
-    """There the records themselves tell their keys."""
+    """There the records themselves hold their keys."""
     make_pairs_output(tmp_path / "out", transform=crops)
 
     assert key not in load(tmp_path / "out")
 
 
-def test_only_keys_are_in_a_data_set(pairs):
-    """Not positions, and nothing else."""
+def test_only_keys_are_in_a_dataset(pairs):
+    """A position is in none, nor is anything else."""
     data = load(pairs)
 
     assert "train000#0" in data
@@ -84,7 +84,7 @@ def test_only_keys_are_in_a_data_set(pairs):
 
 
 def test_keys_of_several_records_are_read_once_per_shard(make_pairs_output, tmp_path, monkeypatch):
-    """Not for every key that is asked for."""
+    """Not again for each key."""
     data = load(make_pairs_output(tmp_path / "out", transform=crops), "train")
     keys, asked = data.keys(), []
     stored = RecordFiles.stored_keys
@@ -98,7 +98,7 @@ def test_keys_of_several_records_are_read_once_per_shard(make_pairs_output, tmp_
 def test_keys_in_any_alphabet_are_found(tmp_path):
     """Their hashes are those of their UTF-8 bytes."""
 
-    class Named(sets.Pairs):
+    class Named(small_pairs.Pairs):
         def index(self, source):
             return Index.from_rows(["größe", "写真", "a b", "a.b", "🚗", "a"])
 
@@ -122,18 +122,18 @@ def test_keys_in_any_alphabet_are_found(tmp_path):
     ],
 )
 def test_damaged_index_is_named(pairs, tmp_path, damage, message):
-    """With what to do; positions are still read, and other splits."""
+    """The error says what to do; positions and other splits can still be read."""
     import pyarrow as pa
     from pyarrow import parquet
 
     folder = shutil.copytree(pairs, tmp_path / "out")
-    path = folder / "index" / "val.parquet"
+    path = folder / "_index" / "val.index"
     if damage == "missing":
         path.unlink()
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-9])
     elif damage == "foreign":
-        parquet.write_table(pa.table({"key": ["val000"]}), path)
+        parquet.write_table(pa.table({"key": [f"val00{number}" for number in range(4)]}), path)
     else:
         parquet.write_table(parquet.read_table(path).slice(1), path)
     data = load(folder, "val")

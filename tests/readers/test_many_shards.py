@@ -7,11 +7,13 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from descriptors import few_descriptors, no_descriptors, open_files
+from open_files import few_descriptors, no_descriptors, open_files
 
 from datamat import (
     DatasetWriter,
@@ -24,7 +26,9 @@ from datamat import (
     ShardOptions,
     load,
 )
-from datamat.formats import Offsets, format_names, get_format
+from datamat.formats import Offsets, ShardFormat, format_names, get_format
+from datamat.readers import records
+from datamat.readers.records import ShardOpener
 
 NUM_SHARDS = 60
 
@@ -55,7 +59,7 @@ def output(request, tmp_path_factory):
 
 
 def test_few_files_are_open_at_a_time(output):
-    """In order, at random, and by key."""
+    """This holds in order, at random, and by key."""
     data = load(output)
     wanted = list(range(2 * NUM_SHARDS))
     number_of = {sample["key"]: sample["number"] for sample in load(output)}  # imports what is needed, too
@@ -64,15 +68,35 @@ def test_few_files_are_open_at_a_time(output):
         assert sorted(int(sample["number"]) for sample in data) == wanted
         assert sorted(int(data[place]["number"]) for place in range(-len(data), 0)) == wanted
         assert all(data[key]["number"] == number for key, number in number_of.items())
-        for batches in (data.to_numpy(8, shuffle=True), data.to_numpy(8)):
+        for threads in (1, 2, 8):
+            batches = data.to_numpy(8, shuffle=threads > 1, num_threads=threads)
             assert sorted(int(number) for batch in batches for number in batch["number"]) == wanted
+
+
+def test_threads_that_read_blocks_share_what_may_be_open(output, monkeypatch):
+    """The shards of a block cannot be closed while it is read, so together the threads hold no more than is allowed."""
+    data = load(output)
+    made = type(get_format(data.manifest.format))
+    if made.read_block is ShardFormat.read_block:
+        pytest.skip("the format is read record by record")
+    held = []
+
+    def read_block(self, readers, *args, original=made.read_block):
+        held.append(len(readers))
+        return original(self, readers, *args)
+
+    monkeypatch.setattr(made, "read_block", read_block)
+    with few_descriptors(40):
+        list(data.to_numpy(8, shuffle=True, num_threads=4))
+
+        assert 4 * max(held) <= max(records._most_open(), 4)
 
 
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
 )
-def test_workers_take_a_data_set_whose_files_are_open(output, method):
-    """What is open is theirs after a fork, and opened anew elsewhere."""
+def test_workers_take_a_dataset_whose_files_are_open(output, method):
+    """After a fork they use the open files; elsewhere they open their own."""
     data = load(output)
     numbers = [int(sample["number"]) for sample in data]
 
@@ -80,13 +104,13 @@ def test_workers_take_a_data_set_whose_files_are_open(output, method):
         found = [int(sample["number"]) for sample in pool.map(data.__getitem__, range(len(data)))]
 
     assert found == numbers
-    if method == "fork":  # which is what the loader does here
+    if method == "fork":  # the loader in use here does the same
         assert [int(number) for batch in data.to_numpy(8, num_workers=2) for number in batch["number"]] == numbers
     assert [int(data[place]["number"]) for place in (0, -1)] == [numbers[0], numbers[-1]]
 
 
-def test_several_data_sets_share_what_may_be_open(output):
-    """They are read by turns, and none is closed."""
+def test_several_datasets_share_what_may_be_open(output):
+    """They are read in turn, and none is closed."""
     list(load(output))
     several = [load(output) for _ in range(5)]
 
@@ -95,8 +119,57 @@ def test_several_data_sets_share_what_may_be_open(output):
             assert {int(data[place]["number"]) for data in several} == {int(several[0][place]["number"])}
 
 
+def test_no_shard_is_opened_twice_while_descriptors_last(output, monkeypatch):
+    """This holds at random, by key, and in batches."""
+    opened = []
+
+    def open_shard(self, info, *, original=ShardOpener.open):
+        opened.append(info.file)
+        return original(self, info)
+
+    monkeypatch.setattr(ShardOpener, "open", open_shard)
+    data = load(output)
+    for _ in range(3):
+        for place in np.random.default_rng(0).permutation(len(data)).tolist():
+            assert data[place]["key"] in data
+        list(data.to_numpy(8, shuffle=True, num_threads=1))
+
+    assert len(opened) == len(set(opened)) == NUM_SHARDS
+
+
+def test_as_many_shards_stay_open_as_descriptors_allow(monkeypatch):
+    """A quarter of the descriptors, at two for each shard; and no more than the system allows maps."""
+    for limit, most in ((80, 10), (1024, 128), (80_000, 10_000), (10**6, 16_384), (resource.RLIM_INFINITY, 16_384)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert records._most_open() == most
+
+
+def test_pipeline_of_tensorflow_asks_once_about_each_shard(output, monkeypatch):
+    """One system call for each: more of them took seconds with thousands of shards."""
+    pytest.importorskip("tensorflow")
+    data = load(output)
+    if "tfrecord" not in data.manifest.format:
+        pytest.skip("TensorFlow does not read the format")
+    data.to_tf(4)  # imports what is needed
+    asked = []
+
+    def counted(function):
+        def call(path, *args, **names):
+            asked.append(path)
+            return function(path, *args, **names)
+
+        return call
+
+    for name in ("stat", "lstat", "open"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+
+    data.to_tf(4)
+
+    assert sorted(path for path in asked if str(path).startswith(str(output))) == sorted(data.files)
+
+
 def test_limit_may_be_lowered_later(output):
-    """What is open beyond it is closed first."""
+    """Files that exceed it are closed first."""
     data = load(output)
     list(data)
 
@@ -104,8 +177,8 @@ def test_limit_may_be_lowered_later(output):
         assert len(list(data)) == 2 * NUM_SHARDS
 
 
-def test_nothing_stays_open_behind_a_data_set(output, monkeypatch):
-    """Neither what it holds at its end, nor what it let go before."""
+def test_dataset_leaves_no_open_files_behind(output, monkeypatch):
+    """Files that were open at the end are closed, and so are those that it closed before."""
     monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 2)
     data = load(output)
     list(data)
@@ -115,8 +188,8 @@ def test_nothing_stays_open_behind_a_data_set(output, monkeypatch):
     assert not open_files(output)
 
 
-def test_program_that_ends_with_an_open_data_set_says_nothing(output):
-    """What closes files must do without modules that are gone by then."""
+def test_program_that_ends_with_an_open_dataset_prints_nothing(output):
+    """Files are closed without modules that are gone by then."""
     program = "import sys; from datamat import load; data = load(sys.argv[1]); other = data[0], data[-1]"
 
     ended = subprocess.run([sys.executable, "-c", program, output], capture_output=True, text=True, check=False)
@@ -125,7 +198,7 @@ def test_program_that_ends_with_an_open_data_set_says_nothing(output):
 
 
 def test_threads_read_shards_that_others_close(output, monkeypatch):
-    """Those that are read stay open, although two are the most that may; each thread may have opened one too many."""
+    """A shard that is being read stays open, although the limit is two; each thread may have opened one too many."""
     monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 2)
     data = load(output)
     numbers = [int(sample["number"]) for sample in load(output)]
@@ -134,11 +207,11 @@ def test_threads_read_shards_that_others_close(output, monkeypatch):
         found = list(pool.map(lambda place: int(data[place]["number"]), [*range(len(data))] * 5))
 
     assert found == numbers * 5
-    assert len(data._samples.records._files) <= 1 + 8
+    assert len({path.partition(".")[0] for path in open_files(output)}) <= 1 + 8  # shards, some of two files
 
 
-def test_shards_are_let_go_of_where_others_have_taken_the_descriptors(output):
-    """The process may open many, and has: a quarter is not there any more."""
+def test_shards_are_closed_where_others_have_taken_the_descriptors(output):
+    """The process has opened so many other files that its quarter is not left."""
     data = load(output)
     next(iter(load(output)))  # imports what is needed
 
@@ -149,8 +222,8 @@ def test_shards_are_let_go_of_where_others_have_taken_the_descriptors(output):
             assert sorted(int(sample["number"]) for sample in data) == list(range(2 * NUM_SHARDS))
 
 
-def test_want_of_descriptors_is_no_damage(output):
-    """Nothing is left out for it, and the same data set reads on when there are some."""
+def test_lack_of_descriptors_is_no_damage(output):
+    """No record is skipped because of it, and the same dataset reads again once there are descriptors."""
     data = load(output, errors="skip")
     next(iter(load(output)))
 
@@ -163,8 +236,8 @@ def test_want_of_descriptors_is_no_damage(output):
     assert data.num_skipped == 0
 
 
-def test_reader_tells_want_of_descriptors_from_damage(output):
-    """By the system's error."""
+def test_reader_distinguishes_lack_of_descriptors_from_damage(output):
+    """The system's error tells them apart."""
     data = load(output)
     next(iter(data))
     places = Offsets.from_text("")  # nothing is asked of it

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from datamat import CorruptDataError, load
 from datamat.formats import Offsets
-from datamat.readers.mapped_offsets import LineMarks, MappedOffsets
+from datamat.readers.records import LineMarks, MappedOffsets
 
 
 def mapped(path):
@@ -21,7 +21,7 @@ def mapped(path):
 
 @given(sizes=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=70), has_skip=st.booleans())
 def test_places_are_those_of_the_table(tmp_path_factory, sizes, has_skip):
-    """Of every line, however wide the lines before it are."""
+    """This holds for every line, however wide the lines before it are."""
     path = tmp_path_factory.mktemp("offsets") / "shard.idx"
     size = np.array(sizes, np.uint64)
     offsets = Offsets(np.cumsum(size) - size, size, size[::-1].copy() if has_skip else None)
@@ -29,11 +29,11 @@ def test_places_are_those_of_the_table(tmp_path_factory, sizes, has_skip):
 
     found = mapped(path)
 
-    assert [found.place(number) for number in range(len(sizes))] == [offsets.place(n) for n in range(len(sizes))]
+    assert [found.span(number) for number in range(len(sizes))] == [offsets.span(n) for n in range(len(sizes))]
 
 
 def test_memory_holds_little_for_each_record(tmp_path):
-    """Half a byte: the file holds the rest."""
+    """Half a byte suffices: the file holds the rest."""
     path = tmp_path / "shard.idx"
     size = np.full(10_000, 7, np.uint64)
     path.write_text(Offsets(np.cumsum(size) - size, size).to_text())
@@ -61,12 +61,12 @@ def test_file_that_is_changed_while_it_is_mapped_is_an_error(tmp_path, change):
     else:
         os.truncate(path, 0 if change == "emptied" else num_bytes - 4100)
 
-    with pytest.raises(CorruptDataError, match=r"shard\.idx was changed while it was open: line 2000 is not what it"):
-        found.place(1999)
+    with pytest.raises(CorruptDataError, match=r"shard\.idx was changed while it was open: line 2000 differs"):
+        found.span(1999)
 
 
 def test_file_that_is_shorter_than_its_marks_say_is_an_error(tmp_path):
-    """As one that is cut short between the two."""
+    """It may be truncated after its marks were read."""
     path = tmp_path / "shard.idx"
     path.write_text("0 7\n7 7\n")
     with open(path, "rb") as file:
@@ -77,12 +77,12 @@ def test_file_that_is_shorter_than_its_marks_say_is_an_error(tmp_path):
             MappedOffsets(str(path), file, marks)
 
 
-def test_offsets_that_are_written_anew_are_tested_anew(make_pairs_output, tmp_path):
-    """Marks are kept of the file that was looked through, and for no other."""
+def test_rewritten_offsets_are_checked_again(make_pairs_output, tmp_path):
+    """Marks hold for the file that was scanned, and for no other."""
     data = load(make_pairs_output(tmp_path / "out"), "train")
-    records = data._samples.records
+    records = data._records.parts[0].reader.records
     info = data.manifest.splits["train"][0]
-    before = records.read(0)
+    before = records.read_record(0)
     assert records._opener.open(info).read(0).keys() == before.keys()
 
     (tmp_path / "out" / info.index_file).write_text("0 1\n")

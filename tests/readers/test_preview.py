@@ -1,15 +1,30 @@
-"""Pictures of samples: what is in the data set is on the picture."""
+"""Previews: what is in the dataset is in the picture."""
 
 from __future__ import annotations
 
 import io
 
+import cv2
 import numpy as np
 import PIL.Image
 import pytest
 from every_feature import ONE_WORKER
 
-from datamat import DatasetWriter, Features, Image, IndexRow, Mask, Materializer, OptionError, Scalar, load
+from datamat import (
+    BBoxes,
+    DatasetWriter,
+    Depth,
+    Features,
+    Image,
+    IndexRow,
+    Keypoints,
+    Mask,
+    Materializer,
+    OptionError,
+    Polygons,
+    Scalar,
+    load,
+)
 from datamat.codecs import decode_image
 from datamat.features import Text
 from datamat.readers.preview import draw, palette_of
@@ -26,12 +41,12 @@ def features(channels=3, mask=None):
 
 
 def shows(picture, colour):
-    """Tell whether a picture has more than a few pixels of a colour."""
+    """Return whether a picture has more than a few pixels of a colour."""
     return (picture.array == np.array(colour, np.uint8)).all(2).sum() > 50
 
 
 def test_picture_is_saved_and_shown_as_png(pairs, tmp_path):
-    """The same bytes that a notebook is given; any viewer opens them."""
+    """The same bytes that a notebook shows; any viewer opens them."""
     picture = load(pairs, "train").preview(5, columns=3)
     picture.save(tmp_path / "preview.png")
 
@@ -42,8 +57,8 @@ def test_picture_is_saved_and_shown_as_png(pairs, tmp_path):
     assert picture.array.dtype == np.uint8
 
 
-def test_samples_are_spread_over_the_data_set(pairs, monkeypatch):
-    """Not the first few, and no more than there are."""
+def test_samples_are_spread_over_the_dataset(pairs, monkeypatch):
+    """Not just the first few, and no more than there are."""
     asked = []
     data = load(pairs, "train")
     item = type(data).__getitem__
@@ -68,7 +83,7 @@ def test_columns_bound_the_width(pairs):
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_images_of_any_channels_are_drawn(channels):
-    """Grey as grey; alpha left out."""
+    """Grey is drawn as grey, and alpha is left out."""
     colour = (120, 40, 200, 30)[:channels]
     image = np.broadcast_to(np.array(colour, np.uint8), (40, 60, channels))
 
@@ -78,7 +93,7 @@ def test_images_of_any_channels_are_drawn(channels):
 
 
 def test_mask_is_drawn_over_the_image_with_its_legend():
-    """As opaque as asked for; its declared colours, and only those classes that are seen."""
+    """It has the given opacity and its declared colours; the legend has only classes that occur."""
     image, mask = np.full((40, 60, 3), 100, np.uint8), np.ones((40, 60), np.uint8)
     schema = features(mask=Mask(names=("a", "b", "c", "d"), palette=BLACK_TO_WHITE))
 
@@ -90,8 +105,8 @@ def test_mask_is_drawn_over_the_image_with_its_legend():
     assert not shows(clear, (180, 180, 180))
 
 
-def test_colours_are_made_up_where_none_are_declared():
-    """Far apart for neighbours, the same every time; what is not labelled is black unless it has a colour."""
+def test_colours_are_chosen_where_none_are_declared():
+    """Neighbours get distant colours, the same every time; unlabelled pixels are black unless they have a colour."""
     colours = palette_of(Mask(names=("a", "b", "c"))).astype(int)
 
     assert colours.shape == (256, 3)
@@ -103,7 +118,7 @@ def test_colours_are_made_up_where_none_are_declared():
 
 
 def test_mask_of_ids_past_the_names_is_drawn():
-    """By their numbers: 255 is what is not labelled."""
+    """They show their numbers; 255 means unlabelled."""
     mask = np.full((40, 60), 255, np.uint8)
 
     picture = draw([sample(np.full((40, 60, 3), 100, np.uint8), mask)], features(mask=Mask(names=("a",))), 1, 0.5)
@@ -112,7 +127,7 @@ def test_mask_of_ids_past_the_names_is_drawn():
 
 
 def test_mask_of_another_size_than_the_image_is_left_out():
-    """It belongs to another picture; the image is drawn all the same."""
+    """It belongs to another picture; the image is still drawn."""
     image, mask = np.full((40, 60, 3), 100, np.uint8), np.ones((20, 30), np.uint8)
 
     picture = draw([sample(image, mask)], features(mask=Mask(palette=BLACK_TO_WHITE)), 1, 1.0)
@@ -123,7 +138,7 @@ def test_mask_of_another_size_than_the_image_is_left_out():
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5000), (5000, 1), (31, 17)])
 def test_odd_sizes_and_keys_are_drawn(shape):
-    """Slim pictures, and keys that the font has no letters for."""
+    """Very narrow pictures, and keys with letters that the font lacks."""
     image, mask = np.zeros((*shape, 3), np.uint8), np.zeros(shape, np.uint8)
 
     picture = draw([sample(image, mask, "größe-写真" * 9)], features(mask=Mask()), 1, 0.5)
@@ -132,8 +147,51 @@ def test_odd_sizes_and_keys_are_drawn(shape):
     assert picture.array.shape[0] < 1000
 
 
+def drawn(name, key="a"):
+    """Return what is drawn for a sample whose one class has this name."""
+    image, mask = np.zeros((40, 60, 3), np.uint8), np.zeros((40, 60), np.uint8)
+    return draw([sample(image, mask, key)], features(mask=Mask(names=(name,))), 1, 0.5).array
+
+
+@pytest.mark.skipif(not hasattr(cv2, "FontFace"), reason="OpenCV 4 draws ASCII only")
+def test_korean_keys_and_labels_are_drawn_in_their_letters():
+    """Two words of equal length differ, and neither is a row of question marks."""
+    labels = [drawn(name) for name in ("도로", "차도", "??")]
+    keys = [drawn("a", key) for key in ("보도-001", "도보-001", "??-001")]
+
+    for first, second, marks in (labels, keys):
+        assert not np.array_equal(first, second)
+        assert not np.array_equal(first, marks)
+
+
+def test_letters_that_opencv_4_cannot_draw_are_reported(monkeypatch, caplog):
+    """The log names the text and the remedy; ASCII text logs nothing."""
+    monkeypatch.delattr(cv2, "FontFace", raising=False)
+
+    assert np.array_equal(drawn("도로"), drawn("??"))
+    drawn("road")
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # one for all texts of a preview
+    assert "'도로'" in caplog.text
+    assert "opencv-python-headless>=5" in caplog.text
+
+
+def test_long_label_ends_before_the_next_one():
+    """Text that does not fit into its cell is cut off; the second swatch is intact."""
+    image, mask = np.zeros((40, 60, 3), np.uint8), np.indices((40, 60))[0].astype(np.uint8) % 2
+    legends = [
+        draw([sample(image, mask)], features(mask=Mask(names=(name, "b"), palette=BLACK_TO_WHITE)), 2, 0.0).array[-22:]
+        for name in ("a", "a" * 60)
+    ]
+
+    short, long = legends
+
+    assert not np.array_equal(short[:, :168], long[:, :168])
+    assert np.array_equal(short[:, 168:], long[:, 168:])
+
+
 def test_pictures_of_different_heights_share_a_row():
-    """The lower ones are filled up."""
+    """The smaller ones are padded."""
     samples = [sample(np.zeros((height, 40, 3), np.uint8)) for height in (10, 40, 20)]
 
     heights = [draw(samples[:count], features(), 3, 0.5).array.shape[0] for count in (1, 2, 3)]
@@ -152,13 +210,13 @@ def test_pictures_of_different_heights_share_a_row():
     ],
 )
 def test_wrong_arguments_are_refused(pairs, arguments, message):
-    """With what is wanted."""
+    """The error says what is wanted."""
     with pytest.raises(OptionError, match=f"preview: .*{message}"):
         load(pairs).preview(**arguments)
 
 
-def test_data_set_without_images_is_refused(tmp_path):
-    """With the features that there are."""
+def test_dataset_without_images_is_refused(tmp_path):
+    """The error lists the features."""
 
     class Numbers(DatasetWriter):
         name = "numbers"
@@ -174,3 +232,45 @@ def test_data_set_without_images_is_refused(tmp_path):
 
     with pytest.raises(OptionError, match="preview needs an Image among the features; there are key, number, text"):
         load(tmp_path / "out").preview()
+
+
+def test_depth_and_pictures_of_16_bits_are_drawn():
+    """A depth map stands below its image, or in its place; 16 bits are spread over those of a screen."""
+    deep = np.full((40, 40, 3), 1000, np.uint16)
+    deep[:20] = 3000
+    near = np.ones((40, 40), np.float32)
+    near[:, :20] = 3
+    both = Features({"image": Image(dtype="uint16"), "depth": Depth(dtype="float32")})
+
+    alone = draw([{"key": "a", "depth": near}], Features({"depth": Depth(dtype="float32")}), 1, 0.5)
+    drawn = draw([{"key": "a", "image": deep, "depth": near}], both, 1, 0.5)
+
+    assert drawn.array.shape[0] > 1.5 * alone.array.shape[0]
+    for picture in (alone, drawn):
+        assert shows(picture, (0, 0, 0))
+        assert shows(picture, (255, 255, 255))
+    wide = Mask(names=("a", "b"), dtype="uint16")
+    assert palette_of(wide).shape == (65536, 3)
+    assert draw([sample(np.zeros((9, 9, 3), np.uint8), near[:9, :9].astype(np.uint16))], features(mask=wide), 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("feature", "value"),
+    [
+        (Keypoints(), np.array([[20, 20]], np.float32)),
+        (Keypoints((2, 3)), np.array([[20, 20, 2], [0, 0, 0]], np.float32)),
+        (Polygons(), Polygons().prepare("x", [[[5, 5], [30, 5], [5, 30]], []])),
+        (BBoxes(), np.array([[0.25, 0.25, 0.75, 0.75]], np.float32)),
+        (BBoxes(rotated=True), np.array([[20, 20, 20, 10, 30], [1e20, 0, 1, 1, 0]], np.float32)),
+    ],
+)
+def test_points_and_outlines_are_drawn_over_the_image(feature, value):
+    """In the first colour, and only into the picture of the preview."""
+    image = np.zeros((40, 40, 3), np.uint8)
+
+    picture = draw(
+        [{"key": "a", "image": image, "marks": value}], Features({"image": Image(), "marks": feature}), 1, 0.5
+    )
+
+    assert shows(picture, (255, 64, 64))
+    assert not image.any()

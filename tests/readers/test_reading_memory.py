@@ -1,4 +1,4 @@
-"""Memory of batches: used again when nobody holds it, never before."""
+"""Memory of batches: reused once nobody holds it, never before."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from datamat import Features, Mask, load, materialize
-from datamat.readers.memory import MemoryPool
-from datamat.readers.sharing import Borrowed, Loans, SharedArray, SharedFolder
+from datamat.readers.loader import MemoryPool
+from datamat.readers.sharing import BlockOwner, BlockUser, SharedBlock, SharedFolder
 
 SHAPE, UINT8 = (2, 1 << 20), np.dtype(np.uint8)
 
 
 def address(array):
-    """Return where an array lies."""
+    """Return the address of an array."""
     return array.__array_interface__["data"][0]
 
 
-def test_memory_that_is_let_go_is_used_again():
-    """Also as another dtype and shape of as many bytes."""
+def test_released_memory_is_used_again():
+    """Another dtype and shape of the same size in bytes may use it."""
     pool = MemoryPool()
     array = pool.allocate(SHAPE, UINT8)
     before = address(array)
@@ -39,7 +39,7 @@ def test_memory_that_is_let_go_is_used_again():
 
 @pytest.mark.parametrize("hold", [lambda array: array[1, :3], memoryview, lambda array: [array.reshape(-1)[::2].T]])
 def test_memory_that_is_held_is_left_alone(hold):
-    """By any view, however small."""
+    """Any view holds it, however small."""
     pool = MemoryPool()
     array = pool.allocate(SHAPE, UINT8)
     before, held = address(array), hold(array)
@@ -53,7 +53,7 @@ def test_memory_that_is_held_is_left_alone(hold):
 
 
 def test_memory_does_not_grow_with_the_variety_of_sizes():
-    """What is free and does not fit is let go."""
+    """Free memory that does not fit is released."""
     pool = MemoryPool()
 
     for extra in range(20):
@@ -70,97 +70,97 @@ def folder():
     assert not pathlib.Path(made.path).exists()
 
 
-def sent_by(loans, borrowed, content, shape=SHAPE):
+def sent_by(owner, user, content, shape=SHAPE):
     """Have a worker send a batch of one array; return what the reader gets."""
-    loans.begin(borrowed.returned())
-    array = loans.allocate(shape, UINT8)
+    owner.begin(user.returned())
+    array = owner.allocate(shape, UINT8)
     array[:] = content
-    sent, dropped = loans.receipts({"array": array})
-    borrowed.drop(dropped)
-    return borrowed.take(sent["array"])
+    sent, dropped = owner.pack({"array": array})
+    user.drop(dropped)
+    return user.unpack(sent["array"])
 
 
-def test_array_in_shared_memory_is_taken_over(folder):
-    """Its file is gone then, its content is not; small ones and copies travel as they are."""
-    loans, borrowed = Loans(folder), Borrowed(folder)
-    large, small = loans.allocate(SHAPE, UINT8), loans.allocate((3,), UINT8)
-    spare = loans.allocate(SHAPE, UINT8)
+def test_reader_takes_ownership_of_an_array_in_shared_memory(folder):
+    """Its file is removed, its content stays; small arrays and copies travel through the pipe."""
+    owner, user = BlockOwner(folder), BlockUser(folder)
+    large, small = owner.allocate(SHAPE, UINT8), owner.allocate((3,), UINT8)
+    spare = owner.allocate(SHAPE, UINT8)
     large[:], small[:] = 7, 1
 
-    sent, _ = loans.receipts({"large": large, "small": small, "copy": spare[:1].copy()})
-    assert isinstance(sent["large"], SharedArray)
+    sent, _ = owner.pack({"large": large, "small": small, "copy": spare[:1].copy()})
+    assert isinstance(sent["large"], SharedBlock)
     assert sent["small"] is small
 
-    found = borrowed.take(sent["large"])
+    found = user.unpack(sent["large"])
     assert len(os.listdir(folder)) == 2  # that of `spare`, and the lock
     assert (found == 7).all()
     found[0] = 1
     assert (large[0] == 1).all()
 
 
-def test_block_that_is_let_go_is_used_again(folder):
-    """Also one whose batch was not sent, because a record was damaged."""
-    loans, borrowed = Loans(folder), Borrowed(folder)
-    array = sent_by(loans, borrowed, 1)
+def test_released_block_is_used_again(folder):
+    """So is one whose batch was not sent, because a record was damaged."""
+    owner, user = BlockOwner(folder), BlockUser(folder)
+    array = sent_by(owner, user, 1)
     before = address(array)
 
     del array
-    again = sent_by(loans, borrowed, 2)
+    again = sent_by(owner, user, 2)
     assert address(again) == before
 
     del again
-    loans.begin(borrowed.returned())
-    loans.allocate(SHAPE, UINT8)  # and then an error
-    assert address(sent_by(loans, borrowed, 3)) == before
+    owner.begin(user.returned())
+    owner.allocate(SHAPE, UINT8)  # and then an error
+    assert address(sent_by(owner, user, 3)) == before
 
 
 @pytest.mark.parametrize("hold", [lambda array: array[1, :3], memoryview, lambda array: [array.reshape(-1)[::2].T]])
 def test_block_that_is_held_is_left_alone(folder, hold):
-    """Whatever comes after it."""
-    loans, borrowed = Loans(folder), Borrowed(folder)
-    array = sent_by(loans, borrowed, 1)
+    """No later batch touches it."""
+    owner, user = BlockOwner(folder), BlockUser(folder)
+    array = sent_by(owner, user, 1)
     held = hold(array)
 
     del array
-    later = [sent_by(loans, borrowed, content) for content in (2, 3)]
+    later = [sent_by(owner, user, content) for content in (2, 3)]
 
     assert [int(one.max()) for one in later] == [2, 3]
     assert int(np.max(held)) == 1
 
 
-def test_what_was_said_of_an_earlier_use_does_not_count(folder):
+def test_releases_of_an_earlier_use_do_not_count(folder):
     """Two jobs are sent while a block is free; the first uses it, and its batch is held when the second begins."""
-    loans, borrowed = Loans(folder), Borrowed(folder)
-    sent_by(loans, borrowed, 1)
-    both = borrowed.returned()
+    owner, user = BlockOwner(folder), BlockUser(folder)
+    sent_by(owner, user, 1)
+    both = user.returned()
     assert len(both.free) == 1
 
     held = []
     for content in (2, 3):
-        loans.begin(both)
-        array = loans.allocate(SHAPE, UINT8)
+        owner.begin(both)
+        array = owner.allocate(SHAPE, UINT8)
         array[:] = content
-        held.append(borrowed.take(loans.receipts({"array": array})[0]["array"]))
+        held.append(user.unpack(owner.pack({"array": array})[0]["array"]))
 
     assert [int(array.max()) for array in held] == [2, 3]
 
 
 def test_blocks_do_not_grow_with_the_variety_of_sizes(folder):
-    """What is free and does not fit is let go, by both."""
-    loans, borrowed = Loans(folder), Borrowed(folder)
+    """Free blocks that do not fit are released, by both sides."""
+    owner, user = BlockOwner(folder), BlockUser(folder)
 
     for extra in range(20):
-        sent_by(loans, borrowed, 1, (1 << 20, 1 + extra))
+        sent_by(owner, user, 1, (1 << 20, 1 + extra))
 
-    assert len(loans._blocks) == 1
-    assert len(borrowed._blocks) == 1
+    assert len(owner._blocks) == 1
+    assert len(user._blocks) == 1
 
 
 def test_batch_that_a_forked_process_sees_is_left_alone(folder):
-    """Shared memory is not copied by a fork: what was written to the block later would show there."""
-    loans, borrowed = Loans(folder), Borrowed(folder)
-    array = sent_by(loans, borrowed, 1)
-    asked, told = os.pipe()
+    """A fork does not copy shared memory: what was written to the block later would show there."""
+    owner, user = BlockOwner(folder), BlockUser(folder)
+    array = sent_by(owner, user, 1)
+    asked, answer = os.pipe()
     pid = os.fork()
     if not pid:
         os.read(asked, 1)
@@ -168,39 +168,44 @@ def test_batch_that_a_forked_process_sees_is_left_alone(folder):
 
     del array
     for content in (2, 3, 4):
-        sent_by(loans, borrowed, content)
-    os.write(told, b"x")
+        sent_by(owner, user, content)
+    os.write(answer, b"x")
 
     assert os.waitpid(pid, 0)[1] == 0
-    assert len(loans._blocks) == 1  # it was told to forget the other one
+    assert len(owner._blocks) == 1  # it was told to forget the other one
     os.close(asked)
-    os.close(told)
+    os.close(answer)
 
 
 def test_full_memory_gives_ordinary_arrays(monkeypatch, folder):
-    """Which then travel over the pipe."""
+    """They travel through the pipe."""
 
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    loans = Loans(folder)
+    owner = BlockOwner(folder)
 
-    array = loans.allocate(SHAPE, UINT8)
+    array = owner.allocate(SHAPE, UINT8)
 
-    assert loans.receipts({"array": array})[0]["array"] is array
+    assert owner.pack({"array": array})[0]["array"] is array
     assert os.listdir(folder) == ["lock"]
 
 
 def test_what_a_killed_reader_left_is_removed_by_the_next():
-    """That of one which is alive is not."""
+    """The files of a live reader stay."""
+    code = (
+        "from datamat.readers import sharing; print(sharing.SharedFolder().path, flush=True); os.kill(os.getpid(), 9)"
+    )
     with SharedFolder() as alive:
-        dead = SharedFolder()
-        dead._lock.close()  # as the end of its process does
-        pathlib.Path(dead.path, "batch").write_bytes(b"left")
+        killed = subprocess.run(
+            [sys.executable, "-c", f"import os; {code}"], check=False, capture_output=True, text=True
+        )
+        dead = pathlib.Path(killed.stdout.rstrip())
+        (dead / "batch").write_bytes(b"left")
 
         with SharedFolder():
-            assert not pathlib.Path(dead.path).exists()
+            assert not dead.exists()
             assert pathlib.Path(alive.path).exists()
 
 
@@ -243,8 +248,8 @@ print(len(next(batches)["key"]))
 
 
 @pytest.mark.parametrize("num_workers", ["0", "2"])
-def test_program_that_ends_in_an_epoch_ends_in_silence(tmp_path, num_workers):
-    """No words about generators that are closed when their modules are gone, and nothing is left in shared memory."""
+def test_program_that_ends_in_an_epoch_prints_nothing(tmp_path, num_workers):
+    """No message complains of generators closed after their modules, and shared memory is left empty."""
     features = Features({"mask": Mask()})
     materialize(_picture, [str(number) for number in range(96)], tmp_path / "out", features=features, progress=False)
     before = set(pathlib.Path("/dev/shm").glob("datamat-read-*"))
@@ -279,7 +284,7 @@ def test_memory_lies_where_tensorflow_takes_it_without_a_copy():
 
 
 def test_closed_pool_keeps_nothing():
-    """What is in use stays with its users; what is asked for later is not kept either."""
+    """Memory in use stays with its users; memory that is asked for later is not kept either."""
     pool = MemoryPool()
     array = pool.allocate(SHAPE, UINT8)
     array[:] = 7
@@ -294,7 +299,7 @@ def test_closed_pool_keeps_nothing():
 PAGE_FAULTS = """
 import ctypes, resource
 import numpy as np
-from datamat.readers.memory import keep_freed_pages_again
+from datamat.readers.loader import keep_freed_pages_again
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""Directories behind URLs: read as they were written, each file fetched once, and no trace of what failed."""
+"""Directories behind URLs: read as written, each file fetched once, and no trace of failed attempts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from web import serving
 
 from datamat import CorruptDataError, MissingDependencyError, OptionError, OutputError, load
-from datamat.readers import opening
+from datamat.readers import records
 from datamat.readers.cache import ShardStore
 from datamat.readers.remote import RemotePath, is_url
 
@@ -34,13 +34,13 @@ def formats(make_pairs_output, tmp_path_factory):
 
 @pytest.fixture
 def copied(pairs, tmp_path):
-    """A directory to damage."""
+    """A directory that a test may damage."""
     return shutil.copytree(pairs, tmp_path / "out")
 
 
 @pytest.fixture
 def web(copied):
-    """A server that shows it."""
+    """A server that serves the directory."""
     with serving(copied) as web:
         yield web
 
@@ -68,14 +68,14 @@ def keys_in(place):
 
 
 def read_all(data):
-    """Read a data set: for other processes."""
+    """Read a dataset: for other processes."""
     return [sample["key"] for sample in data]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
 def test_samples_are_those_of_the_directory(formats, cache, name, ranges):
-    """In every format, in order, by position and by key; from servers that give parts of files and that do not."""
+    """This holds in every format, in order, by position and by key; from servers with and without range requests."""
     expected = load(formats, "train", format=name)
 
     with serving(formats, ranges=ranges) as web:
@@ -91,19 +91,19 @@ def test_samples_are_those_of_the_directory(formats, cache, name, ranges):
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_large_files_are_read_to_their_end(tmp_path, ranges):
-    """Also from servers that do not give parts of files, and by one request."""
+    """Servers without range requests are read, too, and each file in one request."""
     content = np.random.default_rng(1).bytes(25 << 20)
     (tmp_path / "large").write_bytes(content)
 
     with serving(tmp_path, ranges=ranges) as web:
-        found = (RemotePath(web.url) / "large").read(len(content))
+        found = (RemotePath(web.url) / "large").read_bytes(len(content))
 
     assert found == content
     assert web.asked == ["/large"]
 
 
 def test_every_way_of_reading_works(pairs, web, cache):
-    """Batches, pictures and going on in the middle."""
+    """Batches, previews, and resuming in the middle all work."""
     local, data = load(pairs, "val"), load(web.url, "val", cache_dir=cache)
 
     batches = list(data.to_numpy(2, shuffle=True, seed=3))
@@ -118,8 +118,8 @@ def test_every_way_of_reading_works(pairs, web, cache):
 
 
 @pytest.mark.slow
-def test_tensorflow_is_given_the_samples(pairs, web, cache):
-    """It does not read such URLs itself."""
+def test_tensorflow_gets_the_samples(pairs, web, cache):
+    """TensorFlow does not read such URLs on its own."""
     data = load(web.url, "val", cache_dir=cache)
 
     tensors = [(one["key"].numpy().decode(), one["image"].numpy()) for one in data.to_tf()]
@@ -128,8 +128,8 @@ def test_tensorflow_is_given_the_samples(pairs, web, cache):
     assert all(np.array_equal(image, sample["image"]) for (_, image), sample in zip(tensors, data, strict=True))
 
 
-def test_data_set_tells_where_it_is(web, cache):
-    """By URLs; options, which hold secrets, are not shown."""
+def test_dataset_shows_its_url(web, cache):
+    """Options, which may hold secrets, are not shown."""
     data = load(web.url + "/", "train", cache_dir=cache, storage_options={"headers": {"X-Secret": "hush"}})
 
     assert data.files == [f"{web.url}/{info.file}" for info in data.manifest.splits["train"]]
@@ -140,7 +140,7 @@ def test_data_set_tells_where_it_is(web, cache):
 
 
 def test_files_are_fetched_when_needed_and_once(web, cache):
-    """Only those of the split; the next data set asks for the manifest alone."""
+    """The files of one split are fetched; the next dataset fetches the manifest alone."""
     data = load(web.url, "train", cache_dir=cache)
     at_first = list(web.asked)
     data[0]
@@ -153,14 +153,14 @@ def test_files_are_fetched_when_needed_and_once(web, cache):
     again.keys()
 
     shards = data.manifest.splits["train"]
-    names = [shards[0].file, shards[0].index_file, shards[1].file, shards[1].index_file, "index/train.parquet"]
+    names = [shards[0].file, shards[0].index_file, shards[1].file, shards[1].index_file, "_index/train.index"]
     assert at_first == ["/manifest.json"]
     assert after_one == [*at_first, f"/{names[0]}", f"/{names[1]}"]
     assert web.asked == ["/manifest.json", *(f"/{name}" for name in names), "/manifest.json"]
 
 
 def test_copies_serve_at_another_address(web, copied, cache):
-    """They are named by what they hold."""
+    """Copies are named by their content."""
     expected = read_all(load(web.url, "train", cache_dir=cache))
 
     with serving(copied) as moved:
@@ -171,7 +171,7 @@ def test_copies_serve_at_another_address(web, copied, cache):
 
 
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_share_what_is_fetched(pairs, web, cache, start_method):
+def test_processes_share_fetched_files(pairs, web, cache, start_method):
     """Each shard is fetched once by all of them."""
     with concurrent.futures.ProcessPoolExecutor(3, multiprocessing.get_context(start_method)) as pool:
         found = list(pool.map(keys_in, [(web.url, cache)] * 3))
@@ -182,8 +182,8 @@ def test_processes_share_what_is_fetched(pairs, web, cache, start_method):
     assert copies(cache, ".part") == []
 
 
-def test_pickled_data_set_reads_on(pairs, web, cache):
-    """Here and in a process that was spawned."""
+def test_pickled_dataset_reads(pairs, web, cache):
+    """This holds here and in a spawned process."""
     data = load(web.url, "val", cache_dir=cache)
     data[0]
 
@@ -195,7 +195,7 @@ def test_pickled_data_set_reads_on(pairs, web, cache):
 
 
 def test_workers_read(pairs, web, cache):
-    """Processes that make batches."""
+    """They are the processes that make batches."""
     data = load(web.url, "train", cache_dir=cache)
     data[0]  # this process has connections, which those of the workers must not be
 
@@ -205,12 +205,12 @@ def test_workers_read(pairs, web, cache):
 
 
 def test_connections_outlive_what_a_forked_process_drops(web):
-    """A child that closed the parent's would have it wait for ever for the next answer."""
+    """If a child closed its parent's connection, the parent would wait for ever for the next answer."""
     path = RemotePath(web.url) / "manifest.json"
-    content = path.read(1 << 20)
+    content = path.read_bytes(1 << 20)
 
     def read_and_collect():
-        path.read(1 << 20)
+        path.read_bytes(1 << 20)
         gc.collect()
 
     child = multiprocessing.get_context("fork").Process(target=read_and_collect)
@@ -219,11 +219,11 @@ def test_connections_outlive_what_a_forked_process_drops(web):
 
     assert child.exitcode == 0
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert pool.submit(path.read, 1 << 20).result(20) == content
+        assert pool.submit(path.read_bytes, 1 << 20).result(20) == content
 
 
-def test_directory_that_was_written_anew_is_noticed(web, make_pairs_output, copied, cache):
-    """Copies of its old shards are not taken for the new ones."""
+def test_replaced_directory_is_noticed(web, make_pairs_output, copied, cache):
+    """Copies of its old shards do not pass for the new ones."""
     before = load(web.url, "train", cache_dir=cache)
     old = {sample["key"]: sample["image"] for sample in before}
     shutil.rmtree(copied)
@@ -237,7 +237,7 @@ def test_directory_that_was_written_anew_is_noticed(web, make_pairs_output, copi
 
 
 def test_cache_stays_below_its_limit(web, cache, caplog):
-    """What has no room is an error that says how much there is, foreseen when the data set is loaded."""
+    """A file without room is an error that says how much there is, raised when the dataset is loaded."""
     shards = load(web.folder, "train").manifest.splits["train"]
     limit = shards[0].num_bytes + 1000
 
@@ -255,7 +255,7 @@ def test_cache_stays_below_its_limit(web, cache, caplog):
 
 
 def test_offsets_without_room_are_not_kept(web, cache):
-    """They are fetched each time, then."""
+    """They are then fetched each time."""
     shards = load(web.folder, "val").manifest.splits["val"]
     limit = sum(info.num_bytes for info in shards)
 
@@ -266,11 +266,11 @@ def test_offsets_without_room_are_not_kept(web, cache):
     assert [web.count(info.file) for info in shards] == [1, 1]
 
 
-def test_offsets_are_looked_through_once(web, cache, monkeypatch):
-    """Although one shard is all that may be open: a kept file of offsets has the name of what it holds."""
+def test_offsets_are_scanned_once(web, cache, monkeypatch):
+    """One shard is all that may be open, but a kept file of offsets is named after its content."""
     tested = []
     monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 1)
-    monkeypatch.setattr(opening, "_tested", lambda *args, really=opening._tested: tested.append(args) or really(*args))
+    monkeypatch.setattr(records, "_tested", lambda *args, really=records._tested: tested.append(args) or really(*args))
     data = load(web.url, "train", cache_dir=cache)
 
     for _ in range(3):
@@ -281,8 +281,8 @@ def test_offsets_are_looked_through_once(web, cache, monkeypatch):
     assert all(web.count(info.index_file) == 1 for info in data.manifest.splits["train"])
 
 
-def test_offsets_without_room_are_fetched_once_by_each_data_set(web, cache, monkeypatch):
-    """Although one shard is all that may be open."""
+def test_offsets_without_room_are_fetched_once_by_each_dataset(web, cache, monkeypatch):
+    """This holds although one shard is all that may be open."""
     monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 1)
     shards = load(web.folder, "train").manifest.splits["train"]
     data = load(web.url, "train", cache_dir=cache, cache_bytes=sum(info.num_bytes for info in shards))
@@ -295,7 +295,7 @@ def test_offsets_without_room_are_fetched_once_by_each_data_set(web, cache, monk
 
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_copy_that_others_remove_before_it_is_opened_is_no_damage(web, cache, monkeypatch, is_remote):
-    """They had to make room: it is fetched again, or the shard is read where it is."""
+    """Others needed the room: the copy is fetched again, or the shard is read where it is."""
     name = "fetch" if is_remote else "local"
     really, removed = getattr(ShardStore, name), []
 
@@ -314,9 +314,9 @@ def test_copy_that_others_remove_before_it_is_opened_is_no_damage(web, cache, mo
 
 
 @pytest.mark.parametrize("fault", [404, 403, 500, "cut", "silence"])
-@pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.parquet"])
-def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending, fault):
-    """It is no damage, so that it is not skipped; and the same data set goes on when the server does."""
+@pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.index"])
+def test_network_failure_is_reported_and_leaves_nothing(copied, cache, ending, fault):
+    """It is no damage, so no record is skipped; the same dataset reads on when the server is back."""
     with serving(copied) as web:
         data = load(web.url, "train", cache_dir=cache, errors="skip")
         web.faults[ending] = fault
@@ -328,13 +328,13 @@ def test_failure_of_the_network_is_told_and_leaves_nothing(copied, cache, ending
 
     shard = f"{data.manifest.splits['train'][0].checksum}.tfrecord"
     assert failed.value.__cause__ is not None
-    assert left == {".tfrecord": [], ".idx": [shard], "train.parquet": [shard, f"{shard}.offsets"]}[ending]
+    assert left == {".tfrecord": [], ".idx": [shard], "train.index": [shard, f"{shard}.offsets"]}[ending]
     assert found == data.keys() == load(copied, "train").keys()
 
 
 @pytest.mark.parametrize("is_given", [True, False])
-def test_server_that_does_not_answer_is_not_waited_for_without_end(web, cache, monkeypatch, is_given):
-    """For a minute, unless the options say otherwise."""
+def test_server_that_does_not_answer_times_out(web, cache, monkeypatch, is_given):
+    """The limit is a minute unless the options set another."""
     aiohttp = pytest.importorskip("aiohttp")
     options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}} if is_given else None
     monkeypatch.setattr("datamat.readers.remote._WAIT_S", 60 if is_given else 0.3)
@@ -344,8 +344,8 @@ def test_server_that_does_not_answer_is_not_waited_for_without_end(web, cache, m
         load(web.url, cache_dir=cache, storage_options=options)
 
 
-def test_server_that_is_down_is_told(cache):
-    """With what the system says."""
+def test_server_that_is_down_is_reported(cache):
+    """The error quotes the system."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -354,14 +354,14 @@ def test_server_that_is_down_is_told(cache):
             load(url, cache_dir=cache)
 
 
-def test_folder_without_manifest_is_told(web, cache):
-    """With the address that was asked for."""
+def test_folder_without_manifest_is_reported(web, cache):
+    """The error names the address."""
     with pytest.raises(OutputError, match=f"{web.url}/index/manifest.json cannot be read: FileNotFoundError"):
         load(f"{web.url}/index", cache_dir=cache)
 
 
 def test_damaged_manifest_is_refused(web, copied, cache):
-    """As one on the disk is."""
+    """It is refused as on a local disk."""
     content = (copied / "manifest.json").read_bytes()
     (copied / "manifest.json").write_bytes(content.replace(b'"seed": 0', b'"seed": 1'))
 
@@ -370,7 +370,7 @@ def test_damaged_manifest_is_refused(web, copied, cache):
 
 
 def test_damaged_shard_is_fetched_once(web, copied, cache):
-    """Its records are left out where that was asked for, without fetching it for each of them."""
+    """Its records are skipped if asked for, without fetching the shard for each of them."""
     data = load(web.url, "train", cache_dir=cache, errors="skip")
     info = data.manifest.splits["train"][0]
     content = bytearray((copied / info.file).read_bytes())
@@ -386,12 +386,12 @@ def test_damaged_shard_is_fetched_once(web, copied, cache):
         data[0]
 
 
-def test_damage_of_a_copy_is_told_without_the_index(web, cache):
-    """It names the key of the record where it can; here it cannot."""
+def test_damage_of_a_copy_is_reported_without_the_index(web, cache):
+    """The error names the key where it is known; here it is not."""
     data = load(web.url, "train", cache_dir=cache)
     info = data.manifest.splits["train"][0]
     data[1]
-    web.faults["train.parquet"] = 500
+    web.faults["train.index"] = 500
     with open(cache / f"{info.checksum}.tfrecord", "r+b") as file:
         file.seek(40)
         file.write(bytes(8))
@@ -402,7 +402,7 @@ def test_damage_of_a_copy_is_told_without_the_index(web, cache):
 
 @pytest.mark.parametrize("content", ["", "0 1\n", "x\n"])
 def test_damaged_copy_of_offsets_is_replaced(web, copied, cache, content):
-    """The shard need not be fetched again."""
+    """The shard is not fetched again."""
     data = load(web.url, "train", cache_dir=cache)
     info = data.manifest.splits["train"][0]
     data[0]
@@ -416,23 +416,23 @@ def test_damaged_copy_of_offsets_is_replaced(web, copied, cache, content):
     assert web.count(info.file) == 1
 
 
-def test_copy_that_is_gone_is_told(web, cache, monkeypatch):
-    """As when someone empties the folder just then: no damage of the directory, and no record is skipped for it."""
+def test_copy_that_is_gone_is_reported(web, cache, monkeypatch):
+    """Someone may empty the folder at any time: that is no damage, and no record is skipped."""
     data = load(web.url, "train", cache_dir=cache, errors="skip")
     monkeypatch.setattr("datamat.readers.cache.ShardStore.fetch", lambda *_: cache / "gone.tfrecord")
 
-    with pytest.raises(OutputError, match=r"gone\.tfrecord: others remove it as often as it is made; load"):
+    with pytest.raises(OutputError, match=r"gone\.tfrecord: other processes remove it as often"):
         read_all(data)
 
 
 def test_damaged_index_is_not_kept(web, copied, cache):
-    """It has a checksum, too."""
-    path = copied / "index/train.parquet"
+    """The index has a checksum, too."""
+    path = copied / "_index/train.index"
     content = path.read_bytes()
     path.write_bytes(content[:-10] + bytes(10))
     data = load(web.url, "train", cache_dir=cache)
 
-    with pytest.raises(CorruptDataError, match=r"index/train.parquet is not what the manifest says"):
+    with pytest.raises(CorruptDataError, match=r"_index/train.index is not what the manifest says"):
         data.keys()
     path.write_bytes(content)
 
@@ -444,7 +444,7 @@ def test_damaged_index_is_not_kept(web, copied, cache):
     [("others", "does not lead to the last record"), ("half", "line"), ("endless", "has over .* the most it may have")],
 )
 def test_offsets_of_other_records_are_not_kept(web, copied, cache, which, message):
-    """As when they were fetched while the directory was written anew: they have no checksum of their own."""
+    """They have no checksum of their own, and may have been fetched while the directory was replaced."""
     info = load(copied, "train").manifest.splits["train"][0]
     right = (copied / info.index_file).read_text()
     lines = [[*map(int, line.split())] for line in right.splitlines()]
@@ -480,7 +480,7 @@ def test_service_is_refused(web, cache):
     ],
 )
 def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
-    """With the line that installs it."""
+    """The error has the line that installs it."""
     registry = pytest.importorskip("fsspec.registry")
     monkeypatch.delitem(registry._registry, scheme, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
@@ -494,7 +494,7 @@ def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "options", "message"),
     [
-        ("http://h/out", {}, r"cache_dir is None; give it a folder: load\('http://h/out', cache_dir="),
+        ("http://h/out", {}, r"cache_dir is None; name a folder: load\('http://h/out', cache_dir="),
         ("nothing://h/out", {"cache_dir": "c"}, "nothing://h/out.*: Protocol not known"),
         ("simplecache::http://h/out", {"cache_dir": "c"}, "is a chain of filesystems"),
         ("out", {"storage_options": {"anon": True}}, "storage_options are for URLs, and out is a path"),
@@ -502,7 +502,7 @@ def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
     ],
 )
 def test_nonsense_is_refused(url, options, message, tmp_path, monkeypatch):
-    """Before anything is asked for."""
+    """The error comes before any request."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(OptionError, match=message):
@@ -521,6 +521,6 @@ def test_nonsense_is_refused(url, options, message, tmp_path, monkeypatch):
         (pathlib.Path("out"), False),
     ],
 )
-def test_urls_are_told_from_paths(path, expected):
-    """A drive of Windows is none."""
+def test_urls_are_distinguished_from_paths(path, expected):
+    """A drive letter of Windows is no scheme."""
     assert is_url(path) is expected

@@ -1,4 +1,4 @@
-"""Batches of ranks: as many for each, every record once, and one number to go on from."""
+"""Batches of ranks: equally many for each, every record once, and one number to resume from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamat.readers.schedule import Schedule
+from datamat.readers.batches import Schedule
 
 sizes = st.integers(1, 9)
 
@@ -21,8 +21,8 @@ def places(schedule, steps=None):
 
 
 @given(num_places=st.integers(0, 60), batch_size=sizes, world_size=sizes, start=st.integers(0, 60))
-def test_every_place_comes_and_none_twice_where_that_can_be(num_places, batch_size, world_size, start):
-    """No batch is empty or too large; repeated are only as many as there are ranks too many."""
+def test_every_place_comes_and_none_twice_where_possible(num_places, batch_size, world_size, start):
+    """No batch is empty or too large; repeats only make up for ranks in excess of records."""
     schedule = Schedule(num_places, batch_size, world_size, start=min(start, num_places))
 
     found = places(schedule)
@@ -39,7 +39,7 @@ def test_every_place_comes_and_none_twice_where_that_can_be(num_places, batch_si
 
 @given(num_places=st.integers(0, 60), batch_size=sizes, world_size=sizes)
 def test_dropping_leaves_full_batches_only(num_places, batch_size, world_size):
-    """All of the same size, the first ones of the epoch."""
+    """All are of one size, and they are the first ones of the epoch."""
     schedule = Schedule(num_places, batch_size, world_size, drop_last=True)
 
     num_steps = num_places // (batch_size * world_size)
@@ -48,8 +48,8 @@ def test_dropping_leaves_full_batches_only(num_places, batch_size, world_size):
 
 
 @given(st.data())
-def test_what_was_delivered_lies_before_the_next_step(data):
-    """So another division goes on from there."""
+def test_delivered_places_lie_before_the_next_step(data):
+    """So another division among ranks can resume there."""
     before = Schedule(50, data.draw(sizes), data.draw(sizes))
     step = data.draw(st.integers(0, before.num_steps))
 

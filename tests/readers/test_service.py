@@ -19,7 +19,7 @@ import pytest
 from datamat import OptionError, ShardOptions, load
 from datamat.cli import main
 from datamat.errors import ParallelError
-from datamat.readers.service import check_address, serving
+from datamat.readers.tf.service import check_address, serving
 
 pytestmark = pytest.mark.timeout(180)  # up to five processes import TensorFlow: half a minute beside other work
 CONSUMER = pathlib.Path(__file__).with_name("service_consumer.py")
@@ -62,7 +62,7 @@ def keys_of(dataset):
 
 @pytest.mark.slow
 def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address):
-    """In processes of their own, two epochs: together every record once, and both got some."""
+    """The consumers run in processes of their own: together they get every record once in each of two epochs."""
     wanted = sorted(load(many_shards, "train").keys())
     arguments = (CONSUMER, many_shards, address, "shared", 2)
 
@@ -99,7 +99,7 @@ def test_values_are_those_without_a_service(many_shards, address):
 
 @pytest.mark.slow
 def test_damaged_shard_is_an_error_that_names_it(make_pairs_output, address, tmp_path):
-    """The workers run no Python of ours, which could tell the record; a shard cut off between two is found as well."""
+    """The workers run no Python of ours that could name the record; a shard cut off between two is found as well."""
     import tensorflow as tf
 
     flipped, cut = (load(make_pairs_output(tmp_path / name), "train") for name in ("flipped", "cut"))
@@ -119,7 +119,7 @@ def test_damaged_shard_is_an_error_that_names_it(make_pairs_output, address, tmp
 
 @pytest.mark.slow
 def test_epoch_that_is_over_is_an_error(many_shards, address):
-    """TensorFlow gives a consumer that comes late nothing, without a word; another job begins anew."""
+    """TensorFlow silently gives a late consumer nothing; another job starts from the beginning."""
     import tensorflow as tf
 
     data = load(many_shards, "val")
@@ -133,7 +133,7 @@ def test_epoch_that_is_over_is_an_error(many_shards, address):
 
 @pytest.mark.slow
 def test_consumers_without_a_job_share_one(many_shards, address):
-    """All who read the same records with the same options; other options or transforms are another job."""
+    """They share it if they read the same records with the same options; other options or transforms make another."""
     data = load(many_shards, "val")
     assert len(keys_of(data.to_tf(3, service=address))) == len(data)
 
@@ -145,7 +145,7 @@ def test_consumers_without_a_job_share_one(many_shards, address):
 
 @pytest.mark.slow
 def test_python_in_a_transform_is_refused(many_shards, address):
-    """Also inside other functions: workers know operations, no functions of this process."""
+    """So is Python nested in other functions: workers know operations, but no functions of this process."""
     import tensorflow as tf
 
     @tf.function
@@ -192,7 +192,7 @@ def test_nobody_at_the_address_is_an_error(pairs):
     "address", ["localhost:5000", "grpc://", "grpc://host", "grpc://host:0", "grpc://h:70000", 5, ""]
 )
 def test_addresses_are_checked(pairs, address):
-    """The form that the command prints."""
+    """They have the form that the command prints."""
     with pytest.raises(OptionError, match="want 'grpc://HOST:PORT', as printed by the command: datamat serve"):
         load(pairs).to_tf(service=address)
     assert check_address("grpc://gpu-3.local:5000") == ("gpu-3.local", 5000)
@@ -201,20 +201,20 @@ def test_addresses_are_checked(pairs, address):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": True}, "service together with cache or snapshot: .*records twice"),
+        ({"cache": True}, "service together with cache or snapshot: .*would come twice"),
         ({"snapshot": "folder"}, "service together with cache or snapshot"),
         ({"job": ""}, "job is ''; want a name"),
         ({"service": None, "job": "night"}, "job is 'night' but there is no service"),
     ],
 )
 def test_options_that_do_not_go_with_a_service_are_refused(pairs, options, message):
-    """Before anything is asked of it."""
+    """The error comes before any request to it."""
     with pytest.raises(OptionError, match=message):
         load(pairs).to_tf(**{"service": "grpc://localhost:5000", **options})
 
 
 def test_formats_that_workers_cannot_read_are_refused(make_pairs_output, tmp_path):
-    """With what to do."""
+    """The error says what to do."""
     data = load(make_pairs_output(tmp_path / "out", format="webdataset"))
 
     with pytest.raises(OptionError, match=r"these shards are webdataset.*datamat convert DIR --format tfrecord"):
@@ -223,8 +223,8 @@ def test_formats_that_workers_cannot_read_are_refused(make_pairs_output, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_command_serves_until_it_is_told_to_end(many_shards, ending):
-    """It prints the address alone, ends with 0, and none of its processes stays; also with a consumer at work."""
+def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
+    """It prints the address alone, ends with 0, and leaves no process; this holds with a consumer at work."""
     with started("-m", "datamat.cli", "serve", "--workers", "2") as served:
         address = served.stdout.readline().strip()
         servers = children_of(served.pid)
@@ -242,8 +242,8 @@ def test_command_serves_until_it_is_told_to_end(many_shards, ending):
 
 
 @pytest.mark.slow
-def test_dead_worker_is_told_and_its_consumers_get_an_error(many_shards):
-    """Not a short epoch, nor a wait of an hour: a service that starts anew at the same port does not know them."""
+def test_dead_worker_is_reported_and_its_consumers_get_an_error(many_shards):
+    """They get no short epoch, nor wait for an hour: a service restarted at the same port does not know them."""
     import tensorflow as tf
 
     with started("-m", "datamat.cli", "serve", "--workers", "2", "--restarts", "1") as served:
@@ -258,13 +258,13 @@ def test_dead_worker_is_told_and_its_consumers_get_an_error(many_shards):
         os.kill(children_of(served.pid)[2], signal.SIGKILL)
 
         assert served.wait() == 1
-        told = [line for line in served.stderr if "worker 1 of the service ended (signal SIGKILL); records" in line]
-        assert [line.endswith("; starting anew\n") for line in told] == [True, False]
+        deaths = [line for line in served.stderr if "worker 1 of the service ended (signal SIGKILL)" in line]
+        assert [line.endswith("; restarting\n") for line in deaths] == [True, False]
 
 
 @pytest.mark.slow
 def test_servers_end_with_the_process_that_started_them():
-    """Also where that was killed and could tell them nothing."""
+    """This holds where that process was killed and could send them nothing."""
     with started("-m", "datamat.cli", "serve") as served:
         served.stdout.readline()
         ends = [os.pidfd_open(pid) for pid in children_of(served.pid)]
@@ -278,7 +278,7 @@ def test_servers_end_with_the_process_that_started_them():
 
 @pytest.mark.slow
 def test_taken_port_is_an_error(capsys):
-    """With exit code 1 and the reason."""
+    """It exits with 1 and the reason."""
     with socket.create_server(("", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
 
@@ -293,8 +293,8 @@ def test_taken_port_is_an_error(capsys):
     ],
 )
 def test_arguments_of_the_command_are_checked(arguments, message, capsys):
-    """Before a process is started."""
-    assert main(["serve", *arguments]) == 1
+    """The error comes before a process is started."""
+    assert main(["serve", *arguments]) == 2
 
     assert message in capsys.readouterr().err
 

@@ -12,11 +12,13 @@ import threading
 
 import numpy as np
 import pytest
-import sets
-from descriptors import open_files
+import small_pairs
 from every_feature import DTYPES, ONE_WORKER, Everything
+from open_files import open_files
+from shard_offsets import first_byte
 
 from datamat import (
+    BBoxes,
     ClassLabel,
     CorruptDataError,
     DatasetWriter,
@@ -33,7 +35,7 @@ from datamat import (
     Text,
     load,
 )
-from datamat.readers.tf_features import is_fixed
+from datamat.readers.tf.decode import decodes_in_blocks, is_fixed
 
 
 def keys_of(dataset):
@@ -43,7 +45,7 @@ def keys_of(dataset):
 
 @pytest.mark.slow
 def test_every_feature_has_the_numpy_readers_value(everything):
-    """dtype, shape and bits, images to the pixel, JPEG too; text and keys as bytes."""
+    """Its dtype, shape and bits are the same; images are equal to the pixel, JPEG included; text and keys are bytes."""
     data = load(everything)
 
     found = list(data.to_tf().as_numpy_iterator())
@@ -60,7 +62,7 @@ def test_every_feature_has_the_numpy_readers_value(everything):
 
 
 def test_shapes_are_known_as_far_as_they_are_declared(everything):
-    """What follows needs no guessing."""
+    """Later steps need not guess."""
     spec = load(everything).to_tf().element_spec
 
     shapes = {name: tuple(spec[name].shape) for name in ("png", "mask", "boxes", "labels", "open", "empty", "caption")}
@@ -77,7 +79,7 @@ def test_shapes_are_known_as_far_as_they_are_declared(everything):
 
 
 def test_order_is_that_of_the_positions(pairs):
-    """Without shuffling, in every epoch, over shards and splits."""
+    """Without shuffling, this holds in every epoch, over shards and splits."""
     data = load(pairs)
     dataset = data.to_tf(batch_size=5)
 
@@ -95,7 +97,7 @@ def test_order_is_that_of_the_positions(pairs):
         ({"batch_size": 100, "drop_remainder": True}, 0, 0),
     ],
 )
-def test_batches_are_as_asked_for_and_their_number_is_known(pairs, options, batches, last):
+def test_batches_are_as_requested_and_their_number_is_known(pairs, options, batches, last):
     """Keras shows a bar of the right length."""
     dataset = load(pairs, "train").to_tf(**options)
 
@@ -107,7 +109,7 @@ def test_batches_are_as_asked_for_and_their_number_is_known(pairs, options, batc
 
 
 def test_single_samples_have_a_known_number(pairs):
-    """Also shuffled, cached and transformed; repeated, it is endless."""
+    """This holds for a shuffled, cached and transformed one; a repeated one is endless."""
     import tensorflow as tf
 
     val = load(pairs, "val")
@@ -118,8 +120,8 @@ def test_single_samples_have_a_known_number(pairs):
     assert keys_of(endless.take(10)) == [*val.keys(), *val.keys(), *val.keys()[:2]]
 
 
-def test_shuffle_is_fixed_by_its_seed_and_new_in_every_epoch(pairs):
-    """All records, in another order each time; the same orders again with the same seed."""
+def test_shuffle_decodes_in_blocks_by_its_seed_and_new_in_every_epoch(pairs):
+    """An epoch has all records, in another order each time; the same seed gives the same orders."""
     train = load(pairs, "train")
 
     def epochs(**options):
@@ -131,11 +133,11 @@ def test_shuffle_is_fixed_by_its_seed_and_new_in_every_epoch(pairs):
     assert one == again
     assert len({tuple(keys) for keys in [*one, *other, train.keys()]}) == 7
     assert {tuple(sorted(keys)) for keys in one} == {tuple(sorted(train.keys()))}
-    assert epochs() != epochs()
+    assert epochs() == epochs(seed=0)
 
 
 def test_window_bounds_how_far_records_move(make_pairs_output, tmp_path):
-    """A number is its size: a record comes at most that many places early."""
+    """A number is the size of the window: a record comes at most that many places early."""
     train = load(make_pairs_output(tmp_path / "out", shards=ShardOptions(num_shards=1)), "train")
     keys = train.keys()
 
@@ -146,8 +148,8 @@ def test_window_bounds_how_far_records_move(make_pairs_output, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_cache_holds_the_samples_but_not_what_is_drawn(pairs, tmp_path, where):
-    """A second epoch needs no shard, and its augmentation and order are drawn anew, in a seeded program, too."""
+def test_cache_holds_samples_but_no_random_draws(pairs, tmp_path, where):
+    """A second epoch needs no shard; its augmentation and order are drawn again, in a seeded program, too."""
     import tensorflow as tf
 
     tf.random.set_seed(1)
@@ -176,7 +178,7 @@ def test_cache_holds_the_samples_but_not_what_is_drawn(pairs, tmp_path, where):
 
 
 def test_transform_sees_single_samples(pairs):
-    """Before they are batched; it may return what it likes."""
+    """They reach it before they are batched; it may return any sample."""
     batch = next(
         load(pairs, "train")
         .to_tf(batch_size=6, transform=lambda sample: (sample["image"][:12], sample["mask"][..., None]))
@@ -188,7 +190,7 @@ def test_transform_sees_single_samples(pairs):
 
 
 def test_gzip_shards_are_read(make_pairs_output, pairs, tmp_path):
-    """The same records in the same order."""
+    """They give the same records in the same order."""
     packed = load(make_pairs_output(tmp_path / "out", format="tfrecord.gz"))
 
     assert keys_of(packed.to_tf()) == load(pairs).keys()
@@ -196,12 +198,12 @@ def test_gzip_shards_are_read(make_pairs_output, pairs, tmp_path):
 
 
 def test_models_train_on_it(pairs):
-    """The whole way, with Keras' own loop over two epochs."""
+    """Keras' own loop runs over two epochs."""
     import tensorflow as tf
 
     pick = lambda sample: (tf.cast(sample["image"], tf.float32) / 255, sample["mask"])  # noqa: E731
     dataset = load(pairs, "train").to_tf(batch_size=20, shuffle=True, seed=1, cache=True, transform=pick)
-    model = tf.keras.Sequential([tf.keras.Input((24, 32, 3)), tf.keras.layers.Conv2D(len(sets.NAMES), 1)])
+    model = tf.keras.Sequential([tf.keras.Input((24, 32, 3)), tf.keras.layers.Conv2D(len(small_pairs.NAMES), 1)])
     model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
     history = model.fit(dataset, epochs=2, verbose=0, shuffle=False)
@@ -223,14 +225,14 @@ def test_models_train_on_it(pairs):
     ],
 )
 def test_options_are_checked(pairs, options, message):
-    """When the data set is made, not in the middle of training."""
+    """The error comes when the dataset is made, not in the middle of training."""
     with pytest.raises(OptionError, match=message):
         load(pairs).to_tf(**options)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "cache": True, "shuffle": True}])
 def test_next_batches_are_prefetched(pairs, options):
-    """As the last step. What it hides cannot be seen without a clock, so it is looked for in the data set."""
+    """As the last step. What it hides shows only on a clock, so the test looks for the step itself."""
     assert type(load(pairs, "train").to_tf(**options)).__name__ == "_PrefetchDataset"
 
 
@@ -240,7 +242,7 @@ def test_epoch_does_not_wait_for_the_autotuner(pairs):
 
 
 def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_output, pairs, tmp_path):
-    """The same values, types and shapes; order, cache and shuffle as of TFRecord."""
+    """Values, types and shapes are the same; order, cache and shuffle are as for TFRecord."""
     other = load(make_pairs_output(tmp_path / "out", format="parquet"), "train")
     native = load(pairs, "train")
 
@@ -257,7 +259,7 @@ def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_ou
 
 
 def test_no_file_stays_open_behind_an_epoch(make_pairs_output, tmp_path):
-    """TensorFlow keeps the function that a generator came from, and with it the data set, until the process ends."""
+    """TensorFlow keeps the function that a generator came from, and with it the dataset, until the process ends."""
     output = make_pairs_output(tmp_path / "out", format="parquet")
 
     for _ in range(3):
@@ -285,7 +287,7 @@ def damaged(pairs, folder):
 @pytest.mark.parametrize("format_name", ["tfrecord", "tfrecord.gz"])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 8, "shuffle": True}, {"cache": True}])
 def test_damaged_record_is_an_error_that_names_it(make_pairs_output, tmp_path, format_name, options):
-    """By file, record and key, which TensorFlow's own error does not."""
+    """The error gives file, record and key, which TensorFlow's own error lacks."""
     import tensorflow as tf
 
     whole = make_pairs_output(tmp_path / "whole", format=format_name)
@@ -297,11 +299,11 @@ def test_damaged_record_is_an_error_that_names_it(make_pairs_output, tmp_path, f
 
 
 def test_table_that_is_damaged_is_an_error_that_names_the_record(tmp_path):
-    """Rows that are decoded a batch at a time as well."""
+    """This holds where rows are decoded a batch at a time."""
     import tensorflow as tf
 
     data = table(tmp_path / "out")
-    offset = data._samples.records._opened(1)._places.place(7)[0]
+    offset = first_byte(data.files[1], 7)
     with open(data.files[1], "r+b") as file:
         file.seek(offset + 20)
         value = file.read(1)[0]
@@ -313,7 +315,7 @@ def test_table_that_is_damaged_is_an_error_that_names_the_record(tmp_path):
 
 
 def test_shard_of_another_length_is_refused(pairs, tmp_path):
-    """One that was cut off between two records, of which TensorFlow knows nothing, and one that goes on."""
+    """It may be cut off between two records, which TensorFlow does not notice, or have more behind its end."""
     cut = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
     os.truncate(cut.files[-1], 0)
     longer = load(shutil.copytree(pairs, tmp_path / "longer"), "train")
@@ -326,12 +328,12 @@ def test_shard_of_another_length_is_refused(pairs, tmp_path):
 
 
 def test_shard_that_is_cut_off_later_is_an_error(pairs, tmp_path):
-    """Between the making of the data set and its reading, at the boundary of two records."""
+    """It is cut between the creation of the dataset and its reading, at the boundary of two records."""
     import tensorflow as tf
 
     data = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
     dataset = data.to_tf(1)
-    os.truncate(data.files[0], data._samples.records._opened(0)._places.place(3)[0])
+    os.truncate(data.files[0], first_byte(data.files[0], 3))
 
     records = dataset.as_numpy_iterator()
 
@@ -340,19 +342,35 @@ def test_shard_that_is_cut_off_later_is_an_error(pairs, tmp_path):
         next(records)
 
 
-def test_damaged_record_is_left_out_and_counted(pairs, tmp_path):
-    """As everywhere, where the data set was loaded so; never by the workers of a service."""
+@pytest.mark.parametrize("shuffle", [False, 64])
+def test_rows_that_are_gone_from_the_end_of_a_shard_are_an_error(tmp_path, shuffle):
+    """Where many travel together, the error comes at the end of their shard, not of the epoch."""
+    import tensorflow as tf
+
+    data = table(tmp_path / "out")
+    dataset = data.to_tf(16, shuffle=shuffle)
+    os.truncate(data.files[0], first_byte(data.files[0], 71))
+    found = []
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(pathlib.Path(data.files[0]).name)):
+        found.extend(batch["key"] for batch in dataset.as_numpy_iterator())
+
+    assert sum(map(len, found)) == 64 or shuffle
+
+
+def test_damaged_record_is_skipped_and_counted(pairs, tmp_path):
+    """It is where the dataset was loaded so; the workers of a service never skip one."""
     data = load(damaged(pairs, tmp_path / "out"), "train", errors="skip")
 
     assert keys_of(data.to_tf(batch_size=8)) == data.keys()[1:]
     assert data.num_skipped == 1
     assert [len(batch["key"]) for batch in data.to_tf(batch_size=8).as_numpy_iterator()] == [*[8] * 7, 3]
-    with pytest.raises(OptionError, match="a service cannot leave damaged records out"):
+    with pytest.raises(OptionError, match="a service cannot skip damaged records"):
         data.to_tf(service="grpc://localhost:5000")
 
 
 def test_missing_tensorflow_is_named(pairs, monkeypatch):
-    """With the line that installs it."""
+    """The error has the line that installs it."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
 
     with pytest.raises(MissingDependencyError, match="to_tf needs the package tensorflow; install it with"):
@@ -400,10 +418,10 @@ class Table(DatasetWriter):
 
 
 @pytest.mark.slow
-def test_rows_decoded_in_blocks_are_those_decoded_one_by_one(tmp_path):
-    """Values, types, shapes and order; also repeated, shuffled, and without the rest."""
+def test_rows_decoded_in_blocks_equal_those_decoded_alone(tmp_path):
+    """Values, types, shapes and order are the same, also where they are repeated, shuffled, or without the rest."""
     data = table(tmp_path / "out")
-    assert is_fixed(data.features)
+    assert decodes_in_blocks(data.features)
 
     blocks = data.to_tf(7)
     singles = data.to_tf(7, transform=lambda sample: sample)
@@ -419,16 +437,72 @@ def test_rows_decoded_in_blocks_are_those_decoded_one_by_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "feature", [*(Everything.features[name] for name in ("boxes", "open", "raw_int16")), Mask(), Image((8, None, 3))]
+    "feature",
+    [*(Everything.features[name] for name in ("open", "empty")), Tensor((2, None)), Mask(), Image((8, None, 3))],
 )
-def test_schemas_with_open_shapes_are_not_decoded_in_blocks(feature):
+def test_values_that_vary_beyond_their_length_are_not_decoded_in_blocks(feature):
     """One such field is enough."""
-    assert not is_fixed(Features({"key": Text(), "field": feature}))
+    assert not decodes_in_blocks(Features({"key": Text(), "field": feature}))
+
+
+class Lists(DatasetWriter):
+    """Lists of every type of number, stored as numbers and as bytes, some of them empty; boxes, labels, a picture."""
+
+    name = "lists"
+    features = Features(
+        {
+            "picture": Image((4, 5, 3)),
+            "boxes": BBoxes(),
+            "labels": ClassLabel(num_classes=9, shape=(None,)),
+            **{f"list_{dtype}": Tensor((None,), dtype) for dtype in DTYPES},
+            **{f"raw_{dtype}": Tensor((None, 2, 3), dtype, "raw") for dtype in DTYPES},
+        }
+    )
+
+    def index(self, source):
+        return [IndexRow(f"row{number:02d}", fields={"number": number}) for number in range(40)]
+
+    def read(self, row):
+        rng = np.random.default_rng(int(row.fields["number"]))
+        sizes = iter(rng.integers(0, 4, 2 + 2 * len(DTYPES)))
+        corners = np.sort(rng.random((next(sizes), 2, 2), np.float32), 1)
+        return {
+            "picture": rng.integers(0, 256, (4, 5, 3), np.uint8),
+            "boxes": corners.reshape(-1, 4),
+            "labels": rng.integers(0, 9, next(sizes)),
+            **{f"list_{dtype}": rng.integers(0, 2, next(sizes)).astype(dtype) for dtype in DTYPES},
+            **{f"raw_{dtype}": rng.integers(0, 2, (next(sizes), 2, 3)).astype(dtype) for dtype in DTYPES},
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet"])
+@pytest.mark.parametrize("options", [{}, {"drop_remainder": True}, {"repeat": True}, {"shuffle": 5}])
+def test_lists_decoded_in_blocks_are_those_of_single_samples(tmp_path, name, options):
+    """They are ragged tensors of the same types, which a transform of single samples gives as well."""
+    shards = ShardOptions(num_shards=3)
+    Materializer(Lists(), None, tmp_path, shards=shards, workers=ONE_WORKER, format=name).run(progress=False)
+    data = load(tmp_path)
+    assert decodes_in_blocks(data.features) and not is_fixed(data.features)
+
+    batches = data.to_tf(7, **options)
+    singles = data.to_tf(7, transform=lambda sample: sample, **options)
+
+    for field, spec in singles.element_spec.items():
+        assert spec.is_compatible_with(batches.element_spec[field]), field
+    found = {}
+    for batch in batches.take(6):
+        for row, key in enumerate(batch["key"].numpy()):
+            found[key.decode()] = {field: batch[field][row].numpy() for field in data.features if field != "key"}
+    assert sorted(found) == (sorted(data.keys()) if "drop_remainder" not in options else sorted(data.keys()[:35]))
+    for key, values in found.items():
+        for field, value in values.items():
+            assert value.dtype == data[key][field].dtype and np.array_equal(value, data[key][field]), field
 
 
 @pytest.mark.slow
 def test_batches_of_open_shapes_are_ragged(everything):
-    """Boxes, lists and tensors, of any length in each sample; pictures of one size stay dense."""
+    """Boxes, lists and tensors may have any length in each sample; pictures of one size stay dense."""
     import tensorflow as tf
 
     data = load(everything)
@@ -443,7 +517,7 @@ def test_batches_of_open_shapes_are_ragged(everything):
 
 
 def test_snapshot_serves_later_programs_without_the_shards(pairs, tmp_path):
-    """Decoded and with the static transform applied; order, shuffling and dynamic transform as ever."""
+    """It holds decoded samples with the static transform applied; order and dynamic transform are as without it."""
     data = load(shutil.copytree(pairs, tmp_path / "out"), "train")
     halved = lambda sample: {**sample, "image": sample["image"] // 2}  # noqa: E731
     options = {"snapshot": tmp_path / "kept", "static_transform": halved}
@@ -459,7 +533,7 @@ def test_snapshot_serves_later_programs_without_the_shards(pairs, tmp_path):
 
 
 def test_snapshot_of_another_transform_is_not_used(pairs, tmp_path):
-    """Nor of another order: what differs in code or in what it holds is another snapshot."""
+    """Neither is one of another order: any difference in code, or in what it holds, makes another snapshot."""
     train = load(pairs, "train")
     wanted = train[5]["image"]
 
@@ -509,8 +583,8 @@ class Big(DatasetWriter):
         return {"array": np.random.default_rng(0).integers(0, 256, 1 << 19, np.uint8)}
 
 
-def test_snapshot_that_was_broken_off_is_written_anew(pairs, tmp_path):
-    """TensorFlow does not go on in the middle; all records come all the same."""
+def test_incomplete_snapshot_is_written_again(pairs, tmp_path):
+    """TensorFlow does not resume it; all records still come."""
     data = load(pairs, "train")
     half = data.to_tf(snapshot=tmp_path / "kept").as_numpy_iterator()
     next(half)

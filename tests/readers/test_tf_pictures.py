@@ -1,4 +1,4 @@
-"""Pictures decoded many at once inside `tf.data`."""
+"""Pictures decoded many at a time inside `tf.data`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import google_crc32c
 import numpy as np
 import pytest
 from every_feature import ONE_WORKER, Everything
+from shard_offsets import first_byte
 
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, ShardOptions, Text, load
-from datamat.readers import tf_pictures
+from datamat.readers.tf import decode
 
 PICTURES = ("png", "jpeg", "grey", "grey_jpeg", "rgba", "mask")
 
@@ -53,7 +54,7 @@ def mixed_png(pixels):
 
 @pytest.fixture(scope="module", params=["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
 def pictures(request, tmp_path_factory):
-    """A data set of pictures, in a format that TensorFlow reads, or one that it does not."""
+    """A dataset of pictures, in a format that TensorFlow reads, or one that it does not."""
     output = tmp_path_factory.mktemp("pictures") / "out"
     options = {"shards": ShardOptions(num_shards=2), "workers": ONE_WORKER, "format": request.param}
     Materializer(Pictures, None, output, **options).run(progress=False)
@@ -72,7 +73,7 @@ def pictures(request, tmp_path_factory):
     ],
 )
 def test_pictures_are_the_numpy_readers(pictures, options):
-    """To the pixel, of each record, in batches that are all held until the end."""
+    """They are equal to the pixel, for each record, in batches that are all held until the end."""
     batches = list(pictures.to_tf(**options).as_numpy_iterator())
 
     found = {key.decode(): (batch, row) for batch in batches for row, key in enumerate(batch["key"])}
@@ -97,7 +98,7 @@ def test_pictures_are_the_numpy_readers(pictures, options):
     ],
 )
 def test_batches_are_cut_alike_for_all_formats(pictures, options, sizes):
-    """Also where Python reads: no short batch in the middle, and a number that is known beforehand."""
+    """Where Python reads, too, there is no short batch in the middle, and the number is known beforehand."""
     dataset = pictures.to_tf(**options)
 
     batches = list(dataset.take(5).as_numpy_iterator())
@@ -111,14 +112,14 @@ def test_batches_are_cut_alike_for_all_formats(pictures, options, sizes):
 
 
 def test_blocks_of_large_pictures_are_small(monkeypatch, pictures):
-    """Memory does not grow with the size of pictures: one at a time, if it must be."""
+    """Memory does not grow with the size of pictures: a block may hold a single one."""
     sizes = []
-    real = tf_pictures.PictureDecoder._decode
+    real = decode.PictureDecoder._decode
     monkeypatch.setattr(
-        "datamat.readers.tf._BLOCK_BYTES", 2000
+        "datamat.readers.tf.pipeline._BLOCK_BYTES", 2000
     )  # a record comes to 48 * 18 bytes of pixels, and two texts
     monkeypatch.setattr(
-        tf_pictures.PictureDecoder,
+        decode.PictureDecoder,
         "_decode",
         lambda self, *columns: sizes.append(len(columns[0])) or real(self, *columns),
     )
@@ -135,7 +136,7 @@ def forge(pictures, change):
     path = pictures.files[0]
     with open(path, "rb") as file:
         data = file.read()
-    start = pictures._samples.records._opened(0)._places.place(1)[0]
+    start = first_byte(pictures.files[0], 1)
     size = int.from_bytes(data[start : start + 8], "little")
     payload = change(data[start + 12 : start + 12 + size])
     assert len(payload) == size
@@ -165,7 +166,7 @@ def turned(payload):
     ],
 )
 def test_picture_that_is_not_as_declared_is_an_error_that_names_it(tmp_path, options, change, message):
-    """By key and field, where the checksums are right."""
+    """The error gives key and field; the checksums are right."""
     import tensorflow as tf
 
     Materializer(Pictures, None, tmp_path / "out", workers=ONE_WORKER).run(progress=False)
@@ -176,13 +177,13 @@ def test_picture_that_is_not_as_declared_is_an_error_that_names_it(tmp_path, opt
         list(data.to_tf(**options))
 
 
-def test_memory_is_let_go_with_the_dataset(monkeypatch, tmp_path):
+def test_memory_is_released_with_the_dataset(monkeypatch, tmp_path):
     """TensorFlow keeps the function, and with it the decoder; the batches would stay behind every call of `to_tf`."""
-    monkeypatch.setattr("datamat.readers.memory._LEAST_BYTES", 1)
+    monkeypatch.setattr("datamat.readers.loader._LEAST_BYTES", 1)
     made = []
-    real = tf_pictures.PictureDecoder.__init__
+    real = decode.PictureDecoder.__init__
     monkeypatch.setattr(
-        tf_pictures.PictureDecoder, "__init__", lambda self, features: made.append(self) or real(self, features)
+        decode.PictureDecoder, "__init__", lambda self, features: made.append(self) or real(self, features)
     )
     Materializer(Pictures, None, tmp_path / "out", workers=ONE_WORKER).run(progress=False)
     dataset = load(tmp_path / "out").to_tf(32)

@@ -15,7 +15,7 @@ from web import serving
 
 from datamat import MissingDependencyError, load
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what these packages warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # these warnings are theirs
 FORMATS = ["tfrecord", "parquet", "webdataset", "arrayrecord"]
 
 
@@ -36,7 +36,7 @@ def keys_of(batches):
 
 
 def test_torch_is_asked_for_where_it_is_missing(pairs, monkeypatch):
-    """With how to install it."""
+    """The error says how to install it."""
     for name in ("torch", "torch.utils", "torch.utils.data"):
         monkeypatch.setitem(sys.modules, name, None)
 
@@ -46,7 +46,7 @@ def test_torch_is_asked_for_where_it_is_missing(pairs, monkeypatch):
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_tensors_are_the_arrays_of_numpy(torch, make_pairs_output, tmp_path, format_name):
-    """From every format, on the same memory."""
+    """From every format, they share memory with the arrays."""
     if format_name == "arrayrecord":
         pytest.importorskip("array_record", reason="the format needs it")
     data = load(make_pairs_output(tmp_path / "out", format=format_name), "train")
@@ -58,8 +58,8 @@ def test_tensors_are_the_arrays_of_numpy(torch, make_pairs_output, tmp_path, for
         assert np.array_equal(tensors["mask"].numpy(), arrays["mask"])
 
 
-def test_workers_read_what_lies_behind_a_url(torch, pairs, tmp_path):
-    """Forked from a process that has connections to the server, and one after the other the batches of all."""
+def test_workers_read_from_a_url(torch, pairs, tmp_path):
+    """They are forked from a process that has connections to the server, for one split after another."""
     pytest.importorskip("aiohttp")
     with serving(pairs) as web:
         data = load(web.url, "val", cache_dir=tmp_path)
@@ -94,7 +94,7 @@ def test_every_feature_becomes_tensors(torch, everything):
 
 
 def test_tensors_from_a_transform_are_stacked(torch, pairs):
-    """As arrays are."""
+    """They are stacked as arrays are."""
     to_float = lambda sample: {"image": torch.from_numpy(sample["image"]).permute(2, 0, 1).float() / 255}  # noqa: E731
 
     batch = next(iter(load(pairs, "train").to_torch(5, transform=to_float)))
@@ -102,8 +102,73 @@ def test_tensors_from_a_transform_are_stacked(torch, pairs):
     assert (batch["image"].shape, batch["image"].dtype) == ((5, 3, 24, 32), torch.float32)
 
 
-def test_data_set_is_a_map_style_one(torch, pairs):
-    """Read in batches, by `__getitems__`."""
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_tensors_that_torch_does_not_turn_into_arrays_are_stacked(torch, pairs, num_workers):
+    """Of bfloat16, with gradients, sparse, conjugated, without dimensions: as torch itself stacks them."""
+    data = load(pairs, "train")
+
+    batch = next(iter(data.to_torch(5, transform=tensors_of_all_sorts, num_workers=num_workers)))
+
+    singles = [tensors_of_all_sorts(data[number]) for number in range(5)]
+    for name in ("half", "scaled", "sparse", "conjugated", "mean"):
+        wanted = torch.stack([sample[name].detach() for sample in singles])
+        wanted = wanted.to_dense() if wanted.is_sparse else wanted.resolve_conj()
+        assert batch[name].dtype == wanted.dtype
+        assert torch.equal(batch[name], wanted)
+    assert batch["half"].dtype == torch.bfloat16
+    (first, *_) = data.to_numpy(transform=tensors_of_all_sorts)
+    assert first["half"].dtype == torch.bfloat16  # a single sample is what the transform returned
+
+
+def tensors_of_all_sorts(sample):
+    """A transform by torch."""
+    import torch
+
+    pixels = torch.from_numpy(np.array(sample["image"])).permute(2, 0, 1).float() / 255
+    return {
+        "half": pixels.bfloat16(),
+        "scaled": pixels * torch.ones(1, requires_grad=True),
+        "sparse": (pixels[0] * (pixels[0] > 0.8)).to_sparse(),
+        "conjugated": torch.complex(pixels[0], pixels[1]).conj(),
+        "mean": pixels.mean().bfloat16(),
+    }
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("options", "images"),
+    [({}, lambda batch: [batch["image"]]), ({"batch_size": 4}, lambda batch: batch["image"]),
+     ({"batch_size": 4, "collate_fn": list}, lambda samples: [sample["image"] for sample in samples])],
+)  # fmt: skip
+def test_arrays_that_torch_cannot_share_are_copied(torch, pairs, options, images):
+    """Flipped, read-only, of other byte order or of varying size: as the most ordinary transforms return them."""
+
+    def flipped(sample):
+        image = sample["image"][: 5 + len(sample["key"]) % 2, ::-1]
+        image.flags.writeable = False
+        return {"image": image, "order": np.arange(3, dtype=">i2"), "key": sample["key"]}
+
+    train = load(pairs, "train")
+    found = [image for batch in train.to_torch(transform=flipped, **options) for image in images(batch)]
+
+    assert all(np.array_equal(one.numpy(), flipped(sample)["image"]) for one, sample in zip(found, train, strict=True))
+    assert next(iter(train.to_torch(transform=flipped)))["order"].tolist() == [0, 1, 2]
+
+
+def test_what_is_no_number_stays_what_it_is(torch, pairs):
+    """Texts of numpy are those of Python, and times of any unit are microseconds."""
+    odd = {"word": np.str_("a"), "words": np.array(["a", "b"]), "any": np.array([None], object),
+           "day": np.datetime64("1970-01-02"), "took": np.timedelta64(3, "s")}  # fmt: skip
+
+    batch = next(iter(load(pairs, "train").to_torch(2, transform=lambda sample: odd)))
+
+    assert (batch["word"], batch["words"], batch["any"]) == (["a"] * 2, [["a", "b"]] * 2, [[None]] * 2)
+    assert batch["day"].tolist() == [86_400_000_000] * 2 and batch["took"].tolist() == [3_000_000] * 2
+
+
+def test_dataset_is_a_map_style_one(torch, pairs):
+    """A loader reads it in batches, by `__getitems__`."""
     data = load(pairs, "train")
 
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
@@ -116,7 +181,7 @@ def test_data_set_is_a_map_style_one(torch, pairs):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
-    """In the order of one process."""
+    """The order is that of one process."""
     data = load(pairs, "train")
     expected = keys_of(data.to_torch(7, shuffle=True, seed=1))
 
@@ -133,7 +198,7 @@ def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
 @pytest.mark.parametrize("num_steps", [0, 1, 4, 8, 9])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 3), (3, 0), (0, 2)])
 def test_stateful_data_loader_resumes_exactly(stateful, pairs, before, after, num_steps):
-    """In the middle of an epoch, with another number of workers too: then the state goes to what it wraps."""
+    """This holds in the middle of an epoch and with another number of workers: the state goes to what it wraps."""
     data = load(pairs, "train")
     make = lambda: data.to_torch(7, shuffle=True, seed=1)  # noqa: E731
     expected = [*(loader := make()), *loader]
@@ -157,7 +222,7 @@ def test_stateful_data_loader_resumes_exactly(stateful, pairs, before, after, nu
 
 
 def test_state_dict_survives_torch_save(torch, pairs, tmp_path):
-    """With `weights_only`, as torch loads by itself."""
+    """It loads with `weights_only`, torch's default."""
     data = load(pairs, "train")
     loader, other = (data.to_torch(7, shuffle=True, seed=1) for _ in range(2))
     walk = iter(loader)
@@ -173,7 +238,7 @@ def test_state_dict_survives_torch_save(torch, pairs, tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
-    """In a plain script, with a transform of its own, torch imported."""
+    """This holds in a plain script with a transform of its own and torch imported."""
     script = tmp_path / "job.py"
     script.write_text(
         "import multiprocessing, sys, torch\n"
@@ -200,7 +265,7 @@ def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_documented_lines_run(torch, stateful, pairs):
-    """The pieces of `docs/reading.md` that need torch, torchdata or grain, one after the other."""
+    """They are the code blocks of `docs/reading.md` that need torch, torchdata or grain, one after the other."""
     pytest.importorskip("grain", reason="grain is not installed")
     page = pathlib.Path(__file__).parents[2] / "docs" / "reading.md"
     pieces = re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -215,7 +280,7 @@ def test_documented_lines_run(torch, stateful, pairs):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_are_those_of_the_process_group(torch, pairs, tmp_path):
-    """Where nothing else is said."""
+    """Other ranks can be given."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         assert len(load(pairs, "train").to_torch(10)) == 6
@@ -228,7 +293,7 @@ def test_ranks_are_those_of_the_process_group(torch, pairs, tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_grain_reads_it_as_a_random_access_source(pairs, num_workers):
-    """`len`, items and pickling are all it asks for; its own state resumes."""
+    """It needs only `len`, items and pickling; its own state resumes."""
     grain = pytest.importorskip("grain", reason="grain is not installed")
     data = load(pairs, "train")
     assert isinstance(data, grain.sources.RandomAccessDataSource)

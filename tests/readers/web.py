@@ -1,4 +1,4 @@
-"""A web server on this machine for the tests of URLs: it tells what it was asked for, and fails where it is told to."""
+"""A web server on this machine for the tests of URLs: it records requests, and fails on demand."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import threading
 
 
 class Web:
-    """What a server was asked for, and how it is to answer.
+    """The requests that a server got, and how it answers.
 
     Attributes:
-        url: of the folder that it shows.
+        url: URL of the folder that it serves.
         asked: path of each GET, in order.
-        headers: of each GET.
+        headers: headers of each GET, in order.
         faults: by end of a path, the status to answer with, "cut" for half of the content, "silence" for the end
             of the connection, "stall" for no answer until the server ends.
         ranges: whether parts of files are given.
@@ -34,13 +34,13 @@ class Web:
         return sum(path.endswith(ending) for path in self.asked)
 
     def fault_of(self, path):
-        """Return what is to go wrong."""
+        """Return the fault for a path."""
         return next((fault for ending, fault in self.faults.items() if path.endswith(ending)), None)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections are kept, as by all servers of today
-    wbufsize = -1  # an answer goes out at once, not in pieces that wait for each other
+    wbufsize = -1  # connections are kept alive, as by all servers of today
     web: Web
 
     def do_HEAD(self):
@@ -87,7 +87,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder, *, ranges=True):
-    """Show a folder at an address of this machine, as long as the block lasts."""
+    """Serve a folder at an address of this machine for the duration of the block."""
     web = Web(folder, ranges=ranges)
     handler = type("OneHandler", (Handler,), {"web": web})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

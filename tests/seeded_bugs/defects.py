@@ -1,12 +1,18 @@
 """Deliberate defects of datamat, each with the test that must catch it: a check of the suite itself.
 
-A defect is one change of the text of one module. `hook/sitecustomize.py` makes it as the module is imported, in every
-process of a test run whose environment names the defect: nothing of it can get into a run that does not.
+A defect is one mistake in one function. `hook/sitecustomize.py` makes it as the module is imported, in every process
+of a test run whose environment names the defect: nothing of it can get into a run that does not.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from patching import Replace, delete, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["DEFECTS", "Defect"]
 
@@ -16,20 +22,29 @@ class Defect:
     """One deliberate mistake.
 
     Attributes:
-        name: of the defect.
-        what: what is wrong, in a few words, and what it costs a user.
-        module: the module that has it.
-        before: the text that it takes the place of, which the module holds just once.
-        after: the text.
+        name: what DATAMAT_SEEDED_BUG holds to choose it.
+        what: the mistake in a few words, with its cost to a user.
+        place: the module and the qualified name of the function, class or constant: "package.module:Class.method".
+        patch: `replace(before, after)`, `delete(statements)`, or a callable that gets the function and returns a
+            wrong one.
         caught_by: the test that must fail under it.
     """
 
     name: str
     what: str
-    module: str
-    before: str
-    after: str
+    place: str
+    patch: Replace | Callable[[Any], Any]
     caught_by: str
+
+    @property
+    def module(self) -> str:
+        """The module in which the mistake is made."""
+        return self.place.partition(":")[0]
+
+    @property
+    def function(self) -> str:
+        """The qualified name of the faulty object in it."""
+        return self.place.partition(":")[2]
 
 
 DEFECTS = {
@@ -38,202 +53,1505 @@ DEFECTS = {
         Defect(
             "file-not-flushed",
             "a file gets its final name before its bytes are on the disk: empty after a power cut",
-            "datamat.storage",
-            "            os.fsync(file.fileno())\n",
-            "",
-            "tests/test_storage.py::test_commit_flushes_the_file_before_its_name_and_the_folder_after",
+            "datamat.directory.files:commit",
+            delete("os.fsync(__file.fileno())"),
+            "tests/directory/test_files.py::test_commit_flushes_the_file_before_its_name_and_the_folder_after",
         ),
         Defect(
             "folder-not-flushed",
             "a name is not on the disk when the next step relies on it",
-            "datamat.storage",
-            "    os.replace(temporary, final)\n    fsync_folder(pathlib.Path(final).parent)\n",
-            "    os.replace(temporary, final)\n",
-            "tests/test_storage.py::test_commit_flushes_the_file_before_its_name_and_the_folder_after",
+            "datamat.directory.files:publish",
+            delete("fsync_folder(pathlib.Path(__final).parent)"),
+            "tests/directory/test_files.py::test_commit_flushes_the_file_before_its_name_and_the_folder_after",
         ),
         Defect(
             "shard-not-flushed",
             "shards are renamed, and never flushed",
-            "datamat.growing",
-            "            os.fsync(file.fileno())\n",
-            "            file.flush()\n",
+            "datamat.run.shards:_flush",
+            replace("os.fsync(__file.fileno())", "__file.flush()"),
             "tests/faults/test_order.py::test_nothing_has_a_final_name_before_it_is_flushed",
         ),
         Defect(
             "written-in-place",
             "a file is written under its final name: a kill leaves half of it in sight",
-            "datamat.storage",
-            '    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}.tmp"\n',
-            "    temporary = path\n",
-            "tests/test_storage.py::test_commit_names_the_file_only_at_the_end",
+            "datamat.directory.files:commit",
+            replace('(__through or __path.parent) / f".{__path.name}.{os.getpid()}.tmp"', "__path"),
+            "tests/directory/test_files.py::test_commit_names_the_file_only_at_the_end",
         ),
         Defect(
             "append-by-default",
-            "what a killed process left of a part is written behind",
-            "datamat.receipts",
-            'open(self._path.with_suffix(f".{os.getpid()}.tmp"), "wb", buffering=0)',
-            'open(self._path.with_suffix(".tmp"), "ab", buffering=0)',
-            "tests/faults/test_order.py::test_part_begun_by_a_killed_process_is_begun_anew",
+            "a part is appended to what a killed process left of it",
+            "datamat.run.shards:PartFile.__enter__",
+            replace('open(self.__temporary, "wb", buffering=0)', 'open(self.__temporary, "ab", buffering=0)'),
+            "tests/faults/test_order.py::test_part_begun_by_a_killed_process_starts_over",
+        ),
+        Defect(
+            "append-behind-the-dead",
+            "what a worker that died left behind the last receipt stays in the shard",
+            "datamat.run.shards:_opened",
+            delete("os.ftruncate(__descriptor, __end)"),
+            "tests/run/test_shards.py::test_bytes_behind_the_last_receipt_do_not_count",
+        ),
+        Defect(
+            "two-append-at-once",
+            "a worker appends to a shard's file while another one does",
+            "datamat.run.shards:_lock",
+            replace("fcntl.flock(__descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "return True"),
+            "tests/run/test_shards.py::test_only_one_process_appends_at_a_time",
+        ),
+        Defect(
+            "row-groups-not-moved",
+            "the footer of a Parquet shard leads to the row groups of its first part, whatever the part",
+            "datamat.formats.parquet:_move",
+            replace("_add(__chunk[_CHUNK_METADATA][1], _PAGE_OFFSETS, __by)", "pass"),
+            "tests/formats/test_formats_parquet.py::test_footer_leads_to_the_row_groups_of_all_parts",
+        ),
+        Defect(
+            "no-gap-for-the-next",
+            "a worker that ends a part behind a gap begins the next one behind it: most bytes are written twice",
+            "datamat.run.dispatch:PartOrder._note",
+            replace("all(__a > __waiting[0].number for __a in __under_way)", "True"),
+            "tests/run/test_dispatch.py::test_workers_at_one_shard_append_every_second_part",
+        ),
+        Defect(
+            "named-beside-another-plan",
+            "a finished shard gets the names that a kill prevented while shards of another plan are visible",
+            "datamat.run.run:Run._found",
+            replace("builder.unname()", "pass"),
+            "tests/run/test_swap.py::test_shard_that_a_kill_left_unnamed_waits_for_shards_of_another_plan_to_go",
+        ),
+        Defect(
+            "finished-shards-read-again",
+            "a run reads every finished shard again, though nothing has written to it since",
+            "datamat.run.shards:_holds",
+            replace("is_older(__path, __entry, __info) or __info.is_whole(__path)", "__info.is_whole(__path)"),
+            "tests/run/test_driver.py::test_unfinished_run_reads_no_shard_that_it_has_finished",
+        ),
+        Defect(
+            "published-too-early",
+            "a shard is published while the receipt of one of its parts is on its way: the run ends in a KeyError",
+            "datamat.run.run:Run._take",
+            replace("not builder.is_complete", "receipt.sealed is None and not builder.is_complete"),
+            "tests/run/test_driver.py::test_shard_is_published_once_every_receipt_has_come",
+        ),
+        Defect(
+            "inputs-read-by-the-driver",
+            "the driver reads and hashes again what the input files of every part held",
+            "datamat.run.shards:ShardBuilder._put_inputs_together",
+            replace("digest is not None and not self._resumed", "False"),
+            "tests/run/test_driver.py::test_workers_see_to_what_parts_have_left",
+        ),
+        Defect(
+            "parts-removed-by-the-driver",
+            "the driver removes the files of every part, while workers wait for it",
+            "datamat.run.dispatch:PartQueue.remove",
+            replace("self._disk.is_set", "True"),
+            "tests/run/test_driver.py::test_workers_see_to_what_parts_have_left",
+        ),
+        Defect(
+            "removed-parts-left-behind",
+            "what a kill leaves of the parts of published shards stays until the whole dataset is finished",
+            "datamat.run.shards:begin_run",
+            replace("remove_folder(folder)", "pass"),
+            "tests/run/test_driver.py::test_parts_of_published_shards_are_gone_though_the_run_goes_on_later",
+        ),
+        Defect(
+            "orphan-appends",
+            "a worker that outlives its killed driver writes behind the parts of the next run",
+            "datamat.run.shards:GrowingShard.check_run",
+            replace("__found != self._run", "False"),
+            "tests/run/test_shards.py::test_worker_of_an_earlier_run_does_not_append",
+        ),
+        Defect(
+            "orphan-keeps-the-file",
+            "a process that hangs in the middle of an append still has the file of the next run open",
+            "datamat.run.shards:GrowingShard.disown",
+            replace("os.replace(__copy, __path)", "__copy.unlink()"),
+            "tests/run/test_shards.py::test_process_that_never_lets_go_of_the_files_writes_to_copies",
+        ),
+        Defect(
+            "made-twice-joined-twice",
+            "the receipt of a call that an executor repeats takes the place of that of the joined part",
+            "datamat.run.shards:PartWriter.finish",
+            replace("__known is not None and not self._is_appended and self._growing.is_joined(__known)", "False"),
+            "tests/run/test_shards.py::test_part_that_is_made_twice_at_once_is_there_once",
         ),
         Defect(
             "short-write",
             "a write that takes a part of the bytes is taken for all of them",
-            "datamat.receipts",
-            "        while view:\n            view = view[self._file.write(view) :]\n",
-            "        self._file.write(view)\n",
-            "tests/faults/test_disk.py::test_disk_that_takes_and_gives_half_of_everything_changes_nothing",
+            "datamat.formats.io:write_all",
+            replace("while data:\n    __body", "file.write(data)"),
+            "tests/faults/test_disk.py::test_disk_that_transfers_half_of_everything_changes_nothing",
         ),
         Defect(
             "marker-without-digest",
             "a part counts as done because its receipt is there, whatever a power cut left of its bytes",
-            "datamat.growing",
-            "            return path.stat().st_size == part.num_bytes and digest_file(path) == part.digest\n",
-            "            return path.exists()\n",
-            "tests/test_parts.py::test_what_a_power_cut_tears_is_made_again",
+            "datamat.run.shards:_has_digest",
+            replace(
+                "digest_file(__path, start=__part.start or 0, num_bytes=__part.num_bytes) == __part.digest", "True"
+            ),
+            "tests/run/test_shards.py::test_what_a_power_cut_tears_is_made_again",
+        ),
+        Defect(
+            "part-joined-unseen",
+            "parts are joined, and the digests of their workers are not compared: a flipped bit gets into the shard",
+            "datamat.run.shards:_compare",
+            replace("__digest != __told", "not __told"),
+            "tests/run/test_shards.py::test_part_that_changed_since_its_worker_ended_is_never_appended",
         ),
         Defect(
             "shard-without-digest",
-            "a finished shard is taken over because its name is there",
-            "datamat.growing",
-            "        return path.stat().st_size == info.num_bytes and digest_file(path) == info.checksum\n",
-            "        return path.exists()\n",
-            "tests/test_parts.py::test_finished_shard_counts_while_it_is_whole_and_of_this_plan",
+            "a finished shard is reused because its name is there",
+            "datamat.run.shards:_holds",
+            replace("is_older(__path, __entry, __info) or __info.is_whole(__path)", "__path.exists()"),
+            "tests/run/test_shards.py::test_finished_shard_counts_while_it_is_whole_and_of_this_plan",
         ),
         Defect(
             "stale-shard",
-            "a shard made from other rows or options is taken for the present one",
-            "datamat.parts",
-            "        if any(info.fingerprint != self.spec.fingerprint for info in files):\n            return None\n",
-            "",
-            "tests/test_parts.py::test_finished_shard_counts_while_it_is_whole_and_of_this_plan",
+            "a shard made from other rows or options passes for the planned one",
+            "datamat.run.shards:ShardBuilder._is_mine",
+            delete("""
+                if any(__info.fingerprint != self.spec.fingerprint for __info in __files):
+                    return False
+                """),
+            "tests/run/test_shards.py::test_finished_shard_counts_while_it_is_whole_and_of_this_plan",
         ),
         Defect(
             "foreign-receipt",
             "receipts are not matched with the plan: parts of another one get in",
-            "datamat.receipts",
-            "        return mine == (spec.shard, spec.number, spec.start, spec.stop, spec.fingerprint)\n",
-            "        return mine[:2] == (spec.shard, spec.number)\n",
-            "tests/test_parts.py::test_parts_of_another_plan_are_not_taken",
+            "datamat.run.shards:GrowingShard.receipt",
+            replace("(__found.number, __found.fingerprint) != (__number, self._fingerprint)", "False"),
+            "tests/run/test_shards.py::test_part_does_not_follow_one_of_another_plan",
         ),
         Defect(
             "offsets-off-by-one",
             "the offsets of a joined shard begin a byte late from its second part on",
-            "datamat.formats.offsets",
-            "            base += num_bytes\n",
-            "            base += num_bytes + 1\n",
-            "tests/test_parts.py::test_shard_holds_the_records_of_its_parts_in_their_order",
+            "datamat.formats.offsets:Offsets.joined",
+            replace("__base += __num_bytes", "__base += __num_bytes + 1"),
+            "tests/run/test_shards.py::test_shard_holds_the_records_of_its_parts_in_their_order",
         ),
         Defect(
             "parts-in-order-of-arrival",
             "parts are joined as they come in: the bytes depend on the workers",
-            "datamat.parts",
-            "        self._receipts[receipt.number] = receipt\n        self._join()\n",
-            "        self._receipts[len(self._receipts)] = receipt\n        self._join()\n",
-            "tests/test_parts.py::test_parts_may_come_in_any_order",
+            "datamat.run.shards:ShardBuilder.add",
+            replace("__receipt.number", "len(self._receipts)"),
+            "tests/run/test_shards.py::test_parts_may_come_in_any_order",
+        ),
+        Defect(
+            "grey-for-damaged",
+            "a JPEG that libjpeg warns about is accepted, filled with grey where it is damaged",
+            "datamat.codecs.images:_decode_jpeg",
+            replace(
+                """
+                if _UNSUPPORTED not in str(__complaint):
+                    raise
+                return _decode_with_judge(__plain, __channels)
+                """,
+                "return decode_with_cv2(__plain, __channels)",
+            ),
+            "tests/run/test_bad_samples.py::test_damaged_picture_is_not_kept_as_it_is",
         ),
         Defect(
             "row-lost",
             "the last row of a shard is in no part",
-            "datamat.plan",
-            "        cuts.append((here, end))\n",
-            "        cuts.append((here, min(end, max(here + 1, stop - 1))))\n",
-            "tests/test_plan.py::test_every_row_is_in_exactly_one_part",
+            "datamat.plan.plan:_cut",
+            replace("(here, __end)", "(here, min(__end, max(here + 1, stop - 1)))"),
+            "tests/plan/test_plan.py::test_every_row_is_in_exactly_one_part",
         ),
         Defect(
             "row-doubled",
             "parts overlap by a row",
-            "datamat.plan",
-            "        cuts.append((here, end))\n",
-            "        cuts.append((here, min(end + 1, stop)))\n",
-            "tests/test_plan.py::test_every_row_is_in_exactly_one_part",
+            "datamat.plan.plan:_cut",
+            replace("(here, __end)", "(here, min(__end + 1, stop))"),
+            "tests/plan/test_plan.py::test_every_row_is_in_exactly_one_part",
         ),
         Defect(
             "record-lost",
-            "of two rows that a worker writes, one is dropped in silence",
-            "datamat.work",
-            "            self._writer.append(record)\n",
-            "            self._writer.append(record) if len(key) % 2 else None\n",
-            "tests/test_materializer.py::test_every_pair_is_there_exactly_copies_times",
+            "of two rows that a worker writes, one is silently dropped",
+            "datamat.run.worker:_PartTask._append",
+            replace("self.__writer.append(__record)", "self.__writer.append(__record) if len(key) % 2 else None"),
+            "tests/run/test_materializer.py::test_every_pair_is_there_exactly_copies_times",
         ),
         Defect(
             "skipped-row-not-counted",
-            "a bad row is left out, and nothing tells of it",
-            "datamat.work",
-            "        self._outcome.failed.append(failed)\n",
-            "        self._outcome.num_done += 1\n",
-            "tests/test_bad_samples.py::test_each_bad_sample_has_its_named_error_and_no_other_is_lost",
+            "a bad row is left out, and nothing reports it",
+            "datamat.run.worker:_PartTask._leave_out",
+            replace("self.__outcome.failed.append(__failed)", "self.__outcome.num_done += 1"),
+            "tests/run/test_bad_samples.py::test_each_bad_sample_has_its_named_error_and_no_other_is_lost",
         ),
         Defect(
             "shared-random-state",
             "random numbers are drawn from the state that a worker happens to be in",
-            "datamat.seeding",
-            '    return np.random.SeedSequence(np.frombuffer(words, "<u4").astype(np.uint32))\n',
-            "    return np.random.SeedSequence(random.getrandbits(64))\n",
-            "tests/test_materializer.py::test_bytes_do_not_depend_on_the_workers",
+            "datamat.transforms.seeding:sample_seed",
+            replace('np.frombuffer(__words, "<u4").astype(np.uint32)', "random.getrandbits(64)"),
+            "tests/run/test_materializer.py::test_bytes_do_not_depend_on_the_workers",
+        ),
+        Defect(
+            "pool-in-a-cycle-stays",
+            "a pool in a reference cycle is collected, and its workers stay until the program ends",
+            "datamat.parallel.executor:PathosExecutor._prepare",
+            replace(
+                "weakref.finalize(self, __dispatcher.shutdown).atexit = False",
+                "self.end = weakref.ref(self, lambda _: __dispatcher.shutdown())",
+            ),
+            "tests/parallel/test_collection.py::test_pool_in_a_cycle_ends_its_workers[spawn-attribute]",
+        ),
+        Defect(
+            "pool-kept-by-its-initializer",
+            "the thread of a pool keeps the initializer, and an object whose method that is keeps the pool for ever",
+            "datamat.parallel.dispatcher:Dispatcher.__init__",
+            replace("weakref.ref(__belongings)", "lambda: __belongings"),
+            "tests/parallel/test_collection.py::test_pool_in_a_cycle_ends_its_workers[spawn-initializer]",
+        ),
+        Defect(
+            "ended-pools-kept",
+            "every pool that has ended is kept, with what it was given",
+            "datamat.parallel.executor:_executors",
+            replace("weakref.WeakSet()", "set()"),
+            "tests/parallel/test_collection.py::test_nothing_of_the_callers_is_kept[spawn-shut down]",
+        ),
+        Defect(
+            "program-frozen",
+            "models of the program that are in a cycle are not collected while a pool lives",
+            "datamat.parallel.workers:WorkerGroup._fork_workers",
+            replace(
+                """
+                with interrupts_held(), at_rest():
+                    __body
+                """,
+                """
+                __import__("gc").freeze()
+                with interrupts_held(), at_rest():
+                    __body
+                """,
+            ),
+            "tests/parallel/test_collection.py::test_collector_of_the_program_is_left_alone[fork]",
+        ),
+        Defect(
+            "inherited-pages-copied",
+            "collections in a worker copy all pages that it shares with the program",
+            "datamat.parallel.worker:main",
+            delete("gc.freeze()"),
+            "tests/parallel/test_collection.py::test_worker_leaves_what_it_inherits_out_of_collections[fork]",
+        ),
+        Defect(
+            "number-closed-before-it-is-forgotten",
+            "a fork closes a descriptor number of a pool that is another file by then",
+            "datamat.parallel.channel:Descriptor.close",
+            replace(
+                """
+                number, self.__number = self.__number, -1
+                if number >= 0:
+                    os.close(number)
+                """,
+                """
+                if self.__number >= 0:
+                    os.close(self.__number)
+                self.__number = -1
+                """,
+            ),
+            "tests/parallel/test_descriptors.py::test_fork_closes_no_number_that_is_another_file_by_now[spawn]",
+        ),
+        Defect(
+            "fork-amid-an-end",
+            "a fork keeps an end that another thread is closing: the worker at its other side outlives its program",
+            "datamat.parallel.channel:Descriptor.close",
+            replace("with no_forks: __body", "if True: __body"),
+            "tests/parallel/test_descriptors.py::test_no_fork_comes_between_the_forgetting_of_a_number_and_its_end",
+        ),
+        Defect(
+            "fork-stops-at-an-error",
+            "a fork keeps all ends of pools behind the first that cannot be closed: workers outlive their program",
+            "datamat.parallel.channel:_close_ends",
+            replace("__stack.callback(__end.close)", "__end.close()"),
+            "tests/parallel/test_descriptors.py::test_fork_closes_every_end_although_some_fail[spawn]",
+        ),
+        Defect(
+            "fork-amid-a-start",
+            "a fork keeps ends of a worker that another thread is starting: it outlives its program",
+            "datamat.parallel.workers:WorkerHandle.__init__",
+            replace(
+                """
+                with no_forks:
+                    __end, __their_end = __pair
+                    __body
+                """,
+                """
+                if True:
+                    __end, __their_end = __pair
+                    __body
+                """,
+            ),
+            "tests/parallel/test_descriptors.py::test_fork_beside_threads_that_make_pools_has_no_end_of_theirs",
+        ),
+        Defect(
+            "servers-pile-up",
+            "each new set of modules starts another server, of up to 590 MB, that stays",
+            "datamat.parallel.processes:_Servers._find",
+            replace("_MAX_SERVERS", "99"),
+            "tests/parallel/test_servers.py::test_pools_with_other_needs_in_turn_have_two_servers",
+        ),
+        Defect(
+            "idle-server-stays",
+            "a server that nobody needs any more stays until the program ends",
+            "datamat.parallel.processes:_ServerWatch._look",
+            replace("time.monotonic() - self.__last_use >= self.__idle_s", "self.__last_use < 0"),
+            "tests/parallel/test_servers.py::test_idle_server_ends",
+        ),
+        Defect(
+            "dying-server-asked-again",
+            "a pool breaks where its server was killed a moment ago: it asks the same server three times",
+            "datamat.parallel.processes:Server.connect",
+            replace("os.unlink(address)", "os.stat(address)"),
+            "tests/parallel/test_servers.py::test_server_that_was_killed_is_replaced_before_its_end_is_seen",
+        ),
+        Defect(
+            "server-with-all-modules-passed-by",
+            "a server that has already imported the modules is not used, because it was not started for them",
+            "datamat.parallel.processes:Server.missing",
+            replace("__missing.difference_update(__names.read().split())", "__names.close()"),
+            "tests/parallel/test_servers.py::test_server_that_has_all_modules_is_used",
+        ),
+        Defect(
+            "collected-map-blocks",
+            "a map that is garbage, collected while the pool holds a lock, waits for that lock for ever",
+            "datamat.parallel.tasks:FunctionTable.__init__",
+            replace("threading.RLock", "threading.Lock"),
+            "tests/parallel/test_collection.py::test_map_may_be_collected_at_any_moment[list]",
+        ),
+        Defect(
+            "failed-start-leaves-its-descriptors",
+            "a pool that could not start, and tries again with each call, leaves descriptors and workers each time",
+            "datamat.parallel.dispatcher:Dispatcher.start",
+            delete("self.__crew.give_up()"),
+            "tests/parallel/test_life.py::test_pool_that_cannot_start_leaves_nothing_behind[fork]",
         ),
         Defect(
             "same-draw-for-every-copy",
-            "all copies of a row are drawn alike",
-            "datamat.seeding",
-            'struct.pack("<II", copy, attempt)',
-            'struct.pack("<II", 0, 0)',
-            "tests/test_seeding.py::test_every_part_of_the_name_of_a_stream_counts",
+            "all copies of a row draw the same numbers",
+            "datamat.transforms.seeding:sample_seed",
+            replace('struct.pack("<II", __copy, __attempt)', 'struct.pack("<II", 0, 0)'),
+            "tests/transforms/test_seeding.py::test_every_part_of_the_name_of_a_stream_counts",
+        ),
+        Defect(
+            "array-out-of-step",
+            "an array that a geometric transform does not take passes unnoticed: the image flips, the depth stays",
+            "datamat.transforms.albumentations:_unmatched",
+            replace("feature.target() is None", 'feature.target() in (None, "array")'),
+            "tests/run/test_materializer.py::test_array_that_the_transform_would_not_move_is_refused_before_anything_is_touched",
+        ),
+        Defect(
+            "point-of-another",
+            "points that a crop removes shift those behind them: an ear is where the eye was",
+            "datamat.transforms.albumentations:_Points.moved",
+            replace("found[:, -1].astype(np.int64)", "np.arange(len(found))"),
+            "tests/transforms/test_transforms.py::test_points_of_people_keep_their_rows",
+        ),
+        Defect(
+            "tiff-differences",
+            "a TIFF file with a predictor gives the differences of neighbours for their values",
+            "datamat.codecs.images:_unpredicted",
+            replace("layout.predictor == 2", "layout.predictor == 9"),
+            "tests/codecs/test_tiff.py::test_every_layout_gives_the_stored_samples",
+        ),
+        Defect(
+            "epoch-not-drawn",
+            "a reader draws the same numbers in every epoch: each image has one augmentation for good",
+            "datamat.transforms.augmenter:SampleTransform.__call__",
+            replace("RandomStreams(self._seed, key, epoch, self._number)", "RandomStreams(self._seed, key, 0)"),
+            "tests/transforms/test_contract.py::test_draws_follow_seed_key_and_epoch",
+        ),
+        Defect(
+            "rng-by-name-not-passed",
+            "a callable that asks for rng by name never gets it, and draws from something else",
+            "datamat.transforms.seeding:with_rng",
+            replace("not is_named or _is_given_rng(function)", "True"),
+            "tests/transforms/test_contract.py::test_one_callable_writes_and_reads_the_same",
+        ),
+        Defect(
+            "cached-sample-written-to",
+            "a transform that writes in place changes what tf.data caches: each epoch augments the one before",
+            "datamat.features.base:Feature.value_of_tf",
+            replace("value.copy()", "value"),
+            "tests/transforms/test_contract.py::test_tf_data_caches_samples_that_a_transform_writes_to",
+        ),
+        Defect(
+            "stored-record-of-another-row",
+            "a conversion writes a record under the row that the index says, whatever its key: data under wrong labels",
+            "datamat.run.convert:StoredRecords.records",
+            replace("RecordKey.row_of(key) != row.key", "False"),
+            "tests/run/test_convert.py::test_exchanged_offsets_are_noticed",
+        ),
+        Defect(
+            "unverified-index-of-a-shard",
+            "a damaged file that a user's sidecar made from a shard passes verify where the function is absent",
+            "datamat.directory.sidecars.exporting:_write",
+            replace("now[name]._replace(digest=_digest(text))", "now[name]"),
+            "tests/directory/test_sidecars.py::test_file_made_from_a_shard_is_verified_without_its_sidecar",
+        ),
+        Defect(
+            "deaf-conversion",
+            "the hooks that a conversion takes hear nothing",
+            "datamat.run.convert:convert",
+            replace("checked_hooks(hooks)", "()"),
+            "tests/run/test_convert.py::test_hooks_hear_a_conversion_and_sidecars_describe_it",
+        ),
+        Defect(
+            "stale-conversion",
+            "a directory that was rebuilt is not converted again: stale records stay",
+            "datamat.run.convert:StoredRecords.__init__",
+            replace("xxhash.xxh3_128_hexdigest(manifest.render())", "''"),
+            "tests/run/test_convert.py::test_finished_conversion_is_not_repeated_unless_the_source_changed",
+        ),
+        Defect(
+            "chance-of-read-not-seeded",
+            "read draws from the state that a worker happens to be in: rows hold each other's numbers",
+            "datamat.plan.pipeline:Pipeline._called",
+            replace("seed_row(self.seed, __row.key, uses_globals=is_seeded)", "loaded_libraries()"),
+            "tests/transforms/test_chance.py::test_pictures_of_a_readme_are_all_different",
+        ),
+        Defect(
+            "chance-of-read-not-compared",
+            "what read draws from a generator of its own is stored, although no other run would draw it",
+            "datamat.run.worker:_PartTask._records",
+            replace("read is not None", "read is not None and spec.augmented"),
+            "tests/transforms/test_chance.py::test_chance_in_a_read_that_refills_one_buffer_is_refused",
+        ),
+        Defect(
+            "keys-by-position",
+            "paths and strings get their position as key: one more of them rebuilds every shard",
+            "datamat.writers.function:keys_of",
+            replace("_key_of_text(__text, __seen[__text])", 'f"{number:08d}"'),
+            "tests/run/test_function.py::test_one_item_more_concerns_one_shard",
+        ),
+        Defect(
+            "first-item-in-the-caller",
+            "the caller's own process makes the first sample, and dies where that crashes",
+            "datamat.run.function:infer_features",
+            replace(
+                "__stack.enter_context(own_executor(__workers, 1, __logger))",
+                """__stack.enter_context(__import__("concurrent.futures").futures.ThreadPoolExecutor(1))""",
+            ),
+            "tests/run/test_function.py::test_caller_does_none_of_the_items",
+        ),
+        Defect(
+            "table-by-columns",
+            "a table is taken for a sequence of columns",
+            "datamat.writers.function:_items_of",
+            replace("TableRows(__table)", "[{name: column} for name, column in __table.to_pydict().items()]"),
+            "tests/writers/test_tables.py::test_function_gets_each_row_as_a_dict",
+        ),
+        Defect(
+            "order-of-row-groups",
+            "rows of several row groups come in the order of the groups: samples under the keys of others",
+            "datamat.writers.existing:_TableFiles.take",
+            replace("__found.take(np.argsort(__here))", "__found"),
+            "tests/writers/test_sources.py::test_rows_one_by_one_are_those_of_blocks",
+        ),
+        Defect(
+            "torn-row-kept",
+            "what an interrupted spool wrote behind its last save stays there: offsets lead into half a row",
+            "datamat.writers.existing:SpooledSource._write",
+            delete("__rows.truncate(__former['num_bytes'])"),
+            "tests/writers/test_sources.py::test_interrupted_source_continues_where_it_says_how",
         ),
         Defect(
             "order-of-the-index",
             "files are indexed in another order than by name",
-            "datamat.index",
-            "    return sorted(found)\n",
-            "    return sorted(found, reverse=True)\n",
-            "tests/test_index.py::test_folder_gives_sorted_rows_with_flat_keys",
+            "datamat.writers.existing:files_below",
+            replace("sorted(__found)", "sorted(__found, reverse=True)"),
+            "tests/writers/test_index.py::test_folder_gives_sorted_rows_with_flat_keys",
         ),
         Defect(
             "manifest-before-shards",
             "the manifest of an earlier run stays in sight while its shards are replaced",
-            "datamat.shard_entries",
-            "    publish(folder / MANIFEST_FILE, entries / MANIFEST_FILE)\n",
-            "",
+            "datamat.directory.manifest:withdraw_manifest",
+            delete("(__folder / MANIFEST_FILE).unlink(missing_ok=True)"),
             "tests/faults/test_crash_points.py::test_kill_while_rebuilding_leaves_no_manifest_that_lies",
         ),
         Defect(
             "stale-files-left",
             "shards of an earlier plan stay beside those of this one, where a reader by pattern takes them",
-            "datamat.running",
-            "            self._remove_stale(set(self._finished))\n",
-            "",
-            "tests/test_materializer.py::test_another_number_of_shards_leaves_no_old_ones",
+            "datamat.run.run:Run._replace",
+            replace("sorted(__listed - __stay)", "()"),
+            "tests/run/test_materializer.py::test_another_number_of_shards_leaves_no_old_ones",
+        ),
+        Defect(
+            "lost-lock-unseen",
+            "a run continues although its lock file is gone: two runs finish one output",
+            "datamat.directory.files:_check_held",
+            replace("_is_at(__held.descriptor, __held.path)", "__held.descriptor"),
+            "tests/directory/test_files.py::test_nothing_is_published_under_a_lock_that_is_gone",
+        ),
+        Defect(
+            "garbage-collected-at-exit",
+            "an interrupted program searches all of TensorFlow's objects for garbage before it exits",
+            "datamat.run.limits:_leave_garbage",
+            delete("gc.freeze()"),
+            "tests/faults/test_signals.py::test_interrupted_program_leaves_its_garbage_to_the_system",
+        ),
+        Defect(
+            "link-read",
+            "links out of a directory are followed: whoever made it gets its readers to disclose other files",
+            "datamat.directory.files:regular_path",
+            replace("__real.is_relative_to(__root)", "__real.is_absolute()"),
+            "tests/run/test_trust.py::test_links_are_followed_as_far_as_they_stay_in_the_directory",
+        ),
+        Defect(
+            "repair-takes-any-bytes",
+            "repair replaces what was damaged by whatever the source gives now, and reports success",
+            "datamat.run.repair:Wanted.judge",
+            replace(
+                "__fingerprint == __info.fingerprint and __checksums and __info.checksum not in __checksums",
+                "__fingerprint == __info.fingerprint and not __checksums and __info.checksum not in __checksums",
+            ),
+            "tests/run/test_repair.py::test_source_that_gives_other_bytes_is_reported_and_its_old_entry_stays",
         ),
         Defect(
             "no-lock",
             "two runs write to one output at once",
-            "datamat.storage",
-            "        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-            "        pass\n",
+            "datamat.directory.files:_take",
+            delete("fcntl.lockf(__descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
             "tests/faults/test_signals.py::test_second_run_on_an_output_is_refused_and_harms_nothing",
         ),
         Defect(
             "checksum-not-tested",
-            "records are read without a look at their checksum",
-            "datamat.formats.framing",
-            "    found, stored = _mask(crc), _CRC.unpack(trailer)[0]\n    if found != stored:\n",
-            "    found, stored = _mask(crc), _CRC.unpack(trailer)[0]\n    if found != stored and not payload:\n",
+            "records are read, and their checksums are not compared",
+            "datamat.formats.tfrecord:_check_payload",
+            replace("__found != __stored", "__found != __stored and not payload"),
             "tests/formats/test_formats_tfrecord.py::test_every_flipped_bit_of_a_plain_file_is_noticed",
         ),
         Defect(
             "link-followed",
-            "links that somebody planted are written through",
-            "datamat.storage",
-            "    if os.path.islink(folder):\n",
-            "    if False:\n",
-            "tests/faults/test_places.py::test_planted_link_is_never_written_through[folder-index]",
+            "writes go through links that somebody planted",
+            "datamat.directory.files:refuse_links",
+            replace("os.path.islink(__folder)", "False"),
+            "tests/faults/test_places.py::test_planted_link_is_never_written_through[folder-_index]",
+        ),
+        Defect(
+            "opened-unnoticed",
+            "files that read opens beside those of its row are not named: who edits one gets old shards",
+            "datamat.plan.inputs:_hear",
+            replace('_listener is None or __event != "open"', "True"),
+            "tests/plan/test_opened.py::test_warning_covers_files_that_a_function_opens[fork]",
         ),
         Defect(
             "ledger-torn",
             "a line is written behind one that a kill cut off, and both are lost",
-            "datamat.ledger",
-            '        self._append(b"\\n" + data if self._is_torn else data)\n',
-            "        self._append(data)\n",
-            "tests/test_ledger.py::test_torn_last_line_is_passed_over_and_stays_apart",
+            "datamat.directory.ledger:Ledger.write",
+            replace("__newline + __data if self.__is_torn else __data", "__data"),
+            "tests/directory/test_ledger.py::test_torn_last_line_is_skipped_and_stays_apart",
+        ),
+        Defect(
+            "other-dataset-removed",
+            "a run into the output of another dataset removes that one",
+            "datamat.run.run:refuse_other_dataset",
+            replace("sorted(_datasets(__output, job.work, __finished) - {__name})", "[]"),
+            "tests/run/test_rebuilds.py::test_run_of_another_dataset_is_refused",
+        ),
+        Defect(
+            "file-of-the-user-overwritten",
+            "a features.json that the user wrote is replaced by datamat's",
+            "datamat.directory.sidecars.exporting:_is_foreign",
+            replace("__name in __record and __name not in _DOCUMENTS", "__name not in _DOCUMENTS"),
+            "tests/directory/test_sidecars.py::"
+            "test_file_of_the_user_under_a_name_that_programs_read_is_left_alone[features.json]",
+        ),
+        Defect(
+            "rebuild-without-warning",
+            "a finished dataset is rebuilt, for hours, and no warning said so",
+            "datamat.run.run:_SILENT_SHARE",
+            replace("0.1", "1.0"),
+            "tests/run/test_rebuilds.py::test_large_rebuild_says_before_it_begins_what_goes_and_why",
+        ),
+        Defect(
+            "library-version-ignored",
+            "parts and shards of two versions of an encoder are mixed",
+            "datamat.plan.job:JobDigests.of_split",
+            replace(
+                "[self.writer, self.features, self.format, self.seed, self.packages, self.environment]",
+                "[self.writer, self.features, self.format, self.environment]",
+            ),
+            "tests/fingerprint/test_library_versions.py::test_parts_made_with_another_version_are_not_reused",
+        ),
+        Defect(
+            "index-taken-for-data",
+            "the index has the name of a Parquet file: readers of tables give its rows for samples",
+            "datamat.directory.manifest:index_file",
+            replace('".index"', '".parquet"'),
+            "tests/directory/test_index_files.py::test_readers_of_tables_do_not_take_the_index_for_data",
+        ),
+        Defect(
+            "old-and-new-together",
+            "a shard takes the place of an old one while others are still to do: readers by pattern get a mixture",
+            "datamat.run.run:Run._make",
+            delete("self.__replaces = self.__has_others()"),
+            "tests/faults/test_replacing.py::test_reader_never_sees_old_and_new_shards_together[seed]",
+        ),
+        Defect(
+            "manifest-away-while-rebuilding",
+            "there is no manifest for as long as a rebuild takes: nobody can load the old dataset meanwhile",
+            "datamat.run.run:Run._is_up_to_date",
+            replace(
+                "self.__before = manifest",
+                """
+                self.__before = manifest
+                self._withdraw()
+                """,
+            ),
+            "tests/faults/test_replacing.py::test_failed_rebuild_leaves_the_old_dataset",
+        ),
+        Defect(
+            "replaced-shard-read",
+            "a dataset that was loaded before a rebuild gives records of the new shards under the old keys",
+            "datamat.readers.records:LoadedDirectory.check",
+            replace("not __is_same", "False"),
+            "tests/faults/test_replacing.py::"
+            "test_reader_that_was_there_before_never_gets_new_records_for_old_ones[nothing]",
+        ),
+        Defect(
+            "hook-ends-the-run",
+            "a progress bar whose terminal is gone, or a bug in a hook, ends a run of hours",
+            "datamat.run.report:RunEvents._call",
+            replace("Exception", "()"),
+            "tests/run/test_hooks.py::test_hook_that_raises_is_switched_off_and_loses_nothing[on_plan]",
+        ),
+        Defect(
+            "hook-before-the-ledger",
+            "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
+            "datamat.run.report:RunEvents.emit",
+            replace(
+                "self._ledger.on_event(event)",
+                "self._hooks = [hook for hook in self._hooks if hook is not self._ledger] + [self._ledger]",
+            ),
+            "tests/run/test_hooks.py::test_ledger_and_disk_have_what_a_hook_hears",
+        ),
+        Defect(
+            "row-left-out-not-named",
+            "rows of a part that is taken over from a killed run are missing from the ledger",
+            "datamat.run.run:Run._resume",
+            delete("self.__events.emit_part(receipt, is_resumed=True)"),
+            "tests/faults/test_left_out.py::test_rows_of_a_reused_part_are_named",
+        ),
+        Defect(
+            "policy-passed-by",
+            "a dataset without the rows that an earlier run skipped counts as complete under errors='raise'",
+            "datamat.run.run:Run._refuse_left_out",
+            replace("not self.__wants_all or not __num_failed", "__num_failed >= 0"),
+            "tests/run/test_bad_samples.py::test_rows_that_were_left_out_are_an_error_where_all_are_wanted",
+        ),
+        Defect(
+            "stopped-run-passes-for-complete",
+            "a script whose run stopped by its deadline ends with exit code 0",
+            "datamat.run.report:RunReport.raise_if_incomplete",
+            replace("not self.is_complete", "self.num_rows > self.num_rows_planned"),
+            "tests/run/test_stops.py::test_script_of_a_stopped_run_exits_with_an_error",
+        ),
+        Defect(
+            "native-threads-not-asked",
+            "the caller is forked whatever threads its libraries run: workers of a program with polars hang",
+            "datamat.parallel.processes:choose_start_method",
+            replace("library_against_fork()", "None"),
+            "tests/parallel/test_native_threads.py::test_thread_of_any_library_rules_out_fork",
+        ),
+        Defect(
+            "fork-asked-for-in-silence",
+            "a fork that the user asked for beside TensorFlow or polars hangs, and no warning says why",
+            "datamat.parallel.executor:PathosExecutor._ready_dispatcher",
+            delete("_warn_of_fork()"),
+            "tests/parallel/test_native_threads.py::test_fork_that_was_asked_for_says_what_may_hang[thread]",
+        ),
+        Defect(
+            "threads-of-openblas-spin",
+            "every forked worker burns 40 ms of a core as it starts, in threads that nobody needs",
+            "datamat.parallel.affinity:limit_loaded_libraries",
+            delete("pause()"),
+            "tests/parallel/test_native_threads.py::test_forked_worker_begins_with_no_thread_of_openblas",
+        ),
+        Defect(
+            "directory-of-a-killed-server-stays",
+            "a server that was killed with its program leaves a folder in /tmp: hundreds in a day of tests",
+            "datamat.parallel.processes:Server._start",
+            delete("_remove_leftovers(parent)"),
+            "tests/parallel/test_servers.py::"
+            "test_directory_of_a_server_that_was_killed_with_its_program_is_removed_by_the_next",
+        ),
+        Defect(
+            "directory-of-a-terminated-start-stays",
+            "a pool that is terminated while its server imports leaves a folder in /tmp",
+            "datamat.parallel.processes:Server.remove_directory",
+            replace("self._directory is not None", "False"),
+            "tests/parallel/test_servers.py::test_pool_that_is_terminated_as_its_server_imports_leaves_no_directory",
+        ),
+        Defect(
+            "chunk-fails-with-one-result",
+            "one result that cannot be pickled fails hundreds of calls that travelled with it",
+            "datamat.parallel.worker:_pack_outcomes",
+            replace("errors[position] = pack_error(exc)", "raise"),
+            "tests/parallel/test_streams.py::test_result_that_cannot_be_pickled_fails_its_own_item[spawn-raises-100]",
+        ),
+        Defect(
+            "chunk-fails-with-one-unreadable-result",
+            "one result that cannot be unpickled in the parent fails hundreds of calls that travelled with it",
+            "datamat.parallel.workers:unpack_results",
+            replace("results, errors, failures = pickling.loads_results(packed)", "raise"),
+            "tests/parallel/test_streams.py::test_result_that_cannot_be_unpickled_fails_its_own_item[spawn-raises-100]",
+        ),
+        Defect(
+            "result-loses-what-it-shares",
+            "a result that cannot be unpickled fails those that hold the same table as one before it",
+            "datamat.parallel.pickling:_Parser.load",
+            replace("self._memo[part] if isinstance(part, _Get) else part", "part"),
+            "tests/parallel/test_streams.py::test_results_beside_one_that_cannot_be_unpickled_keep_their_arrays[fork]",
+        ),
+        Defect(
+            "hook-asked-of-the-object",
+            "an object that knows no attribute setup_worker, and raises KeyError, ends every worker that is forked",
+            "datamat.parallel.worker:_set_up",
+            replace('getattr(type(owner), "setup_worker", None)', 'getattr(owner, "setup_worker", None)'),
+            "tests/parallel/test_objects.py::test_object_without_the_hook_needs_none[fork]",
+        ),
+        Defect(
+            "chunk-fails-with-one-item",
+            "one item that cannot be unpickled in the worker fails hundreds of calls that travel with it",
+            "datamat.parallel.dispatcher:Dispatcher._take_answer",
+            replace("kind == Reply.UNREAD and task.count > 1", "False"),
+            "tests/parallel/test_promises.py::"
+            "test_item_that_cannot_be_unpickled_fails_its_own_result[spawn-raises-LookupError-map-7]",
+        ),
+        Defect(
+            "items-unpickled-in-the-parent",
+            "the chunk of a worker that died is unpickled in the parent, where it may kill again",
+            "datamat.parallel.tasks:split",
+            replace("task.items", "pickling.loads_data(task.payload)"),
+            "tests/parallel/test_promises.py::"
+            "test_item_that_cannot_be_unpickled_fails_its_own_result[fork-kills-WorkerDied-map-7]",
+        ),
+        Defect(
+            "map-finds-leavings",
+            "a map finds what an earlier map has left in the worker's copy of `self`",
+            "datamat.parallel.tasks:_keeps_nothing",
+            lambda keeps_nothing: lambda function: True,
+            "tests/parallel/test_state.py::test_map_finds_nothing_of_an_earlier_map[spawn-self]",
+        ),
+        Defect(
+            "code-in-containers-not-searched",
+            "a global that a function in a table uses is bound again, and calls see it or not depending on timing",
+            "datamat.parallel.state:State._search",
+            replace("self._code += parts or ()", "pass"),
+            "tests/parallel/test_state.py::"
+            "test_rebound_global_is_seen_wherever_the_code_is_that_uses_it[spawn-by_table]",
+        ),
+        Defect(
+            "idle-pool-keeps-globals",
+            "a pool that has nothing to do keeps what the globals of its last function held",
+            "datamat.parallel.state:State._note_globals",
+            replace("value is not self._owner and _is_light(value)", "True"),
+            "tests/parallel/test_state.py::test_function_of_a_map_is_freed_with_what_its_globals_held[spawn-by_object]",
+        ),
+        Defect(
+            "ends-go-to-programs",
+            "a program that a task starts keeps the sockets of the pool open",
+            "datamat.parallel.worker:_hide_descriptors",
+            lambda hide: lambda: None,
+            "tests/parallel/test_descriptors.py::test_program_that_a_task_starts_has_no_end_of_the_pool[spawn]",
+        ),
+        Defect(
+            "sub-interpreter-forks",
+            "a pool in a sub-interpreter is forked, and ends with a ValueError",
+            "datamat.parallel.processes:_is_in_subinterpreter",
+            lambda is_in_subinterpreter: lambda: False,
+            "tests/parallel/test_hosts.py::test_pool_in_a_sub_interpreter",
+        ),
+        Defect(
+            "unread-queue-lost",
+            "items that workers have put into a queue are lost if the pool ends before they are read",
+            "datamat.parallel.workers:WorkerHandle.hold_up",
+            replace("_HELD_UP_S", "0.0"),
+            "tests/parallel/test_shared.py::test_queue_that_is_read_late_loses_nothing[spawn-multiprocessing]",
+        ),
+        Defect(
+            "processes-of-modules-keep-a-server",
+            "a server whose modules started a process of their own stays until the program ends",
+            "datamat.parallel.processes:_ServerWatch._look",
+            replace("_children() - self._others", "_children()"),
+            "tests/parallel/test_servers.py::test_server_whose_modules_started_processes_ends_when_it_is_idle",
+        ),
+        Defect(
+            "openmp-not-at-rest",
+            "workers inherit the records of OpenMP's threads without the threads: they hang",
+            "datamat.parallel.affinity:at_rest",
+            delete("__pause(_OMP_PAUSE_SOFT)"),
+            "tests/parallel/test_native_threads.py::test_threads_of_gnu_openmp_end_before_a_fork",
+        ),
+        Defect(
+            "step-of-another-task",
+            "a task that kills its worker is blamed on the row that the task before it was at",
+            "datamat.parallel.crash:CrashNote.step",
+            replace("number == self.last_begun()", "True"),
+            "tests/parallel/test_crash.py::test_step_of_an_earlier_task_is_not_that_of_the_next",
+        ),
+        Defect(
+            "registrations-left-behind",
+            "workers that are not forked do not know which types users have registered: their results fail",
+            "datamat.parallel.workers:WorkerGroup._prepare_launcher",
+            replace("standins.registrations().items()", "()"),
+            "tests/parallel/test_registered.py::test_results_are_made_in_the_caller[spawn]",
+        ),
+        Defect(
+            "one-for-each-place",
+            "a connection that self has in two places is two connections in a forked worker",
+            "datamat.parallel.standins:Unforkable.repair",
+            replace("self._node.put(self._made[0])", "self._node.put(make(*arguments))"),
+            "tests/parallel/test_registered.py::test_what_self_holds_is_made_in_the_worker[fork-Connection]",
+        ),
+        Defect(
+            "server-outlives-its-program",
+            "a server whose program was killed stays, with all that it has imported, beside what a task has left",
+            "datamat.parallel.processes:_ServerWatch._look",
+            replace("os.getppid() != self._caller", "False"),
+            "tests/parallel/test_servers.py::test_server_of_a_killed_program_ends[leaving_a_fork-None]",
+        ),
+        Defect(
+            "unstarted-workers-hang",
+            "a pool that gets no worker sleeps: callers wait for ever",
+            "datamat.parallel.dispatcher:Dispatcher._has_work",
+            replace(
+                """
+                if not self.__crew.handles:
+                    return True
+                """,
+                """
+                if not self.__crew.handles:
+                    return self.broken is None
+                """,
+            ),
+            "tests/parallel/test_scarcity.py::test_pool_that_gets_no_worker_says_why[forkserver]",
+        ),
+        Defect(
+            "all-workers-or-none",
+            "where the system has room for three workers of sixteen, there are none",
+            "datamat.parallel.workers:WorkerGroup._fork_workers",
+            replace(
+                """
+                if not self.continues_with_fewer(__exc):
+                    raise
+                """,
+                "raise",
+            ),
+            "tests/parallel/test_scarcity.py::"
+            "test_pool_continues_with_the_workers_that_could_be_started[fork-PathosExecutor]",
+        ),
+        Defect(
+            "workers-of-another-process-joined",
+            "a fork of a program with a live pool complains at exit about children that it does not have",
+            "datamat.parallel.processes:start_process",
+            delete("process.__children.discard(__child)"),
+            "tests/parallel/test_hosts.py::test_server_that_forks_with_a_live_pool[fork]",
+        ),
+        Defect(
+            "module-state-left-behind",
+            "workers take what the file of a module says, not what the program has set",
+            "datamat.run.module_state:_set",
+            replace("__namespace[__first] = __value", "__namespace.setdefault(__first, __value)"),
+            "tests/run/test_module_state.py::"
+            "test_what_code_reads_of_modules_is_set_in_a_worker[settings.K-change_name]",
+        ),
+        Defect(
+            "module-state-not-compared",
+            "a worker that has other code or values than the program goes to work",
+            "datamat.run.module_state:ModuleState.settle",
+            replace(
+                """
+                if __differing:
+                    raise __error from cause
+                """,
+                """
+                if False:
+                    raise __error from cause
+                """,
+            ),
+            "tests/run/test_module_state.py::test_what_differs_and_cannot_be_sent_is_named",
+        ),
+        Defect(
+            "times-decide",
+            "input files of which only the times changed count as changed: a fresh clone rebuilds everything",
+            "datamat.plan.inputs:InputFiles.are_same",
+            replace("__is_untouched or __content == content_digest(self.records(__start, __stop))", "__is_untouched"),
+            "tests/plan/test_inputs.py::test_new_times_alone_rebuild_nothing",
+        ),
+        Defect(
+            "version-of-what-is-loaded",
+            "a program that has imported TensorFlow gets the version of its copy of zlib: all shards are rebuilt",
+            "datamat.fingerprint.code:versions_of",
+            replace("zlib_version()", "zlib.ZLIB_RUNTIME_VERSION"),
+            "tests/fingerprint/test_library_versions.py::"
+            "test_manifest_does_not_depend_on_what_else_is_imported[mask-fork]",
+        ),
+        Defect(
+            "dataclass-not-looked-into",
+            "items that are dataclasses with paths: an edit of such a file goes unnoticed",
+            "datamat.directory.rows:_parts_of",
+            replace("[getattr(__item, __field.name, None) for __field in dataclasses.fields(__item)]", "()"),
+            "tests/plan/test_inputs.py::test_an_edited_input_of_materialize_is_noticed[dataclass-fork]",
+        ),
+        Defect(
+            "array-by-position",
+            "elements of an array of paths get their position as key: one more path rebuilds every shard",
+            "datamat.writers.function:_items_of",
+            replace("_is_map_style(__inputs) and not __is_text", "_is_map_style(__inputs)"),
+            "tests/run/test_function.py::test_array_of_paths_has_the_keys_of_its_elements[str]",
+        ),
+        Defect(
+            "unlisted-file-taken-for-datamats",
+            "without .datamat, a features.json that the user wrote is moved away and replaced",
+            "datamat.directory.sidecars.exporting:withdraw_sidecars",
+            replace(
+                "{__key: __value for __name, __text in __texts.items() if _content(output / __name) == __text}",
+                "{__key: __value for __name, __text in __texts.items()}",
+            ),
+            "tests/directory/test_sidecars.py::"
+            "test_file_of_the_user_is_left_alone_where_nothing_records_its_owner[{'seed': 1}-features.json]",
+        ),
+        Defect(
+            "sidecar-outlives-shards",
+            "a file of a user's sidecar describes shards that are gone, where its function is absent",
+            "datamat.directory.sidecars.exporting:withdraw_sidecars",
+            delete("_warn_of_edits(__output, _remove(__output, __a, __b), __logger)"),
+            "tests/directory/test_sidecars.py::test_sidecars_are_gone_while_shards_are_replaced",
+        ),
+        Defect(
+            "absent-sidecar-removed",
+            "export takes away the files of every sidecar that it was not given",
+            "datamat.directory.sidecars.exporting:_of_absent_sidecars",
+            replace("__told.manifest == __described", "False"),
+            "tests/directory/test_sidecars.py::test_whole_files_of_an_absent_sidecar_stay",
+        ),
+        Defect(
+            "all-rows-told",
+            "rerun_failed warns about all rows of a shard, although it makes only one of them again",
+            "datamat.run.run:judge_rebuild",
+            replace("reuses_rows", "False"),
+            "tests/run/test_rebuilds.py::test_retried_rows_are_all_that_is_made_again[1]",
+        ),
+        Defect(
+            "folder-called-tilde",
+            "an output of ~/out makes a folder called ~ beside the program",
+            "datamat.directory.files:expand_home",
+            replace("os.path.expanduser(__text)", "__text"),
+            "tests/run/test_materializer.py::test_tilde_means_the_home_folder[str]",
+        ),
+        Defect(
+            "remedy-of-another",
+            "an error of materialize recommends rerun_failed, which its caller does not have",
+            "datamat.run.function:materialize",
+            delete("__job.job = dataclasses.replace(__job.job, remedies=_REMEDIES)"),
+            "tests/run/test_function.py::test_items_that_failed_are_retried_with_rerun_failed",
+        ),
+        Defect(
+            "pandas-for-the-index",
+            "the index is made by a call that imports pandas: half a second and 40 MB at the end of every run",
+            "datamat.run.publish:_nullable_texts",
+            replace("__ends[-1] > _MOST_TEXT", "True"),
+            "tests/test_imports.py::test_caller_of_a_run_loads_no_pandas",
+        ),
+        Defect(
+            "times-in-the-index",
+            "the index holds the times of input files: a repair from a copy of the source gives other bytes",
+            "datamat.run.publish:_input_columns",
+            replace('"size"', '"stamp"'),
+            "tests/run/test_repair.py::"
+            "test_files_whose_times_alone_have_changed_are_repaired_to_the_same_bytes[False-index]",
+        ),
+        Defect(
+            "renamed-file-is-a-dataset",
+            "a single renamed file passes for a dataset of another name: a damaged directory is never repaired",
+            "datamat.run.run:_datasets_by_their_files",
+            replace("__count == int(__number)", "__count"),
+            "tests/run/test_repair.py::test_renamed_file_is_no_other_dataset",
+        ),
+        Defect(
+            "blank-first-rows",
+            "a field of paths is not found where the first rows have none: edits of its files go unnoticed",
+            "datamat.directory.rows:_InputFinder._samples",
+            replace("np.diff(__ends, prepend=0)", "np.diff(__ends, prepend=0)[:_LOOKED_AT]"),
+            "tests/plan/test_inputs.py::test_a_field_whose_first_rows_are_blank_holds_files",
+        ),
+        Defect(
+            "unread-attributes-count",
+            "a training step that changes self.w rebuilds every shard",
+            "datamat.fingerprint.objects:_method",
+            replace("Reached(__owner, frozenset({__name}))", "__owner"),
+            "tests/fingerprint/test_what_counts_of_self.py::test_of_self_only_what_is_read_counts",
+        ),
+        Defect(
+            "bare-object-counts-whole",
+            "an edit of the training loop rebuilds everything where the object has no attributes of its own",
+            "datamat.fingerprint.objects:_reached",
+            replace("__is_none and __kind.__getstate__ is _USUAL_STATE", "False"),
+            "tests/fingerprint/test_what_counts_of_self.py::"
+            "test_unused_methods_of_an_object_without_attributes_do_not_count[none]",
+        ),
+        Defect(
+            "self-handed-on-unseen",
+            "what a helper reads of self does not count: stale records stay",
+            "datamat.fingerprint.code:_note_use",
+            replace(
+                """
+                if __is_copy and __is_first and __is_read:
+                    __body
+                else:
+                    __found.escapes = True
+                """,
+                """
+                if __is_copy and __is_first and __is_read:
+                    __body
+                else:
+                    __found.escapes = False
+                """,
+            ),
+            "tests/fingerprint/test_what_counts_of_self.py::test_everything_counts_where_self_is_passed_on",
+        ),
+        Defect(
+            "half-of-a-shared-thing",
+            "a `Value` is put together in a worker where its lock has not arrived: all calls fail",
+            "datamat.parallel.standins:rebuild",
+            delete("""
+                if any(type(__part) is type(__otherwise) for __part in __held):
+                    return __otherwise
+                """),
+            "tests/parallel/test_shared.py::test_object_of_the_fork_context_names_the_context_to_make_it_in",
+        ),
+        Defect(
+            "drawn-by-another-map",
+            "a map begins with the chunks of another one: hundreds of items are sent before the cost of one is known",
+            "datamat.parallel.dispatcher:Dispatcher._draw",
+            replace("self.__sources[0].task_cost()", "self._cost"),
+            "tests/parallel/test_streams.py::test_map_begins_with_few_items_whatever_ran_before_it",
+        ),
+        Defect(
+            "closed-map-goes-on",
+            "a map whose iterator was closed still yields the rest of a chunk that had arrived",
+            "datamat.parallel.streams:ResultStream._chunks",
+            delete("__results.clear()"),
+            "tests/parallel/test_streams.py::test_closed_iterator_gives_nothing_more",
+        ),
+        Defect(
+            "large-results-held",
+            "a result stays in memory until the last one of its chunk is taken, however large it is",
+            "datamat.parallel.streams:ResultStream._chunks",
+            replace("_drain(__results) if __is_large else __results", "__results"),
+            "tests/parallel/test_streams.py::test_result_that_was_taken_is_held_by_nobody_else",
+        ),
+        Defect(
+            "pool-held-by-its-map",
+            "a pool that nobody holds any more lives on, with its workers, while somebody holds the iterator of a map",
+            "datamat.parallel.streams:ResultStream.__init__",
+            replace("None if self.__is_drawn else __owner", "__owner"),
+            "tests/parallel/test_collection.py::test_pool_may_go_before_the_results_of_its_map",
+        ),
+        Defect(
+            "no-pickling-error",
+            "a program that catches PicklingError, as other pools raise it, does not catch ours",
+            "datamat.errors:UnpicklableError",
+            replace("PicklingError", "ValueError"),
+            "tests/parallel/test_objects.py::test_unpicklable_argument_is_caught_as_from_other_pools",
+        ),
+        Defect(
+            "place-of-each-object",
+            "the path of each object of self is worked out as it is pickled: 50,000 objects take for ever",
+            "datamat.parallel.pickling:_TracingPickler.save",
+            replace(
+                "self.__stack.append(__obj)",
+                """
+                self.__stack.append(__obj)
+                describe_path(self.__stack)
+                """,
+            ),
+            "tests/parallel/test_pickling.py::test_work_grows_with_the_number_of_objects[True]",
+        ),
+        Defect(
+            "dill-not-asked",
+            "what dill can send, or a user has registered with it, cannot travel",
+            "datamat.parallel.pickling:_rule_for",
+            replace("__kind in dill.Pickler.dispatch or _is_array(__kind)", "_is_array(__kind)"),
+            "tests/parallel/test_pickling.py::test_what_dill_sends_arrives[registered]",
+        ),
+        Defect(
+            "first-submit-decides",
+            "a change of `self` between two calls arrives or not, by chance: only while no call is under way",
+            "datamat.parallel.tasks:FunctionTable.acquire",
+            replace("__known.is_as_sent(__function)", "__known.unfinished > 1 or __known.is_as_sent(__function)"),
+            "tests/parallel/test_state.py::test_call_is_made_with_self_as_it_was_when_submitted",
+        ),
+        Defect(
+            "forks-draw-alike",
+            "all forked workers draw the same numbers: every image gets the same augmentation",
+            "datamat.parallel.worker:_renew_random_state",
+            delete("numpy_random.seed()"),
+            "tests/parallel/test_random.py::test_workers_draw_different_numbers",
+        ),
+        Defect(
+            "metaclass-run-again",
+            "a worker runs the user's metaclass on an empty body: KeyError",
+            "datamat.parallel.byvalue:_library_part",
+            replace("next(__base for __base in __metaclass.__mro__ if __base not in _ids)", "__metaclass"),
+            "tests/parallel/test_byvalue.py::test_what_main_defines_is_the_same_in_workers[spawn]",
+        ),
+        Defect(
+            "sent-home-by-a-name-of-its-own",
+            "an instance of a class that the task has made a global comes home as one of None",
+            "datamat.parallel.pickling:_Rules._goes_by_name",
+            delete("""
+                if self.__homewards and byvalue.is_new(__module, __name):
+                    return False
+                """),
+            "tests/parallel/test_byvalue.py::test_what_main_defines_is_the_same_in_workers[spawn]",
+        ),
+        Defect(
+            "another-file-mapped",
+            "a worker maps the file that has taken the place of the one that the program has mapped",
+            "datamat.parallel.standins:_is_mapped",
+            replace("return __name == __path", "return True"),
+            "tests/parallel/test_arrays.py::test_array_whose_file_has_other_content_is_copied[replaced]",
+        ),
+        Defect(
+            "class-with-each-item",
+            "the class of each item is pickled with it: 0.4 ms of the caller for a task, not 0.02",
+            "datamat.parallel.pickling:dumps_fast",
+            replace("None if __homewards else []", "None"),
+            "tests/parallel/test_items.py::test_class_of_items_is_pickled_once",
+        ),
+        Defect(
+            "interrupted-submit-held",
+            "a Ctrl-C while arguments are pickled: the callable and its self are kept for the life of the pool",
+            "datamat.parallel.executor:PathosExecutor.submit",
+            replace(
+                """
+                __dispatcher.functions.release(__remote)
+                raise
+                """,
+                "raise",
+            ),
+            "tests/parallel/test_promises.py::test_interrupt_while_arguments_are_pickled_releases_the_callable",
+        ),
+        Defect(
+            "foreign-feature-not-compared",
+            "an edit of a feature type of the user's own goes unnoticed: shards keep what the old code encoded",
+            "datamat.plan.job:_schema_of",
+            replace("[declared, found.digest] if types else declared", "declared"),
+            "tests/features/test_foreign_features.py::test_edit_of_a_foreign_class_rebuilds",
+        ),
+        Defect(
+            "block-without-checksum",
+            "small records that are decoded together are not held to their checksums: a flipped bit is read as data",
+            "datamat.formats.tfrecord:_decode_frames",
+            replace("(_mask(found) == stored).all()", "True"),
+            "tests/readers/test_blocks.py::test_no_flipped_bit_of_a_tfrecord_passes_a_block",
+        ),
+        Defect(
+            "boxes-by-number",
+            "a batch of `to_tf` cuts its boxes where a list of single numbers would end: records get those of others",
+            "datamat.readers.tf.decode:_lists",
+            replace("__per_item > 1", "False"),
+            "tests/readers/test_tf.py::test_lists_decoded_in_blocks_are_those_of_single_samples",
+        ),
+        Defect(
+            "member-for-each-block",
+            "shuffled gzip shards inflate a member for each block that holds one of its records: ten times the work",
+            "datamat.formats.tfrecord:GzipTFRecordFormat.read_block",
+            replace("weakref.ref(__reader)", "(lambda: __reader)"),
+            "tests/readers/test_blocks.py::test_each_gzip_member_is_inflated_once_an_epoch",
+        ),
+        Defect(
+            "shards-closed-early",
+            "random access opens a shard again for nearly every record, although there are descriptors for all",
+            "datamat.readers.records:_most_open",
+            replace("max(__limit // 8, 1)", "1"),
+            "tests/readers/test_many_shards.py::test_no_shard_is_opened_twice_while_descriptors_last",
+        ),
+        Defect(
+            "row-groups-one-by-one",
+            "Parquet of large rows is read a row group at a time, which takes longer than decoding it",
+            "datamat.formats.parquet:_ParquetReader.read_rows",
+            replace("counts >= __sizes", "counts < 0"),
+            "tests/readers/test_blocks.py::test_whole_row_groups_are_read_together",
+        ),
+        Defect(
+            "block-lends-its-row-group",
+            "arrays of a batch are the memory of a row group that is kept: who writes into one changes the next epoch",
+            "datamat.formats.arrow:ArrowColumn.taker",
+            replace("flat[bounds[first]:bounds[stop]].copy()", "flat[bounds[first]:bounds[stop]]"),
+            "tests/readers/test_blocks.py::test_values_belong_to_the_user",
+        ),
+        Defect(
+            "block-in-order-of-shards",
+            "records that were drawn from several shards come in the order of the shards, each under another's place",
+            "datamat.formats.parquet:ParquetFormat.read_block",
+            replace("join_blocks(pieces, back)", "join_blocks(pieces)"),
+            "tests/readers/test_blocks.py::test_records_come_in_the_order_of_the_epoch",
+        ),
+        Defect(
+            "ragged-block-of-another-form",
+            "a list without values gets a head in a block and none in a row: how rows were read shows in the bytes",
+            "datamat.formats.example:_ragged_fields",
+            replace("lengths > 0", "lengths >= 0"),
+            "tests/writers/test_read_block.py::test_blocks_give_the_bytes_of_rows",
+        ),
+        Defect(
+            "block-encodes-past-the-class",
+            "a feature type with an encode of its own is stored in blocks by the method that it inherits",
+            "datamat.features.base:_is_overridden",
+            lambda found: lambda kind, method, single: hasattr(kind, method),
+            "tests/writers/test_read_block.py::test_blocks_give_the_bytes_of_rows",
+        ),
+        Defect(
+            "failed-block-loses-a-row",
+            "a block fails, and its first row is not read again: a sample is missing, and nothing reports it",
+            "datamat.run.worker:_PartTask._write",
+            replace(
+                "self._write_rows(self._spec.start + first, positions, ())",
+                "self._write_rows(self._spec.start + first, positions[1:], ())",
+            ),
+            "tests/writers/test_read_block.py::test_blocks_that_fail_are_read_row_by_row",
+        ),
+        Defect(
+            "gathered-sample-lent",
+            "a read that fills the same array again for each row changes the samples that wait to be encoded",
+            "datamat.run.worker:_RowGatherer._add",
+            replace("value.copy()", "value"),
+            "tests/run/test_small_rows.py::test_read_may_use_its_arrays_again",
+        ),
+        Defect(
+            "json-in-the-order-given",
+            "equal dicts are stored as other bytes: a shard that is made again is another file",
+            "datamat.features.values:Json.encode",
+            replace("to_json_text(value)", "json.dumps(value)"),
+            "tests/features/test_features_values.py::test_equal_dicts_are_equal_bytes",
+        ),
+        Defect(
+            "json-keys-turned-into-text",
+            "a key that is a number reads back as text",
+            "datamat.features.values:Json.encode",
+            replace("json.loads(text) == value", "True"),
+            "tests/features/test_features_values.py::test_what_json_cannot_hold_is_refused_with_its_place",
+        ),
+        Defect(
+            "tokens-beyond-their-vocabulary",
+            "an id that the vocabulary does not have wraps around and is stored as another token",
+            "datamat.features.values:Tokens.encode",
+            replace("(ids < low) | (ids > high)", "ids < low"),
+            "tests/features/test_features_values.py::test_ids_that_are_no_tokens_are_refused_with_their_place",
+        ),
+        Defect(
+            "generators-not-put-back",
+            "a transform of torchvision seeds the generators of the training program, which then repeats itself",
+            "datamat.transforms.seeding:RandomStreams.as_globals",
+            replace("before.put_back()", "pass"),
+            "tests/transforms/test_adapters.py::test_global_generators_follow_one_thread_at_a_time",
+        ),
+        Defect(
+            "times-rounded",
+            "nanoseconds of a time are dropped and nobody hears of it",
+            "datamat.features.values:Timestamp._microseconds",
+            replace("found.astype(value.dtype) != value", "False"),
+            "tests/features/test_features_values.py::test_times_that_would_change_are_refused",
+        ),
+        Defect(
+            "none-for-no-numbers",
+            "an empty tensor that may be missing reads back as None",
+            "datamat.features.schema:_gathered_columns",
+            replace('kind != "bytes" and None in sizes', "False"),
+            "tests/features/test_features_of_others.py::test_columns_hold_the_values_there_are",
+        ),
+        Defect(
+            "null-takes-the-next-value",
+            "the values of a Parquet column with nulls move up into the rows that have none",
+            "datamat.formats.arrow:ArrowColumn._taker_of_nullable",
+            replace("places[rows[found]]", "np.minimum(rows[found], len(there) - 1)"),
+            "tests/features/test_features_of_others.py::test_missing_values_and_lists_survive[parquet]",
+        ),
+        Defect(
+            "lists-out-of-step",
+            "a list of dicts is stored with more boxes than labels",
+            "datamat.features.schema:Features._check_lists",
+            replace("len({str(count) for count in counts.values()}) > 1", "False"),
+            "tests/features/test_features_of_others.py::test_dict_of_lists_is_taken_for_a_list_of_dicts",
+        ),
+        Defect(
+            "bfloat16-cast",
+            "NaN of a bfloat16 tensor comes back with other bits from Parquet and tar shards",
+            "datamat.features.base:as_bfloat16",
+            lambda found: lambda numbers: numbers.astype(found(numbers).dtype),
+            "tests/features/test_features_values.py::test_bfloat16_comes_back_bit_for_bit",
+        ),
+        Defect(
+            "columns-become-rows",
+            "each row of a table becomes a Python object on its way to the workers: seconds for a million",
+            "datamat.directory.rows:stored_rows",
+            replace("isinstance(found, Rows)", "False"),
+            "tests/writers/test_index_blocks.py::test_no_row_becomes_an_object_from_the_index_to_the_shard",
+        ),
+        Defect(
+            "block-without-its-number",
+            "messages about rows of a table name the row of its first block",
+            "datamat.directory.rows:RowStore._origins",
+            replace("number - start", "0"),
+            "tests/writers/test_index_blocks.py::test_kinds_of_columns_may_differ_from_block_to_block",
+        ),
+        Defect(
+            "generators-do-not-rest",
+            "a row that looks at the state of random finds what the rows before it left",
+            "datamat.transforms.seeding:GlobalDraws.rest",
+            replace("self._resting != (seed, mark)", "self._resting is None"),
+            "tests/run/test_small_rows.py::test_generators_that_rest_are_the_same_for_every_row",
+        ),
+        Defect(
+            "late-draw-unseeded",
+            "rows that draw from numpy.random after others that do not get other numbers than they would alone",
+            "datamat.plan.pipeline:Pipeline._called",
+            replace("not is_seeded and global_draws.mark() != mark", "False"),
+            "tests/run/test_small_rows.py::test_rows_that_draw_now_and_then_get_their_own_numbers",
+        ),
+        Defect(
+            "manifest-digest-unseen",
+            "a manifest that somebody edited is accepted",
+            "datamat.directory.manifest:_has_its_digest",
+            lambda found: lambda content: True,
+            "tests/directory/test_manifest.py::test_edited_manifest_is_read_only_for_examination",
+        ),
+        Defect(
+            "digests-forgotten",
+            "a run with nothing to do reads every input file again to compare it",
+            "datamat.plan.inputs:InputFiles._recall",
+            lambda found: lambda self: None,
+            "tests/run/test_driver.py::test_run_with_nothing_to_do_opens_no_shard",
+        ),
+        Defect(
+            "flat-json-nested",
+            "a dict in a dict is written on one line: equal values no longer give the bytes of earlier versions",
+            "datamat.directory.files:_rendered",
+            replace("isinstance(__part, (dict, list, tuple))", "isinstance(__part, (list, tuple))"),
+            "tests/directory/test_files.py::test_json_is_rendered_as_by_the_standard_library",
+        ),
+        Defect(
+            "chance-taken-for-none",
+            "a copy that a transform left unchanged by chance is not drawn again: a shard holds the same record twice",
+            "datamat.transforms.seeding:RandomStreams.decided_nothing",
+            lambda found: lambda self, num_coins: True,
+            "tests/transforms/test_copies.py::test_transform_that_draws_is_drawn_again",
+        ),
+        Defect(
+            "copies-pile-up",
+            "all copies of a row wait in memory for the last: a row with hundreds of them ends the worker",
+            "datamat.run.worker:_RowRecords.add",
+            replace("self._num_bytes > _MOST_HELD_BYTES", "False"),
+            "tests/transforms/test_copies.py::test_copies_do_not_pile_up_in_memory",
+        ),
+        Defect(
+            "sample-lent-by-a-generator",
+            "an augment that fills one array for all of its samples gets the last one's values into earlier records",
+            "datamat.plan.pipeline:Pipeline._encoded",
+            replace("value.copy() if isinstance(value, np.ndarray) else value", "value"),
+            "tests/transforms/test_copies.py::test_samples_of_a_generator_are_stored_one_after_the_other",
+        ),
+        Defect(
+            "repair-of-whole-shards",
+            "one flipped bit has all rows of its shard made again, whatever parts of it are intact",
+            "datamat.run.repair:_keep_intact_parts",
+            lambda keep: lambda *_: None,
+            "tests/run/test_repair.py::test_repair_reads_only_the_rows_of_the_damaged_part[tfrecord-flipped bit]",
+        ),
+        Defect(
+            "left-out-unread",
+            "a file that changes while it is read leaves its sample out by what it said before",
+            "datamat.run.worker:_PartTask._made",
+            replace("self._inputs is None or __settled", "self._inputs is None or not len(records) or __settled"),
+            "tests/run/test_dropped.py::test_file_that_changes_while_it_leaves_a_sample_out_is_read_again",
+        ),
+        Defect(
+            "left-out-copies-reused",
+            "rows tried again beside copies that were left out: the manifest forgets how many there were",
+            "datamat.plan.changes:find_reusable",
+            replace("info.num_dropped_records", "False"),
+            "tests/run/test_dropped.py::test_failures_beside_samples_that_are_left_out",
+        ),
+        Defect(
+            "row-groups-forgotten",
+            "load takes the default for the rows of a row group: larger ones are read again for every window",
+            "datamat.readers.records:RecordFiles.groups",
+            replace("max(found, __opened.group_records or 0)", "found"),
+            "tests/readers/test_blocks.py::test_row_groups_of_another_size_are_shuffled_as_such",
+        ),
+        Defect(
+            "large-value-untested",
+            "a picture in Parquet that has changed since its page was tested is returned as it is now",
+            "datamat.formats.parquet:_LargePage.value",
+            replace("xxhash.xxh3_64_intdigest(data) != self.digests[number]", "False"),
+            "tests/formats/test_formats_parquet.py::test_large_value_that_changes_after_its_page_was_tested_is_noticed",
+        ),
+        Defect(
+            "large-page-untested",
+            "the checksum of a page of pictures is not compared: damaged ones are returned",
+            "datamat.formats.parquet:_LargePage.read",
+            replace("passing.crc != checksum & 0xFFFF_FFFF", "False"),
+            "tests/formats/test_formats_parquet.py::test_flipped_bit_beside_a_large_value_never_gives_a_wrong_record",
+        ),
+        Defect(
+            "state-of-another-selection",
+            "a state is taken for that of any selection of the same records: it resumes among others",
+            "datamat.readers.views:Selection.digest",
+            lambda digest: property(lambda self: ""),
+            "tests/readers/test_views.py::test_states_belong_to_what_was_selected",
+        ),
+        Defect(
+            "mix-begins-again",
+            "each epoch of a mix begins with the same records: what one leaves over never comes",
+            "datamat.readers.batches:Mixed.positions",
+            replace("epoch * per_epoch + counts[mine]", "epoch * order.num_records + counts[mine]"),
+            "tests/readers/test_views.py::test_mix_keeps_proportions_and_walks_through_each_dataset",
+        ),
+        Defect(
+            "window-smaller-than-asked",
+            "shuffle=N mixes four row groups of Parquet, however large N is",
+            "datamat.readers.batches:Order.of",
+            replace("several if window is None else window", "several if window is None else min(window, several)"),
+            "tests/readers/test_views.py::test_window_on_parquet_mixes_as_many_records_as_it_says",
+        ),
+        Defect(
+            "field-of-some-samples",
+            "a field that a transform returns for some samples of a batch is uninitialised memory in the others",
+            "datamat.readers.loader:BatchBuffer.put",
+            replace("values.keys() != names", "False"),
+            "tests/readers/test_batches.py::test_samples_of_a_batch_that_differ_in_their_fields_are_refused",
+        ),
+        Defect(
+            "packed-rows-share-a-segment",
+            "all records of a packed row have one segment id: attention crosses from each to the others",
+            "datamat.readers.sequences:Packing.__call__",
+            delete("count[row] += 1"),
+            "tests/readers/test_sequences.py::test_packed_rows_hold_every_token_with_its_segment_and_position",
+        ),
+        Defect(
+            "units-come-twice",
+            "where fewer units than ranks are left, each of the ranks that share one has all of its records",
+            "datamat.readers.batches:Position._job_of_units",
+            replace("mine if len(mine) else found[0][-1:]", "found[0]"),
+            "tests/readers/test_sequences.py::test_units_resume_at_every_step_under_other_ranks",
+        ),
+        Defect(
+            "sound-taken-for-a-video",
+            "sound in MP4 and HEIC pictures are inferred to be videos, and refused",
+            "datamat.features.pictures:video_extension",
+            replace("data[8:12].startswith(brand)", "data[8:12] == brand == b'qt  '"),
+            "tests/features/test_features_pictures.py::test_videos_are_known_by_their_first_bytes",
+        ),
+        Defect(
+            "empty-list-taken-for-none",
+            "an empty list of texts that may be missing reads back as None",
+            "datamat.features.schema:Optional.encode",
+            replace("np.ones(len(values), np.int64)", "np.ones(len(values) if value else 0, np.int64)"),
+            "tests/features/test_compositions.py::test_columns_hold_every_composition",
         ),
     )
 }

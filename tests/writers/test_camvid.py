@@ -1,11 +1,10 @@
-"""CamVid's layout: which pairs are found, what is wrong with a source, and what is stored."""
+"""CamVid's layout: which pairs are found, what is refused, and what is stored."""
 
 import numpy as np
 import pytest
 
+from datamat.directory.rows import IndexRow, write_rows
 from datamat.errors import SchemaError, SourceError
-from datamat.index import IndexRow
-from datamat.row_writer import write_rows
 from datamat.writers.camvid import CamVidWriter
 
 PREFIX = "/SegNet/CamVid"
@@ -32,13 +31,13 @@ def rows_of(source) -> list[IndexRow]:
 
 
 def checked(source, folder) -> None:
-    """Index a source as a run does: with its files looked at."""
+    """Index a source as a run does, and check its files."""
     folder.mkdir()
     write_rows(CamVidWriter().index(source), folder, source=str(source), file_fields=CamVidWriter.file_fields)
 
 
 def test_features_are_camvids_classes():
-    """Image, mask of the twelve classes, and key: nothing else."""
+    """Image, mask of the twelve classes, and key; nothing else."""
     features = CamVidWriter().features
 
     assert sorted(features) == ["image", "key", "mask"]
@@ -51,7 +50,7 @@ def test_features_are_camvids_classes():
 
 
 def test_lists_decide_splits_and_order(pairs):
-    """Rows follow the lists, train before val before test; the foreign prefix is taken off."""
+    """Rows follow the lists, train before val before test; the foreign prefix is removed."""
     pairs("test", ["c"], listed=True)
     pairs("val", ["d"], listed=True)
     root = pairs("train", ["b", "a"], listed=True)
@@ -64,7 +63,7 @@ def test_lists_decide_splits_and_order(pairs):
 
 
 def test_list_of_another_name_is_a_split(pairs):
-    """A list is known by its first line; other text files beside it are no lists."""
+    """A list is recognized by its first line; other text files beside it are ignored."""
     pairs("night", ["b"])  # not listed
     root = pairs("night", ["a"], listed=True)
     (root / "README.txt").write_text("64 pairs\n")
@@ -74,7 +73,7 @@ def test_list_of_another_name_is_a_split(pairs):
 
 
 def test_source_may_hold_the_folder(pairs, tmp_path):
-    """The folder that CamVid was unpacked to will do; paths start from there."""
+    """The folder that CamVid was unpacked into is accepted; paths start from there."""
     pairs("train", ["a"], root=tmp_path / "set" / "CamVid", listed=True)
 
     (row,) = rows_of(tmp_path / "set")
@@ -97,7 +96,7 @@ def test_folders_are_paired_without_lists(pairs):
 
 
 def test_list_of_a_windows_editor_is_read(pairs):
-    """A byte order mark is no part of the first path, a carriage return none of the last."""
+    """A byte order mark is not part of the first path, nor a carriage return part of the last."""
     root = pairs("train", ["a"], listed=True)
     text = (root / "train.txt").read_text()
     (root / "train.txt").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
@@ -114,7 +113,7 @@ def test_empty_source_is_refused(tmp_path):
 
 
 def test_empty_list_is_refused(pairs):
-    """A list without pairs is no split without samples, but a mistake."""
+    """A list without pairs is a mistake, not a split without samples."""
     root = pairs("train", ["a"], listed=True)
     (root / "val.txt").write_text("\n# none yet\n")
 
@@ -188,7 +187,7 @@ def opened(root) -> IndexRow:
 
 
 def test_mask_of_another_size_is_refused(pairs, mask):
-    """Image and mask would part."""
+    """Image and mask would not match."""
     root = pairs("train", ["a"])
     mask(root / "trainannot" / "a.png", np.zeros((16, 12), np.uint8))
 
@@ -197,7 +196,7 @@ def test_mask_of_another_size_is_refused(pairs, mask):
 
 
 def test_read_returns_untouched_bytes(pairs):
-    """What is not changed is stored as the files have it."""
+    """Unchanged samples are stored as the bytes of their files."""
     root = pairs("train", ["a"])
     row = opened(root)
 

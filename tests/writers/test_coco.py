@@ -1,4 +1,4 @@
-"""COCO's layout: boxes, labels and splits, and JSON that does not hold together."""
+"""COCO's layout: boxes, labels and splits, and inconsistent JSON."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_rows_are_sorted_by_image(coco):
 
 
 def test_labels_follow_the_category_ids(coco):
-    """Not the order of the file."""
+    """The order in the file does not matter."""
     writer, _ = indexed(coco())
 
     assert writer.features["objects/label"].names == ("person", "dog")
@@ -104,7 +104,7 @@ def test_box_without_area_is_kept(coco):
 
 @pytest.mark.parametrize("folder", ["train2017", "train", "images/train2017", "images/train", "images", "."])
 def test_pictures_are_found_where_sets_have_them(coco, folder):
-    """The folder is named after the file, the split, or simply images."""
+    """The folder has the name of the file, of the split, or `images`."""
     source = coco(folder=folder)
 
     assert all((source / row.fields["image"]).is_file() for row in indexed(source)[1])
@@ -122,7 +122,7 @@ def test_two_files_of_one_split_are_refused(coco):
     """train2014 and train2017 would be mixed up."""
     coco("train2014")
 
-    with pytest.raises(SourceError, match="are both of the split 'train'"):
+    with pytest.raises(SourceError, match="both belong to the split 'train'"):
         indexed(coco("train2017"))
 
 
@@ -138,11 +138,11 @@ def test_splits_with_other_categories_are_refused(coco):
     ("change", "message"),
     [
         ({"category_id": 7}, "annotation 3 has the category 7, which is not listed"),
-        ({"image_id": 5}, "annotation 3 is of the image 5, which is not listed"),
+        ({"image_id": 5}, "annotation 3 belongs to the image 5, which is not listed"),
         ({"bbox": [1, 2, 3]}, r"annotation 3 has the box \[1, 2, 3\]"),
         ({"bbox": None}, "annotation 3 has the box None"),
         ({"bbox": [1, 2, -3, 4]}, "annotation 3 has the box"),
-        ({"bbox": [17, 0, 4, 4]}, "annotation 3 has the box .*that touches its image of 16 x 12"),
+        ({"bbox": [17, 0, 4, 4]}, "annotation 3 has the box .*touching its image of 16 x 12"),
         ({"bbox": [0, float("nan"), 4, 4]}, "annotation 3 has the box"),
     ],
 )
@@ -195,7 +195,7 @@ def test_missing_picture_is_refused(coco, materialized):
 
 
 def test_picture_of_another_size_is_refused(coco, picture):
-    """Its boxes would lie elsewhere."""
+    """Its boxes would be in the wrong place."""
     source = coco()
     picture(source / "train2017/000000000009.jpg", size=(16, 12))
     writer, rows = indexed(source)

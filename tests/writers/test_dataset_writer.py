@@ -1,4 +1,4 @@
-"""`ImportWriter`: data sets that exist already, made into shards."""
+"""`ImportWriter`: existing datasets written as shards."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import threading
 
 import numpy as np
 import pytest
-import sets
+import small_pairs
 
 from datamat import (
     BBoxes,
     ClassLabel,
     CorruptDataError,
+    DataSource,
     FingerprintError,
     Image,
     Manifest,
@@ -31,7 +32,8 @@ from datamat import (
 )
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.formats.example import encode_example
-from datamat.formats.framing import frame
+from datamat.formats.tfrecord import frame
+from datamat.testing import DataSourceConformance
 from datamat.writers.dataset import ImportWriter
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 8, 3), np.uint8)
@@ -46,13 +48,32 @@ def imported(source, output, writer=None, **options):
 
 
 class Pictures:
-    """A map-style data set as torch has them."""
+    """A map-style dataset as torch has them."""
 
     def __len__(self):
         return len(PIXELS)
 
     def __getitem__(self, number):
         return PIXELS[number], int(LABELS[number])
+
+
+class Signals(DataSource):
+    """Has keys, splits, a declared feature, and an identity that stands for its content."""
+
+    def __init__(self, lengths, identity="signals-1"):
+        self.features = {"signal": Tensor((None,), "float32")}
+        self.lengths = lengths
+        self.identity = identity
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, position):
+        return {"signal": np.full(self.lengths[position], position, np.float32), "loud": position > 1}
+
+    def keys_and_splits(self):
+        for position, length in enumerate(self.lengths):
+            yield f"take-{position}-of-{length}", "val" if position == 0 else "train"
 
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -69,8 +90,8 @@ Pair = collections.namedtuple("Pair", "x y")
         [Pair(picture, label) for picture, label in zip(PIXELS, LABELS, strict=True)],
     ],
 )
-def test_samples_of_every_kind_of_data_set_are_stored(tmp_path, source):
-    """Each exactly once, under its position."""
+def test_samples_of_every_kind_of_dataset_are_stored(tmp_path, source):
+    """Each is stored exactly once, under its position."""
     data = imported(source, tmp_path / "out")
 
     assert sorted(data.keys()) == [f"{number:08d}" for number in range(6)]
@@ -82,7 +103,7 @@ def test_samples_of_every_kind_of_data_set_are_stored(tmp_path, source):
 
 
 def test_arrays_of_single_values_and_nested_dicts_have_names(tmp_path):
-    """`x` for one value; `outer/inner` for a dict in a dict; names of one's own."""
+    """`x` for one value; `outer/inner` for a dict in a dict; or the user's own names."""
     one = imported(np.arange(4.0), tmp_path / "one")
     nested = imported([{"a": {"b": 1, "c": [1.5, 2.5]}}], tmp_path / "nested")
     named = imported((PIXELS, LABELS), tmp_path / "named", ImportWriter("mine", names=("image", "label")))
@@ -95,6 +116,58 @@ def test_arrays_of_single_values_and_nested_dicts_have_names(tmp_path):
         imported((PIXELS, LABELS), tmp_path / "wrong", ImportWriter(names=("a",)))
 
 
+def test_data_source_brings_its_keys_splits_and_features(tmp_path):
+    """Fields that it declares have that feature; the first sample decides the others."""
+    imported(Signals([3, 1, 2]), tmp_path / "out")
+
+    train, val = (load(tmp_path / "out", split) for split in ("train", "val"))
+
+    assert sorted(train.keys()) == ["take-1-of-1", "take-2-of-2"]
+    assert val.keys() == ["take-0-of-3"]
+    assert (train.features["signal"], train.features["loud"]) == (Tensor((None,), "float32"), Scalar("bool"))
+    assert train["take-2-of-2"]["signal"].tolist() == [2, 2]
+
+
+def test_identity_of_a_data_source_decides_what_is_rebuilt(tmp_path):
+    """Equal identities stand for equal content; None stands for the object with its attributes."""
+
+    def did_nothing(source, output):
+        return (
+            Materializer(ImportWriter(), source, output, workers=WorkerOptions(num_workers=1))
+            .run(progress=False)
+            .did_nothing
+        )
+
+    assert not did_nothing(Signals([3, 1]), tmp_path / "named")
+    assert did_nothing(Signals((3, 1)), tmp_path / "named")
+    assert not did_nothing(Signals([3, 1], "signals-2"), tmp_path / "named")
+
+    assert not did_nothing(Signals([3, 1], None), tmp_path / "whole")
+    assert did_nothing(Signals([3, 1], None), tmp_path / "whole")
+    assert not did_nothing(Signals([3, 2], None), tmp_path / "whole")
+
+
+def test_data_sources_may_be_given_by_split(tmp_path):
+    """The split of the dict wins, and prefixes the key."""
+    data = imported({"a": Signals([3], None), "b": Signals([2, 1], None)}, tmp_path / "out")
+
+    assert sorted(data.keys()) == ["a-take-0-of-3", "b-take-0-of-2", "b-take-1-of-1"]
+
+
+class TestSignals(DataSourceConformance):
+    """A source with keys, splits and a declared feature."""
+
+    def make_source(self):
+        return Signals([3, 1, 2, 4, 1])
+
+
+class TestMapStyle(DataSourceConformance):
+    """An object with a length and items."""
+
+    def make_source(self):
+        return Pictures()
+
+
 class Tensorlike:
     """What torch and TensorFlow have in common."""
 
@@ -102,8 +175,8 @@ class Tensorlike:
         return np.array([97, 98], dtype)
 
 
-def test_pictures_of_pillow_and_tensors_are_taken(tmp_path):
-    """Whatever numpy can make an array of."""
+def test_pillow_pictures_and_tensors_are_stored(tmp_path):
+    """So is whatever numpy can convert to an array."""
     pillow = pytest.importorskip("PIL.Image", reason="it makes the pictures")
     pictures = [pillow.fromarray(PIXELS[0]), pillow.fromarray(PIXELS[1]).convert("P").convert("RGB")]
 
@@ -114,7 +187,7 @@ def test_pictures_of_pillow_and_tensors_are_taken(tmp_path):
 
 
 def test_key_of_the_samples_is_not_stored_twice(tmp_path):
-    """It is the key."""
+    """The field becomes the key."""
     source = [{"id": f"row {number}", "x": number} for number in range(3)]
 
     data = imported(source, tmp_path / "out", ImportWriter(key="id"))
@@ -124,7 +197,7 @@ def test_key_of_the_samples_is_not_stored_twice(tmp_path):
 
 
 def test_splits_come_from_a_dict(tmp_path):
-    """Of data sets of any kind."""
+    """They may be datasets of any kind."""
     imported({"train": (PIXELS, LABELS), "test": [(PIXELS[0], 2)]}, tmp_path / "out")
 
     assert load(tmp_path / "out", "test").keys() == ["test-00000000"]
@@ -132,7 +205,7 @@ def test_splits_come_from_a_dict(tmp_path):
 
 
 def test_declared_features_and_copies_apply(tmp_path):
-    """As with any writer."""
+    """They apply as with any writer."""
 
     def flip(sample, rng):
         return {**sample, "x": np.ascontiguousarray(sample["x"][:, :: int(rng.choice([-1, 1]))])}
@@ -146,7 +219,7 @@ def test_declared_features_and_copies_apply(tmp_path):
 
 
 def test_finished_directory_keeps_the_bytes_of_its_pictures(tmp_path):
-    """Also of JPEG, which would change if it were decoded; features are those of the directory."""
+    """JPEG bytes, too, which would change if they were decoded; features are those of the directory."""
     files = [encode_jpeg(picture) for picture in PIXELS]
     features = {"image": Image(encoding="jpeg"), "label": ClassLabel(names=("a", "b", "c")), "boxes": BBoxes()}
     boxes = np.array([[0, 0, 0.5, 1]], np.float32)
@@ -157,23 +230,23 @@ def test_finished_directory_keeps_the_bytes_of_its_pictures(tmp_path):
 
     assert second.features == first.features
     assert (
-        sets.digests(tmp_path / "second")["data-train-00000-of-00001.tfrecord"]
-        == (sets.digests(tmp_path / "first")["data-train-00000-of-00001.tfrecord"])
+        small_pairs.digests(tmp_path / "second")["data-train-00000-of-00001.tfrecord"]
+        == (small_pairs.digests(tmp_path / "first")["data-train-00000-of-00001.tfrecord"])
     )
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_output_is_the_same_for_any_number_of_workers(tmp_path, start_method):
-    """The data set travels to them."""
+    """The dataset travels to them."""
     one = tmp_path / "one"
     imported(Pictures(), one)
     imported(Pictures(), tmp_path / "two", workers=WorkerOptions(num_workers=2, start_method=start_method))
 
-    assert sets.digests(tmp_path / "two") == sets.digests(one)
+    assert small_pairs.digests(tmp_path / "two") == small_pairs.digests(one)
 
 
-def test_changed_content_is_made_anew_and_the_same_is_not(tmp_path):
-    """By what the object holds, or by the version that stands for it."""
+def test_changed_content_is_rebuilt_and_equal_content_is_not(tmp_path):
+    """The content of the object decides, or the version that stands for it."""
 
     def written(source, **options):
         writer = ImportWriter(**options)
@@ -186,15 +259,15 @@ def test_changed_content_is_made_anew_and_the_same_is_not(tmp_path):
 
 
 class Locked(Pictures):
-    """A data set that holds an open file."""
+    """A dataset that holds an open file."""
 
     def __init__(self, path):
         self.file = open(path, "wb")  # noqa: SIM115 -- the test closes it
         self.lock = threading.Lock()
 
 
-def test_content_that_cannot_be_told_is_an_error_with_the_way_out(tmp_path):
-    """Which is a version; what can't be sent to a worker is named there."""
+def test_content_without_an_identity_is_an_error_with_a_remedy(tmp_path):
+    """The remedy is a version; an object that cannot be sent to a worker is named."""
     dataset = Locked(tmp_path / "x")
 
     with dataset.file:
@@ -203,8 +276,8 @@ def test_content_that_cannot_be_told_is_an_error_with_the_way_out(tmp_path):
         ImportWriter(version="1").bind(dataset)
 
 
-def test_senseless_data_sets_are_refused(tmp_path):
-    """Before anything is made."""
+def test_malformed_datasets_are_refused(tmp_path):
+    """The error comes before anything is written."""
     with pytest.raises(SourceError, match="has no samples"):
         imported([], tmp_path / "out")
     with pytest.raises(OptionError, match="pass it as source="):
@@ -302,8 +375,8 @@ def test_directory_of_tfds_is_read_without_it(tmp_path, form):
         assert (len(sample["objects/bbox"]), sample["objects/label"].tolist()) == (number, [0, 1][:number])
 
 
-def test_damaged_directory_of_tfds_is_told(tmp_path):
-    """A record, with its file; a count that is not that of the file; and what is not read here."""
+def test_damaged_directory_of_tfds_is_reported(tmp_path):
+    """A damaged record with its file; a wrong count; and a kind that is not supported."""
     source = _tfds(tmp_path / "tfds", FEATURES, [_record(number) for number in range(3)], KINDS)
     shard = source / "mine-train.tfrecord-00001-of-00002"
     data = bytearray(shard.read_bytes())
@@ -321,8 +394,8 @@ def test_damaged_directory_of_tfds_is_told(tmp_path):
         imported(source, tmp_path / "out")
 
 
-def test_what_tfds_has_and_we_have_not_is_refused(tmp_path):
-    """With the name of the feature, and the way out."""
+def test_tfds_feature_without_a_counterpart_is_refused(tmp_path):
+    """The error has the name of the feature, and the remedy."""
     for number, spec in enumerate([_kind("video_feature.Video"), _kind("audio_feature.Audio", audio={})]):
         source = _tfds(tmp_path / f"tfds{number}", {"clip": spec}, [_record(0), _record(1)], KINDS)
         with pytest.raises(SourceError, match=r"feature 'clip' is (Video|Audio), which is not read here; open"):

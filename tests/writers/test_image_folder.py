@@ -25,7 +25,7 @@ def indexed(source):
 
 
 def test_class_folders_become_labels(folder):
-    """Classes are sorted by name, rows by path; the split is left open."""
+    """Classes are sorted by name, rows by path; rows name no split."""
     source = folder("dog/2.jpg", "cat/b.v2.PNG", "cat/a.jpeg", "Ñandú/1.jpg")
 
     writer, rows = indexed(source)
@@ -52,7 +52,7 @@ def test_split_folders_share_their_classes(folder):
 
 
 def test_other_files_are_left_out(folder):
-    """Hidden files and other kinds are no samples."""
+    """Hidden files and other types are not samples."""
     source = folder("cat/1.jpg")
     for name in (".DS_Store", "notes.txt", ".hidden.jpg"):
         (source / "cat" / name).write_bytes(b"")
@@ -62,13 +62,13 @@ def test_other_files_are_left_out(folder):
 
 def test_folder_without_pictures_is_refused(tmp_path):
     """The message says what was looked for."""
-    with pytest.raises(SourceError, match=r"holds no pictures .*want CLASS/\*\.jpg or SPLIT/CLASS/\*\.jpg"):
+    with pytest.raises(SourceError, match=r"holds no images .*want CLASS/\*\.jpg or SPLIT/CLASS/\*\.jpg"):
         indexed(tmp_path)
 
 
 @pytest.mark.parametrize("odd", ["stray.jpg", "cat/1.jpg", "train/a/b/1.jpg"])
 def test_mixed_depth_is_refused(folder, odd):
-    """A picture that is not as deep as the others would get a wrong class, or none."""
+    """A picture at another depth would get a wrong class, or none."""
     with pytest.raises(SourceError, match="folders of different depth, or too deep"):
         indexed(folder("train/dog/1.jpg", "val/dog/1.jpg", odd))
 
@@ -88,7 +88,7 @@ def test_round_trip_keeps_labels_and_bytes(folder, materialized):
 
 
 def test_link_to_nowhere_is_refused(folder, materialized):
-    """A picture that is listed but cannot be opened is no picture less."""
+    """A picture that is listed but cannot be opened is not silently dropped."""
     source = folder("cat/1.jpg")
     (source / "cat" / "2.jpg").symlink_to(source / "gone.jpg")
 

@@ -96,7 +96,7 @@ def test_undeclared_colour_is_refused(writer, surface, mask):
 
 @pytest.mark.parametrize("place", ["Surface_001.xml", "Surface_001/Surface_001.xml"])
 def test_polygons_stand_in_for_masks(writer, surface, place):
-    """What has no PNG is drawn: label and attribute, else label; in the order of z_order."""
+    """Images without a PNG are drawn: by label and attribute, else by label, in z_order."""
     source = surface("Surface_001", ["a", "b"], coded=["a"])
     shapes = [
         polygon("sidewalk", "0,0;15,0;15,5;0,5", "blocks", z_order=1),
@@ -124,7 +124,7 @@ def test_image_without_annotation_is_refused(writer, surface):
 
 
 def test_mask_without_image_is_refused(writer, surface):
-    """A mask that nothing belongs to is named."""
+    """The error names the mask."""
     source = surface("Surface_001", ["a"], coded=["a", "b"])
 
     with pytest.raises(SourceError, match=r"MASK/b\.png: annotation without image"):
@@ -132,7 +132,7 @@ def test_mask_without_image_is_refused(writer, surface):
 
 
 def test_no_surfaces_are_refused(writer, tmp_path):
-    """The message says which folders are wanted."""
+    """The message says which folders are expected."""
     with pytest.raises(SourceError, match=r"holds no folders Surface_\*"):
         list(writer.index(tmp_path))
 
@@ -141,7 +141,7 @@ def test_no_surfaces_are_refused(writer, tmp_path):
     ("image", "message"),
     [
         (image_tag("c.jpg"), r"image 'c\.jpg' is not in Surface_001/"),
-        (image_tag("a.jpg") + image_tag("a.jpg"), r"image 'a\.jpg' is there twice"),
+        (image_tag("a.jpg") + image_tag("a.jpg"), r"image 'a\.jpg' occurs twice"),
         (image_tag("a.jpg", polygon("grass", "0,0;1,0;1,1")), r"image 'a\.jpg': label 'grass' is no class"),
         (image_tag("a.jpg", polygon("roadway", "0,0;1,0")), r"polygon with points '0,0;1,0'; want polygons of three"),
         (image_tag("a.jpg", polygon("roadway", "0,0;1,x;1,1")), "want polygons of three"),
@@ -154,7 +154,7 @@ def test_no_surfaces_are_refused(writer, tmp_path):
     ],
 )
 def test_bad_xml_is_refused(writer, surface, image, message):
-    """Whatever cannot be drawn is named, with its file and image."""
+    """The error names what cannot be drawn, with its file and image."""
     source = surface("Surface_001", ["a"])
     annotate(source / "Surface_001.xml", image)
 
@@ -163,7 +163,7 @@ def test_bad_xml_is_refused(writer, surface, image, message):
 
 
 def test_document_type_is_refused(writer, surface):
-    """Entities could grow without end, or read other files."""
+    """Entities could expand without end, or read other files."""
     source = surface("Surface_001", ["a"])
     text = '<!DOCTYPE lolz [<!ENTITY a "x">]><annotations><image name="&a;"/></annotations>'
     (source / "Surface_001.xml").write_text(text)
@@ -182,7 +182,7 @@ def test_mask_of_another_size_is_refused(writer, surface, mask):
 
 
 def test_drawing_of_another_size_is_refused_before_it_is_drawn(writer, surface):
-    """The size of an XML entry is believed by nobody: 10**18 pixels are not allocated."""
+    """The size in an XML entry is not trusted: 10**18 pixels are never allocated."""
     source = surface("Surface_001", ["a"])
     annotate(source / "Surface_001.xml", image_tag("a.jpg", size=(10**9, 10**9)))
 
@@ -191,7 +191,7 @@ def test_drawing_of_another_size_is_refused_before_it_is_drawn(writer, surface):
 
 
 @pytest.mark.parametrize("palette", [PALETTE[:3], (*PALETTE[:3], PALETTE[0])])
-def test_palette_that_does_not_tell_classes_apart_is_refused(palette):
+def test_palette_that_does_not_distinguish_classes_is_refused(palette):
     """One colour for each class, all different."""
     with pytest.raises(OptionError, match="4 names and 3 different colours"):
         PedestrianWriter(NAMES, palette)

@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
 SCRIPT = """
 import sys
 
-from datamat.writer import writer_names
+from datamat.writers.base import writer_names
 
 names = writer_names()
 assert "datamat_squares" not in sys.modules, "listing imported it"
@@ -28,7 +28,7 @@ print(",".join(names), sorted(squares.items())[-1])
 
 
 def install(package: pathlib.Path, target: pathlib.Path) -> None:
-    """Install as a user would, without network: hatchling is at hand."""
+    """Install the package as a user would, without network; hatchling is available."""
     uv = shutil.which("uv")
     command = [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install"]
     options = ["--no-deps", "--no-build-isolation", "--target", str(target), str(package)]

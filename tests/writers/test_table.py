@@ -1,4 +1,4 @@
-"""Tables: columns become features, in blocks as by rows."""
+"""Tables: columns become features, by blocks and by rows alike."""
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ def bound(source, **options):
 
 
 def test_columns_become_features(csv):
-    """Whole numbers, fractions and text; key and split are no features."""
+    """Integers, fractions and text; key and split are not features."""
     assert bound(csv()).features == Features({"speed": Scalar("float64"), "lane": Scalar("int64"), "kind": Text()})
 
 
@@ -118,7 +118,7 @@ def test_declared_features_choose_columns(csv):
 
 
 def test_declared_features_are_held(csv):
-    """A value that does not fit is refused, not wrapped around."""
+    """A value out of range is refused, not wrapped around."""
     source = csv("x\n300\n")
     writer = bound(source, features={"x": Scalar("uint8")})
     (row,) = writer.index(source)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.machinery
-import importlib.util
 import os
 import pathlib
 import sys
 
-_TABLE = pathlib.Path(__file__).parent.parent / "defects.py"
+_REGISTER = pathlib.Path(__file__).parent.parent
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module with its defect, and leaves no trace of it in the cache of bytecode."""
+    """Loads a module with its defect, and leaves no trace of it in the cache of bytecode."""
 
     def path_stats(self, path):
         raise OSError("not from the cache, nor into it")
 
     def source_to_code(self, data, path, **options):
-        text = data.decode()
-        if text.count(DEFECT.before) != 1:
-            raise ImportError(
-                f"defect {DEFECT.name}: {path} holds its text {text.count(DEFECT.before)} times; renew it"
-            )
-        return super().source_to_code(text.replace(DEFECT.before, DEFECT.after).encode(), path, **options)
+        if isinstance(DEFECT.patch, patching.Replace):
+            data = ast.parse(data)
+            patching.apply_replace(data, DEFECT.function, DEFECT.patch)
+        return super().source_to_code(data, path, **options)
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        if not isinstance(DEFECT.patch, patching.Replace):
+            patching.apply_callable(module, DEFECT.function, DEFECT.patch)()
 
 
 class _Finder:
@@ -37,14 +40,11 @@ class _Finder:
         return spec
 
 
-def _chosen(name):
-    spec = importlib.util.spec_from_file_location("seeded_bug_defects", _TABLE)
-    table = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = table  # dataclasses look there
-    spec.loader.exec_module(table)
-    return table.DEFECTS[name]
-
-
 if "DATAMAT_SEEDED_BUG" in os.environ:
-    DEFECT = _chosen(os.environ["DATAMAT_SEEDED_BUG"])
+    sys.path.insert(0, str(_REGISTER))
+    import patching
+    from defects import DEFECTS
+
+    sys.path.remove(str(_REGISTER))
+    DEFECT = DEFECTS[os.environ["DATAMAT_SEEDED_BUG"]]
     sys.meta_path.insert(0, _Finder())

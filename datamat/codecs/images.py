@@ -1,0 +1,632 @@
+"""Images to arrays and back: probe, decode, encode, and whether encoded bytes may be kept as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamat.codecs.headers import (
+    MAX_PIXELS,
+    RESTORE,
+    find_damage,
+    plain_headers,
+    probe_bmp,
+    probe_jpeg,
+    probe_tiff,
+    probe_webp,
+    refuse,
+    tiff_layout,
+    turn_upright,
+)
+from datamat.codecs.libraries import (
+    decode_with_cv2,
+    encode_jpeg_with_cv2,
+    load_simplejpeg,
+    load_zlib,
+    unpack_lzw_with_cv2,
+)
+from datamat.codecs.png import (
+    MAX_SCANLINE_BYTES,
+    SIGNATURE,
+    decode_png_image,
+    decode_png_samples,
+    encode_png_pixels,
+    probe_png,
+    walk_chunks,
+)
+from datamat.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from datamat.codecs.headers import ImageInfo, Pixels, TiffLayout
+
+
+__all__ = [
+    "can_keep_image",
+    "can_keep_mask",
+    "check_pixels",
+    "decode_floats",
+    "decode_image",
+    "decode_mask",
+    "encode_jpeg",
+    "encode_png",
+    "probe",
+]
+
+# ---------------------------------------------------------------- encoding
+#
+# Arrays to encoded images: JPEG through libjpeg-turbo (cv2), PNG through `png`.
+
+
+_JPEG_SIDE = 65_500  # JPEG_MAX_DIMENSION of libjpeg, slightly below the limit of 16 bits
+
+
+def encode_jpeg(image: Pixels, *, quality: int = 95) -> bytes:
+    r"""Return an array as JPEG, chroma subsampled 4:2:0.
+
+    Args:
+        image: uint8 (height, width, 3) in RGB order, or (height, width) or (height, width, 1) grey.
+        quality: JPEG quality, 1 to 100.
+
+    Raises:
+        OptionError: the array or the quality is out of range, or a side exceeds 65,500.
+
+    Example:
+        >>> import numpy as np
+        >>> encode_jpeg(np.zeros((8, 8, 3), np.uint8))[:2]
+        b'\xff\xd8'
+    """
+    if not 1 <= quality <= 100:
+        raise OptionError(f"encode_jpeg: quality is {quality!r}; want 1 to 100")
+    pixels = _checked_pixels(image, "encode_jpeg", (1, 3))
+    if max(pixels.shape[:2]) > _JPEG_SIDE:
+        raise OptionError(f"encode_jpeg: the array is {pixels.shape}; want sides up to {_JPEG_SIDE}; store it as PNG")
+    return encode_jpeg_with_cv2(pixels, quality)
+
+
+def encode_png(image: Pixels) -> bytes:
+    """Return an array as PNG, which every decoder decodes to the same pixels.
+
+    The *bytes* depend on the zlib that Python is linked with; the manifest records its version.
+
+    Args:
+        image: uint8 or uint16, (height, width, 3) RGB, (height, width, 4) RGBA, (height, width, 2) grey and alpha,
+            (height, width) or (height, width, 1) grey.
+
+    Raises:
+        OptionError: the array has another dtype or shape, or holds 2 GiB or more.
+
+    Example:
+        >>> import numpy as np
+        >>> encode_png(np.zeros((8, 8), np.uint8))[1:4]
+        b'PNG'
+    """
+    pixels = _checked_pixels(image, "encode_png", (1, 2, 3, 4), ("uint8", "uint16"))
+    if pixels.nbytes + len(pixels) > MAX_SCANLINE_BYTES:
+        raise OptionError(f"encode_png: the array holds {pixels.nbytes} bytes; want under 2 GiB; tile the image")
+    return encode_png_pixels(pixels)
+
+
+def _checked_pixels(image: Any, place: str, channels: tuple[int, ...], dtypes: tuple[str, ...] = ("uint8",)) -> Pixels:
+    """Return the array as C-contiguous (height, width, channels)."""
+    pixels = np.asarray(image)
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.dtype.name not in dtypes or pixels.ndim != 3 or pixels.shape[2] not in channels or pixels.size == 0:
+        found, wanted = np.asarray(image), " or ".join(dtypes)
+        raise OptionError(
+            f"{place}: the array is {found.dtype} {found.shape}; want {wanted} (height, width) or (height, width, "
+            f"channels) with channels in {channels} and at least one pixel; cast or reshape it"
+        )
+    return np.ascontiguousarray(pixels)
+
+
+# ---------------------------------------------------------------- probing and decoding
+#
+# What the rest of datamat asks of an image file: its header, its pixels, and whether it may be kept.
+#
+# Every decode goes through header and structure, then refusals, then pixels. So a refused file allocates nothing large,
+# and refusals do not depend on the library that decodes.
+
+
+_PROBES = {"png": probe_png, "jpeg": probe_jpeg, "webp": probe_webp, "bmp": probe_bmp, "tiff": probe_tiff}
+_FOREIGN = {
+    b"GIF8": "GIF",
+    b"\0\0\1\0": "Windows icon",
+    b"%PDF": "PDF",
+    b"8BPS": "Photoshop",
+    b"PK\3\4": "zip archive",
+    b"\x1f\x8b": "gzip",
+    b"\x93NUMPY": "NumPy array",
+    b"version https://git-lfs": "Git LFS pointer (the image itself was never fetched)",
+}
+_KEPT_ENCODINGS = {"png", "jpeg"}
+_COLOURS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_LOSSLESS = {"png", "tiff"}
+_MOST_ROWS_UNPACKED = 1 << 19  # OpenCV takes twice as many
+_UNSUPPORTED = "subsampling"  # the subject of simplejpeg's only complaint about a file that may be intact
+
+
+def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int = MAX_PIXELS) -> ImageInfo:
+    """Return the header of an encoded image without decoding a pixel.
+
+    Args:
+        data: content of the file. Without `whole`, the bytes before the pixels are enough (for WebP, and for PNG with
+            an eXIf chunk after the pixels, and for TIFF the whole file).
+        whole: whether to also refuse a file that is truncated or damaged, as far as that shows without decoding. PNG:
+            the CRC of every chunk up to IEND. JPEG: every marker up to the end of the image; `check_pixels` finds
+            damage between them. WebP, BMP and TIFF: lengths. Bytes after the end are allowed, as in every decoder.
+        name: name of the file in messages: a path, key or field.
+        max_pixels: most pixels (width * height) accepted; the default is Pillow's.
+
+    Raises:
+        InputError: the file is not PNG, JPEG, WebP, BMP or TIFF, its header is damaged, it has no pixels or more than
+            `max_pixels`, or it is not whole.
+
+    Example:
+        >>> import numpy as np
+        >>> from datamat.codecs import encode_png
+        >>> info = probe(encode_png(np.zeros((2, 3), np.uint8)))
+        >>> info.encoding, info.height, info.width, info.channels
+        ('png', 2, 3, 1)
+    """
+    info = _PROBES[_encoding(data, name)](data, name, whole=whole)
+    found = f"{info.encoding} of {info.width} x {info.height} pixels"
+    if info.height < 1 or info.width < 1:
+        raise refuse(name, found, "at least one pixel", "take it out of the index")
+    if info.height * info.width > max_pixels:
+        raise refuse(name, found, f"at most {max_pixels} pixels", "tile it, shrink it or raise max_pixels")
+    return info
+
+
+def decode_image(
+    data: bytes,
+    *,
+    channels: int = 3,
+    dtype: str = "uint8",
+    name: str = "",
+    max_pixels: int = MAX_PIXELS,
+    out: Pixels | None = None,
+    is_whole: bool = False,
+) -> Pixels:
+    """Return the pixels of an image file, turned upright according to its EXIF orientation.
+
+    Grey becomes RGB and palette indices become colours. Nothing is dropped: a file that does not fit `channels` is
+    refused.
+
+    Args:
+        data: content of a whole PNG, JPEG, WebP, BMP or TIFF file.
+        channels: 3 for RGB; 4 for RGBA, opaque if the file has no alpha; 1 for grey files; 2 for grey with alpha.
+        dtype: "uint8", or "uint16" for files of 16 bits per sample.
+        name: name of the file in messages: a path, key or field.
+        max_pixels: most pixels (width * height) accepted.
+        out: memory to decode into. It is filled and returned if it is C-contiguous and of the right dtype and shape,
+            and the file needs no conversion; otherwise the result is another array. It may be overwritten in any case.
+        is_whole: whether these very bytes passed `probe(whole=True)` before; skipping it saves 20 µs for a JPEG file of
+            50 kB.
+
+    Returns:
+        uint8 or uint16 (height, width, channels), C-contiguous. PNG, TIFF, WebP lossless and BMP are exact;
+        JPEG is libjpeg-turbo's accurate integer DCT.
+
+    Raises:
+        InputError: the file is not an image, is truncated, damaged or animated, or has alpha (with `channels` under 4),
+            colours (with 1 or 2), CMYK inks, or samples of another depth.
+        OptionError: `channels` is not 1 to 4.
+
+    Example:
+        >>> import numpy as np
+        >>> from datamat.codecs import encode_png
+        >>> pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+        >>> bool((decode_image(encode_png(pixels)) == pixels).all())
+        True
+    """
+    if channels not in {1, 2, 3, 4}:
+        raise OptionError(
+            f"decode_image: channels is {channels!r}; want 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)"
+        )
+    info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
+    _refuse_image(info, channels, dtype, name)
+    out = _fitting(out, (info.height, info.width, channels), dtype, info)
+    if info.encoding == "png":
+        pixels = decode_png_image(walk_chunks(data, name), info, channels, name, out)
+    elif info.encoding == "tiff":
+        pixels = _tiff_colours(data, channels, name)
+    else:
+        pixels = _decode_other(data, info, channels, name, out)
+    return pixels if info.orientation == 1 else turn_upright(pixels, info.orientation)
+
+
+def decode_mask(
+    data: bytes,
+    *,
+    dtype: str = "uint8",
+    name: str = "",
+    max_pixels: int = MAX_PIXELS,
+    out: Pixels | None = None,
+    is_whole: bool = False,
+) -> Pixels:
+    """Return the class ids of a mask file, turned upright according to its EXIF orientation.
+
+    Ids are the stored samples, verbatim: unscaled grey values, including those of 1, 2 and 4 bits, and the *indices* of
+    a palette file, not their colours. A transparent colour (tRNS) is ignored.
+
+    Args:
+        data: content of a whole PNG or TIFF file, grey or palette.
+        dtype: "uint8", or "uint16", to which files of 8 bits are widened.
+        name: name of the file in messages: a path, key or field.
+        max_pixels: most pixels (width * height) accepted.
+        out: memory to decode into, (height, width), as in `decode_image`.
+        is_whole: whether these very bytes passed `probe(whole=True)` before.
+
+    Returns:
+        uint8 or uint16 (height, width), C-contiguous.
+
+    Raises:
+        InputError: the file is neither PNG nor TIFF (JPEG changes ids), is truncated, damaged or animated, or has
+            colours, an alpha channel, or more bits than `dtype`.
+
+    Example:
+        >>> import numpy as np
+        >>> from datamat.codecs import encode_png
+        >>> decode_mask(encode_png(np.array([[0, 7]], np.uint8))).tolist()
+        [[0, 7]]
+    """
+    info = probe(data, whole=not is_whole, name=name, max_pixels=max_pixels)
+    _refuse_mask(info, dtype, name)
+    if info.encoding == "tiff":
+        ids = _tiff_samples(data, name)[..., 0]
+    else:
+        out = _fitting(out, (info.height, info.width), dtype, info)
+        samples = None if out is None or 8 * out.itemsize != info.bit_depth else out[..., None]
+        found = decode_png_samples(walk_chunks(data, name), info, name, samples)
+        if out is not None and found is samples:
+            return out
+        ids = found[..., 0]
+    ids = ids.astype(dtype, copy=False)
+    return ids if info.orientation == 1 else turn_upright(ids, info.orientation)
+
+
+def decode_floats(data: bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Pixels:
+    """Return the numbers of a TIFF file of one channel of 32-bit floats, turned upright: float32 (height, width).
+
+    Args:
+        data: content of a whole TIFF file.
+        name: name of the file in messages: a path, key or field.
+        max_pixels: most pixels (width * height) accepted.
+
+    Raises:
+        InputError: the file holds something else, or is truncated, damaged or of several pages.
+    """
+    info = probe(data, whole=True, name=name, max_pixels=max_pixels)
+    if not info.is_float or info.channels > 1 or info.animated:
+        raise refuse(name, _kind_of(info), "a TIFF file of one channel of 32-bit floats", "convert it in read")
+    return turn_upright(_tiff_samples(data, name)[..., 0], info.orientation)
+
+
+def check_pixels(data: bytes, *, name: str = "") -> None:
+    """Refuse an image file that is to be kept as it is, but that `decode_image` would refuse later.
+
+    PNG has checksums, which `probe(whole=True)` has tested. JPEG has none: a decoder walks its codes, making a grey
+    image of an eighth of the size in half the time of decoding.
+
+    Args:
+        data: file that passed `probe(whole=True)` and `can_keep_image`.
+        name: name of the file in messages.
+
+    Raises:
+        InputError: the compressed data is damaged.
+    """
+    library = load_simplejpeg()
+    if _encoding(data, name) != "jpeg":
+        return
+    try:
+        if library is not None:
+            library.decode_jpeg(data, "GRAY", min_height=1, min_width=1, min_factor=8)
+            return
+    except ValueError:
+        pass  # perhaps merely unsupported
+    decode_image(data, name=name, is_whole=True)
+
+
+def can_keep_image(info: ImageInfo, *, channels: int = 3, dtype: str = "uint8") -> bool:
+    """Return whether encoded bytes may be stored as they are: whether all decoders read the same `channels` from them.
+
+    A grey file may serve as RGB, because every decoder can repeat its channel. Decoders disagree on EXIF orientation,
+    which cv2 applies and TensorFlow and Pillow do not, and on palettes, small depths, transparent colours, inks and
+    frames. Not all of them read WebP, BMP and TIFF.
+
+    Example:
+        >>> import numpy as np
+        >>> from datamat.codecs import encode_png
+        >>> can_keep_image(probe(encode_png(np.zeros((2, 3, 3), np.uint8))))
+        True
+    """
+    return (
+        info.encoding in _KEPT_ENCODINGS
+        and (info.channels == channels or (info.channels, channels) == (1, 3))
+        and info.alpha == (channels in {2, 4})
+        and info.bit_depth == 8 * np.dtype(dtype).itemsize
+        and info.orientation == 1
+        and not (info.palette or info.animated or info.cmyk)
+    )
+
+
+def can_keep_mask(info: ImageInfo, *, dtype: str = "uint8") -> bool:
+    """Return whether encoded bytes may be stored as a mask: an upright grey PNG of as many bits as the dtype.
+
+    Of other files, some decoders return palette colours, or scale 1, 2 and 4 bits up to 255.
+    """
+    return info.encoding == "png" and can_keep_image(info, channels=1, dtype=dtype)
+
+
+def _encoding(data: bytes, name: str) -> str:
+    if data.startswith(SIGNATURE):
+        return "png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    if data.startswith(b"BM"):
+        return "bmp"
+    if data.startswith(_TIFF):
+        return "tiff"
+    raise refuse(
+        name, _describe(data), "a PNG, JPEG, WebP, BMP or TIFF file", "convert it, or take it out of the index"
+    )
+
+
+def _describe(data: bytes) -> str:
+    if not data:
+        return "an empty file"
+    start = bytes(data[:32])
+    for magic, kind in _FOREIGN.items():
+        if start.startswith(magic):
+            return f"a {kind}"
+    if start[4:8] == b"ftyp":
+        return "a HEIF, AVIF or video file"
+    if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return "an HTML page (an error page in place of a download?)"
+    if start.isascii() and all(byte >= 32 or byte in b"\t\r\n" for byte in start):
+        return f"text that begins {start!r}"
+    return f"unknown data that begins {start[:8].hex(' ')}"
+
+
+def _refuse_image(info: ImageInfo, channels: int, dtype: str, name: str) -> None:
+    _refuse_both(info, dtype, name)
+    if dtype == "uint16" and info.bit_depth < 16:
+        raise refuse(name, _kind_of(info), "16 bits", "declare dtype='uint8', or scale the values in read")
+    kind = f"{info.encoding} with"
+    if info.alpha and channels not in {2, 4}:
+        remedy = (
+            "declare channels=2, or drop its alpha" if channels == 1 else "declare channels=4, or convert it to RGB"
+        )
+        raise refuse(name, f"{kind} alpha", "an opaque image", remedy)
+    if channels < 3 and (info.channels > 2 or info.palette):
+        raise refuse(name, f"{kind} colours", "a grey image", "declare channels=3, or convert it to grey")
+
+
+def _refuse_mask(info: ImageInfo, dtype: str, name: str) -> None:
+    remedy = "save the class ids as an 8-bit grey PNG"
+    if info.encoding not in _LOSSLESS:
+        found = f"a mask in {info.encoding}" + (", which changes class ids" if info.encoding == "jpeg" else "")
+        raise refuse(name, found, "PNG", remedy)
+    _refuse_both(info, dtype, name)
+    if info.channels > 1:
+        kind = {2: "grey and alpha", 3: "RGB", 4: "RGBA"}[info.channels]
+        raise refuse(name, f"a mask of {kind} samples", "one class id per pixel", remedy)
+
+
+def _kind_of(info: ImageInfo) -> str:
+    numbers = "floats" if info.is_float else "bits"
+    channels = f" in {info.channels} channels" if info.is_float and info.channels > 1 else ""
+    return f"{info.encoding} of {info.bit_depth}{'-bit' if info.is_float else ''} {numbers} per sample{channels}"
+
+
+def _refuse_both(info: ImageInfo, dtype: str, name: str) -> None:
+    if info.animated:
+        found = "tiff of several pages" if info.encoding == "tiff" else f"animated {info.encoding}"
+        raise refuse(name, found, "one image", "extract its frames into separate files")
+    if info.cmyk:
+        raise refuse(name, f"{info.encoding} in CMYK inks", "RGB or grey", "convert it with its colour profile")
+    if info.is_float:
+        raise refuse(name, _kind_of(info), "whole numbers", "declare Depth(dtype='float32') or a Tensor, or convert it")
+    most = 8 * np.dtype(dtype).itemsize
+    if info.bit_depth > most:
+        raise refuse(name, _kind_of(info), f"at most {most} bits", "convert it to 8 bits, or declare dtype='uint16'")
+
+
+def _fitting(out: Pixels | None, shape: tuple[int, ...], dtype: str, info: ImageInfo) -> Pixels | None:
+    """Return `out` if an image can be decoded into it."""
+    if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        return None
+    return out if info.orientation == 1 else None
+
+
+def _decode_jpeg(data: bytes, channels: int, out: Pixels | None) -> Pixels:
+    """Return the pixels of a file about which libjpeg has no complaint; it would fill damaged parts with grey.
+
+    Raises:
+        ValueError: libjpeg's complaint.
+    """
+    library = load_simplejpeg()
+    if library is None:
+        return _decode_with_judge(data, channels)
+    colours = _COLOURS[channels]
+    try:
+        pixels: Pixels = library.decode_jpeg(data, colours, buffer=out)
+    except ValueError:
+        plain = plain_headers(data)
+        try:
+            pixels = library.decode_jpeg(plain, colours, buffer=out)
+        except ValueError as complaint:
+            if _UNSUPPORTED not in str(complaint):
+                raise
+            return _decode_with_judge(plain, channels)
+    return pixels if out is None or pixels.shape != out.shape else out
+
+
+def _decode_with_judge(data: bytes, channels: int) -> Pixels:
+    """Return the pixels that cv2 decodes; find damage separately, because cv2 hides it."""
+    pixels = decode_with_cv2(data, channels)
+    damage = find_damage(data)
+    if damage:
+        raise ValueError(damage)
+    return pixels
+
+
+def _decode_other(data: bytes, info: ImageInfo, channels: int, name: str, out: Pixels | None) -> Pixels:
+    try:
+        pixels = _decode_jpeg(data, channels, out) if info.encoding == "jpeg" else decode_with_cv2(data, channels)
+    except ValueError as exc:
+        raise refuse(name, f"{info.encoding} that does not decode ({exc})", "intact data", RESTORE) from exc
+    if pixels.shape[:2] != (info.height, info.width):
+        found = f"{info.encoding} that decodes to {pixels.shape[1]} x {pixels.shape[0]} pixels"
+        raise refuse(name, found, f"{info.width} x {info.height}, as its header says", RESTORE)
+    if channels == 4 and not info.alpha:
+        pixels[..., 3] = 255  # the fourth byte of a 32-bit BMP without an alpha mask is padding
+    return pixels
+
+
+# ---------------------------------------------------------------- TIFF
+#
+# Segments, strips or tiles, to samples: any byte order, planes, predictors and paddings, all exactly.
+
+
+def _tiff_colours(data: bytes, channels: int, name: str) -> Pixels:
+    """Return the colours of a TIFF file that `_refuse_image` passed: uint8 or uint16 (height, width, channels)."""
+    layout = tiff_layout(data, name)
+    samples = _tiff_samples(data, name)
+    if layout.info.palette:
+        levels = np.array(layout.colours).reshape(3, -1).T
+        # 16 bits by the specification; some writers leave them at 8, which readers of TIFF know by their size.
+        table = (levels >> 8 if levels.max() > 255 else levels).astype(np.uint8)
+        samples = table[samples[..., 0]]
+    elif layout.info.bit_depth < 8:
+        samples *= np.uint8(255 // ((1 << layout.info.bit_depth) - 1))
+    if layout.is_inverted:
+        samples = np.iinfo(samples.dtype).max - samples
+    found = samples.shape[2]
+    if found == channels:
+        return np.ascontiguousarray(samples)
+    colours = np.empty((*samples.shape[:2], channels), samples.dtype)
+    colours[..., : 3 if channels > 2 else 1] = samples[..., : 3 if found > 2 else 1]
+    if channels in {2, 4}:
+        colours[..., -1] = samples[..., -1] if found in {2, 4} else np.iinfo(samples.dtype).max
+    return colours
+
+
+def _tiff_samples(data: bytes, name: str) -> Pixels:
+    """Return the stored samples: uint8, uint16 or float32 (height, width, samples per pixel)."""
+    layout = tiff_layout(data, name)
+    info = layout.info
+    dtype = np.dtype("float32" if info.is_float else "uint16" if info.bit_depth > 8 else "uint8")
+    num_planes, each = (info.channels, 1) if layout.is_planar else (1, info.channels)
+    samples = np.empty((info.height, info.width, info.channels), dtype)
+    pieces = _tiff_segments(data, layout, each, dtype, name)
+    for plane in range(num_planes):
+        for top in range(0, info.height, layout.height):
+            for left in range(0, info.width, layout.width):
+                piece = next(pieces)
+                place = samples[top : top + layout.height, left : left + layout.width, plane : plane + each]
+                place[...] = piece[: place.shape[0], : place.shape[1]]
+    return samples
+
+
+def _tiff_segments(data: bytes, layout: TiffLayout, channels: int, dtype: np.dtype[Any], name: str) -> Iterator[Pixels]:
+    """Yield the samples of each segment: (rows, columns, channels)."""
+    row_bytes = (layout.width * channels * layout.info.bit_depth + 7) // 8
+    heights = _segment_heights(layout)
+    if max(heights) * row_bytes > MAX_SCANLINE_BYTES:
+        raise refuse(name, f"TIFF with strips of {max(heights) * row_bytes} bytes", "under 2 GiB", "tile it")
+    try:
+        for packed, height in zip(_unpacked(data, layout, heights, row_bytes), heights, strict=True):
+            rows = np.frombuffer(packed, np.uint8, height * row_bytes).reshape(height, row_bytes)
+            yield _unpredicted(rows, layout, channels, dtype)
+    except ValueError as error:  # `zlib.error` is none
+        raise refuse(name, f"TIFF with damaged compressed data ({error})", "intact data", RESTORE) from error
+
+
+def _segment_heights(layout: TiffLayout) -> list[int]:
+    """Return the number of rows that each segment holds: all of them for a tile, what is left for the last strip."""
+    if layout.is_tiled:
+        return [layout.height] * len(layout.starts)
+    per_plane = -(-layout.info.height // layout.height)
+    heights = [layout.height] * (per_plane - 1) + [layout.info.height - (per_plane - 1) * layout.height]
+    return heights * (len(layout.starts) // per_plane)
+
+
+def _unpacked(data: bytes, layout: TiffLayout, heights: list[int], row_bytes: int) -> Iterator[Any]:
+    """Yield the bytes of each segment, uncompressed.
+
+    Raises:
+        ValueError: the compressed data are damaged, or hold too few bytes.
+    """
+    view = memoryview(data)
+    segments = [view[start : start + size] for start, size in zip(layout.starts, layout.sizes, strict=True)]
+    if layout.compression == "lzw":
+        yield from _unpacked_lzw(segments, heights, row_bytes)
+        return
+    library = load_zlib()
+    for segment, height in zip(segments, heights, strict=True):
+        wanted = height * row_bytes
+        if layout.compression == "deflate":
+            try:
+                yield library.decompressobj().decompress(
+                    segment, wanted + 1
+                )  # the byte beyond has the checksum compared
+            except library.error as error:
+                raise ValueError(str(error)) from error
+        else:
+            yield _unpack_bits(segment, wanted) if layout.compression == "packbits" else segment
+
+
+def _unpacked_lzw(segments: list[memoryview], heights: list[int], row_bytes: int) -> Iterator[Any]:
+    """Yield the bytes of each segment, many for each call of OpenCV: strips of one height, and a shorter one."""
+    most = max(_MOST_ROWS_UNPACKED // max(heights), 1)
+    start = 0
+    while start < len(segments):
+        stop = start + 1
+        while stop < len(segments) and stop - start < most and heights[stop - 1] == heights[start] >= heights[stop]:
+            stop += 1
+        rows = unpack_lzw_with_cv2(
+            list(map(bytes, segments[start:stop])), row_bytes, sum(heights[start:stop]), heights[start]
+        )
+        for height in heights[start:stop]:
+            yield rows[:height].tobytes()
+            rows = rows[height:]
+        start = stop
+
+
+def _unpack_bits(segment: memoryview, wanted: int) -> bytes:
+    """Return what PackBits, a code of runs, holds (TIFF 6.0, section 9)."""
+    pieces, at, size = [], 0, 0
+    while at < len(segment) and size < wanted:
+        count = segment[at]
+        if count < 128:
+            piece = bytes(segment[at + 1 : at + 2 + count])
+            at += 2 + count
+        else:
+            piece = bytes(segment[at + 1 : at + 2]) * (257 - count) if count > 128 else b""
+            at += 2 if count > 128 else 1
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
+
+
+def _unpredicted(rows: Pixels, layout: TiffLayout, channels: int, dtype: np.dtype[Any]) -> Pixels:
+    """Return the samples (rows, columns, channels) of a segment, uint8 (rows, bytes in a row)."""
+    height, depth = len(rows), layout.info.bit_depth
+    if depth < 8:
+        shifts = np.arange(8 - depth, -1, -depth, dtype=np.uint8)
+        parts = (rows[..., None] >> shifts) & np.uint8((1 << depth) - 1)
+        return parts.reshape(height, -1)[:, : layout.width, None]
+    if layout.predictor == 3:  # bytes of all samples of a row, the highest of each first, as differences
+        levels = np.cumsum(rows.reshape(height, -1, channels), axis=1, dtype=np.uint8)
+        found = levels.reshape(height, dtype.itemsize, -1).swapaxes(1, 2)
+        return np.ascontiguousarray(found).view(dtype.newbyteorder(">")).reshape(height, -1, channels)
+    samples = rows.view(dtype.newbyteorder(layout.order)).reshape(height, -1, channels)
+    return np.cumsum(samples, axis=1, dtype=dtype) if layout.predictor == 2 else samples

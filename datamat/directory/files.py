@@ -1,0 +1,624 @@
+"""Files on disk: written atomically, flushed, locked; read only where they are regular files of the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import stat
+import struct
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import xxhash
+
+from datamat.errors import (
+    READ_FLAGS,
+    CorruptDataError,
+    DatamatError,
+    OptionError,
+    OutputError,
+    OutputLockedError,
+    require_posix,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from io import BufferedReader
+    from typing import BinaryIO
+
+
+__all__ = [
+    "WORK",
+    "check_lock",
+    "commit",
+    "commit_json",
+    "commit_many",
+    "digest_file",
+    "disk_errors_explained",
+    "empty_folder",
+    "expand_home",
+    "fsync_folder",
+    "lock_holder",
+    "locked",
+    "open_regular",
+    "parse_json",
+    "printable",
+    "publish",
+    "read_json",
+    "read_regular",
+    "refuse_links",
+    "regular_path",
+    "render_json",
+]
+
+# ---------------------------------------------------------------- text
+#
+# Text from outside (file names, keys, messages of others), made safe to display.
+
+
+def printable(text: str) -> str:
+    r"""Return text on one line that is safe in any terminal or log: unprintable characters become escapes.
+
+    Example:
+        >>> print(printable("a\x1b[31m\nb"))
+        a\x1b[31m\nb
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+WORK = ".datamat"
+"""The folder in an output that holds what runs need and users do not."""
+
+
+# ---------------------------------------------------------------- storage
+#
+# Files that appear complete under their name, or not at all.
+#
+# Everything that a reader may see goes through `commit`: it is written under a temporary name, flushed to the disk and
+# renamed, and then the folder is flushed. Without both flushes a power cut leaves final names with missing bytes, on
+# ext4 and xfs alike.
+#
+# Whoever writes to an output holds its lock (`locked`). A lock file can be deleted while it is held, and some file
+# systems have no locks. So before anything in an output gets its name, `check_lock` compares the file at the lock's
+# path with the one that is held: of two runs that both believe they hold the output, one sees the difference and stops.
+
+
+_COPY_BYTES = 1 << 20
+_LINE = "\n"
+_HELD: dict[str, _HeldLock] = {}  # by their real paths
+_HELD_LOCK = threading.Lock()  # held while these and the system's locks are made to agree
+_MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; more is no file of ours
+_OF_DISKS = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
+_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+# In the cache of the Hugging Face Hub all files of a snapshot are links to files that are named after their content.
+_SNAPSHOT = re.compile(r"(.*)/snapshots/[0-9a-f]{40}(?:/.*)?")
+_BLOB = re.compile(r"/blobs/[0-9a-f]{40,64}")
+_HOLDER = re.compile(r"process (\d{1,9}) on (.+)")
+_FLOCK = struct.Struct("hhqqi")  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid
+
+
+def fsync_folder(folder: str | os.PathLike[str]) -> None:
+    """Flush a folder's own entries to the disk, so that a rename in it survives a power cut."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows, where no folder can be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def empty_folder(folder: pathlib.Path) -> None:
+    """Make an empty folder; remove what was there under its name."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def refuse_links(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder that is a link, or holds one at any depth: a write through it would land elsewhere.
+
+    Raises:
+        OutputError: names the link.
+    """
+    if os.path.islink(folder):
+        raise OutputError(f"{os.fspath(folder)} is a link, which datamat does not write through: remove it")
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
+                refuse_links(entry.path)
+
+
+@contextlib.contextmanager
+def disk_errors_explained(folder: pathlib.Path) -> Iterator[None]:
+    """Add a place and a remedy to system errors of the block that come from below a folder, or from its disk.
+
+    A failed write does not name its file.
+
+    Args:
+        folder: the output that the block writes to.
+
+    Raises:
+        OutputError: in place of such an error.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_below = isinstance(error.filename, str) and pathlib.Path(error.filename).is_relative_to(folder)
+        of_disk = error.filename is None and error.errno in _OF_DISKS
+        if isinstance(error, DatamatError) or not (is_below or of_disk):
+            raise
+        raise OutputError(
+            f"the system stopped the run into {folder}: {error}; make room or repair the disk, and run again to resume"
+        ) from error
+
+
+def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+    """Give a complete and flushed file its final name, and flush that name.
+
+    Args:
+        temporary: path of the complete file, on the same disk.
+        final: the path that it gets.
+
+    Raises:
+        OutputLockedError: the lock that this process took on the output has become another's.
+    """
+    check_lock(final)
+    os.replace(temporary, final)
+    fsync_folder(pathlib.Path(final).parent)
+
+
+@contextlib.contextmanager
+def commit(path: str | os.PathLike[str], *, through: pathlib.Path | None = None) -> Iterator[BinaryIO]:
+    """Open a file for writing that gets the name `path` only when the block ends without an error.
+
+    Args:
+        path: final path of the file; its folder must exist. A file already there is replaced atomically.
+        through: folder, on the same disk, for the temporary file, so that what a kill leaves is not among finished
+            files; None takes the folder of `path`.
+
+    Yields:
+        A binary file, writable. It is removed if the block fails.
+    """
+    path = pathlib.Path(path)
+    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    # O_EXCL and O_NOFOLLOW: a link planted at the temporary name is refused, not written through.
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # left by a killed process that had our number
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def commit_many(folder: pathlib.Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write small files as `commit` does, but flush the folder once, at the end; an error leaves the first of them.
+
+    Args:
+        folder: existing folder that the files go into.
+        files: name and content of each.
+    """
+    temporary = os.path.join(folder, f".many.{os.getpid()}.tmp")
+    for name, content in files:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            check_lock(temporary)
+            os.replace(temporary, os.path.join(folder, name))
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    fsync_folder(folder)
+
+
+def render_json(value: Any) -> bytes:
+    """Return a value as readable JSON with sorted keys: equal values give equal bytes.
+
+    It is what `json.dumps` gives for `indent=1`, of which Python has no fast version: here its fast encoder writes all
+    that holds no further dict or list, which is nearly everything in a manifest of many shards.
+    """
+    return f"{_rendered(value, _LINE)}\n".encode()
+
+
+def _rendered(value: Any, line: str) -> str:
+    """Return a value as JSON; `line` is the line break and the indentation of the line that it stands on."""
+    is_dict = isinstance(value, dict)
+    if not value or not (is_dict or isinstance(value, (list, tuple))):
+        return _encoder(",").encode(value)
+    inner = f"{line} "
+    if not any(isinstance(part, (dict, list, tuple)) for part in (value.values() if is_dict else value)):
+        text = _encoder(f",{inner}").encode(value)
+        return f"{text[0]}{inner}{text[1:-1]}{line}{text[-1]}"
+    if not is_dict:
+        return f"[{inner}{f',{inner}'.join([_rendered(part, inner) for part in value])}{line}]"
+    # Of a dict of one name its text is what the name becomes, whatever its type.
+    names = [(_encoder(",").encode({name: 0})[1:-4], name) for name in sorted(value)]
+    pairs = [f"{text}: {_rendered(value[name], inner)}" for text, name in names]
+    return f"{{{inner}{f',{inner}'.join(pairs)}{line}}}"
+
+
+@functools.cache
+def _encoder(between: str) -> json.JSONEncoder:
+    return json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(between, ": "))
+
+
+def commit_json(path: str | os.PathLike[str], value: Any, *, through: pathlib.Path | None = None) -> None:
+    """Write `value` as `render_json` gives it; see `commit`."""
+    with commit(path, through=through) as file:
+        file.write(render_json(value))
+
+
+PathLike = TypeVar("PathLike", bound="str | os.PathLike[str]")
+
+
+def expand_home(path: PathLike) -> PathLike:
+    """Expand a leading `~` or `~USER` to the home folder, as a shell does; return other paths as they are.
+
+    Raises:
+        OptionError: there is no such home folder.
+
+    Example:
+        >>> expand_home("out/~x")
+        'out/~x'
+    """
+    text = os.fspath(cast("str | os.PathLike[str]", path))
+    if not isinstance(text, str) or not text.startswith("~"):
+        return path
+    found = os.path.expanduser(text)
+    if found == text:
+        raise OptionError(f"{text!r}: there is no such home folder; give the whole path, or ./{text} if it is a name")
+    return found if isinstance(path, str) else type(path)(found)  # type: ignore[return-value, call-arg]  # of its kind
+
+
+def regular_path(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
+    """Return the path to open for a file of a directory: that of a regular file inside the directory.
+
+    The directory itself may be a link. Links in it are followed as long as they stay in it, or lead to the blobs of
+    the Hugging Face Hub cache that it is a snapshot of.
+
+    Raises:
+        OSError: it does not exist, cannot be examined, or is a folder.
+        CorruptDataError: it is a FIFO or a device, or lies outside the directory.
+    """
+    path = real = pathlib.Path(folder, name)
+    places = name.split("/")  # from the file up to what lies in the directory: mostly the file alone
+    modes = [os.lstat(os.path.join(folder, *places[:end])).st_mode for end in range(len(places), 0, -1)]
+    mode = modes[0]
+    if any(map(stat.S_ISLNK, modes)):
+        root, real = os.path.realpath(folder), pathlib.Path(os.path.realpath(path))
+        hub = _SNAPSHOT.fullmatch(root)
+        if not (real.is_relative_to(root) or (hub and _BLOB.fullmatch(str(real).removeprefix(hub[1])))):
+            raise CorruptDataError(
+                f"{path} is a link to {real}, outside of its directory, and is not followed; copy the directory with "
+                "its links followed (cp -rL), or put the file itself there"
+            )
+        if not real.exists() or real.is_symlink():  # an unresolved link is part of a cycle
+            raise CorruptDataError(f"{path} is a link that leads nowhere; run repair() to rebuild it")
+        mode = os.stat(real).st_mode
+    if not stat.S_ISREG(mode):
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise CorruptDataError(f"{path} is a pipe, socket or device, not a regular file; run repair() to rebuild it")
+    return real
+
+
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file for reading; never wait for a FIFO, never read a device.
+
+    Raises:
+        OSError: it cannot be opened.
+        CorruptDataError: it is not a regular file; names it.
+    """
+    descriptor = os.open(path, READ_FLAGS)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # looked at before `open`, whose error for a folder does not name it
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise CorruptDataError(f"{os.fspath(path)} is not a regular file")
+
+
+def read_regular(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
+    """Return the content of a regular file of limited size; never wait for a FIFO, never read a device.
+
+    Args:
+        path: path of the file.
+        max_bytes: largest size that is read.
+
+    Raises:
+        OSError: it cannot be read.
+        CorruptDataError: it is not a regular file, or larger; names the file.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise CorruptDataError(f"{os.fspath(path)} has {size} bytes, more than the {max_bytes} it may have")
+        return file.read(size)  # no more than it holds: `read` allocates what it is asked for
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a file of strict JSON: UTF-8, no name twice in an object, no NaN or Infinity.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not that; names the file.
+    """
+    return parse_json(read_regular(path, max_bytes=_MOST_JSON_BYTES), os.fspath(path))
+
+
+def parse_json(content: bytes, place: str) -> Any:
+    """Return the value of strict JSON, as `read_json` does; messages name `place` as its origin."""
+    try:
+        return json.loads(content.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(f"{place} is not JSON of ours: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{place} is not JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def digest_file(path: str | os.PathLike[str], *, start: int = 0, num_bytes: int | None = None) -> str:
+    """Return the XXH3-128 digest of a file, or of `num_bytes` bytes of it from `start`, as 32 hex digits.
+
+    Raises:
+        OSError: it cannot be read.
+        CorruptDataError: it is not a regular file.
+    """
+    digest = xxhash.xxh3_128()
+    left = num_bytes
+    buffer = bytearray(_COPY_BYTES if left is None else min(_COPY_BYTES, left))
+    view = memoryview(buffer)
+    with open_regular(path) as file:
+        file.seek(start)
+        while count := file.readinto(view if left is None else view[:left]):
+            digest.update(view[:count])
+            if left is not None:
+                left -= count
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Hold a lock file for the block; the system releases it when the process ends, however it ends.
+
+    It is a record lock (`fcntl`), which belongs to this process alone: a lock that forked workers inherit would outlive
+    a killed parent. Record locks do not distinguish threads of one process, so a table keeps the paths held here.
+
+    On a file system without locks, the last process to come holds the file: it puts one of its own at the path, and the
+    earlier run stops at its next `check_lock`. It does not displace a process that is alive on this host.
+
+    Args:
+        path: path of the lock file, made if it is missing.
+
+    Raises:
+        OutputLockedError: another run holds it; names the holder's process and host.
+        OutputError: something other than a file is there.
+    """
+    require_posix("writing a dataset")
+    name = os.path.realpath(path)
+    with _HELD_LOCK:
+        if name in _HELD:
+            raise _locked_by(path, f"another thread of this process ({os.getpid()})")
+        descriptor = _lock(path)
+        _HELD[name] = _HeldLock(descriptor, os.getpid(), path, _output_of(path))
+    try:
+        yield
+    finally:
+        with _HELD_LOCK:
+            del _HELD[name]
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)  # it names nobody, also where the system keeps no locks
+            os.close(descriptor)
+
+
+def check_lock(path: str | os.PathLike[str]) -> None:
+    """Raise where this process locked the output that a path lies in, but no longer has the lock file.
+
+    Call it before anything in the output is renamed: somebody may have deleted the file, or put another in its place,
+    so that two processes are at work.
+
+    Args:
+        path: any path in the output.
+
+    Raises:
+        OutputLockedError: the lock file is gone or another; names what is there.
+        OutputError: the whole output was removed.
+    """
+    if not _HELD:
+        return
+    place = os.path.join(os.path.dirname(path), "")
+    for name, held in list(_HELD.items()):
+        if held.pid != os.getpid():  # in a forked worker the number of the descriptor may be another file's
+            continue
+        # By the path that it was locked by, where that begins this one: links are followed for others only, since a run
+        # asks for each part, and each step of a path is a call of the system.
+        if place.startswith(held.output) or f"{os.path.realpath(place)}{os.sep}".startswith(_output_of(name)):
+            _check_held(held)
+
+
+def _output_of(lock: str | os.PathLike[str]) -> str:
+    """Return the folder that a lock file is for, with a separator at its end."""
+    return os.path.join(os.path.dirname(os.path.dirname(lock)), "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _HeldLock:
+    """A lock that is held: its open file, the process that holds it, where the file should be, and for which folder."""
+
+    descriptor: int
+    pid: int
+    path: pathlib.Path
+    output: str
+
+
+def _check_held(held: _HeldLock) -> None:
+    if _is_at(held.descriptor, held.path):
+        return
+    output = held.path.parent.parent
+    if not output.exists():
+        raise OutputError(
+            f"{output} was removed while this run (process {os.getpid()}) wrote to it: {os.strerror(errno.ENOENT)}; "
+            "run again to make it from the beginning"
+        )
+    change = "was deleted"
+    with contextlib.suppress(OSError, ValueError):
+        holder = read_regular(held.path, max_bytes=200).decode(errors="replace").strip()
+        change = f"is another file now, of {holder or 'nobody'},"
+    raise OutputLockedError(
+        f"{held.path} {change} while this run (process {os.getpid()}) held it, and there may be two at work. This one "
+        "stops; once no other is at work, run again to resume"
+    )
+
+
+def _lock(path: pathlib.Path) -> int:
+    """Lock the file, write our name into it, and return its descriptor."""
+    while True:
+        descriptor = _open_lock(path)
+        try:
+            has_locks = _take(descriptor, path)
+            if has_locks and _is_at(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, _own_name(), 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if not has_locks:
+            return _lock_without_locks(path)
+        # Else somebody deleted it between the two steps, and may have locked another one.
+
+
+def _open_lock(path: pathlib.Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OutputError(f"{path} is not a regular file; datamat keeps its lock there: remove it")
+
+
+def _take(descriptor: int, path: pathlib.Path) -> bool:
+    """Lock a file; return False where its file system keeps no locks."""
+    import fcntl
+
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            return False
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+        raise _locked_by(path, holder or "a process that is just starting") from error
+    return True
+
+
+def _lock_without_locks(path: pathlib.Path) -> int:
+    """Put a file of our own at the path, unless the one there names a process of this host that is alive."""
+    holder = read_regular(path, max_bytes=200).decode(errors="replace").strip()
+    found = _HOLDER.fullmatch(holder)
+    if found and found[2] == socket.gethostname() and _is_alive(int(found[1])):
+        raise _locked_by(path, holder)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(descriptor, _own_name(), 0)
+        os.replace(temporary, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_at(descriptor: int, path: pathlib.Path) -> bool:
+    """Return whether an open file is the one at this path."""
+    mine = os.fstat(descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(path, follow_symlinks=False)
+        return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether another process has this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return pid != os.getpid()
+
+
+def _own_name() -> bytes:
+    return f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+
+
+def lock_holder(path: pathlib.Path) -> str:
+    """Return who holds a lock file, as text ("process 71 on host"), or "" where nobody does.
+
+    It takes no lock, never waits, and never disturbs a run that is about to lock.
+    """
+    with _HELD_LOCK:
+        if os.path.realpath(path) in _HELD:  # closing any descriptor of the file would end this process's own lock
+            return f"process {os.getpid()} on {socket.gethostname()}"
+        try:
+            descriptor = os.open(path, READ_FLAGS | getattr(os, "O_NOFOLLOW", 0))
+        except OSError:
+            return ""
+        try:
+            return _holder_of(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
+        finally:
+            os.close(descriptor)
+
+
+def _holder_of(descriptor: int) -> str:
+    found = os.read(descriptor, 200).decode(errors="replace").strip()
+    try:
+        import fcntl
+
+        if sys.platform != "linux":  # where the request has another layout
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    except (OSError, ImportError):  # the file system keeps no locks: the text is all there is
+        named = _HOLDER.fullmatch(found)
+        is_gone = named and named[2] == socket.gethostname() and not _is_alive(int(named[1]))
+        return "" if is_gone else found
+    return "" if kind == fcntl.F_UNLCK else found or f"process {pid}"
+
+
+def _locked_by(path: pathlib.Path, holder: str) -> OutputLockedError:
+    return OutputLockedError(f"{path.parent.parent} is being written by {holder}; wait for it, or give another output")

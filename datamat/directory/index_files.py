@@ -1,0 +1,349 @@
+"""The index beside the shards, `_index/SPLIT.index`: its columns, reading it within bounds, and finding keys in it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+
+from datamat.directory.files import open_regular, regular_path
+from datamat.directory.keys import KeyLookup, RecordKey
+from datamat.directory.rows import FILES, decode_value
+from datamat.errors import CorruptDataError, require_package, want_of_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from datamat.directory.keys import RecordNames
+
+
+__all__ = [
+    "DIGEST",
+    "KIND",
+    "SIZE",
+    "IndexTable",
+    "RecordPlace",
+    "SplitIndex",
+    "column_of_field",
+    "column_values",
+    "field_of_column",
+    "read_index",
+]
+
+_FILES = "files"
+_OWN = ("key", "shard", "record", _FILES)
+KIND = b"datamat"  # of a column, in the metadata of its Arrow field
+
+
+_PREFIX = "field_"
+SIZE, DIGEST = ":size", ":digest"
+"""Endings of the columns with size and digest of an input file."""
+
+
+def column_values(columns: Any, name: str) -> list[Any]:
+    """Return a column of a `pyarrow.Table` or `RecordBatch` of an index file, as the index had its values."""
+    values: list[Any] = columns.column(name).to_pylist()
+    kind = (columns.schema.field(name).metadata or {}).get(KIND)
+    if kind == b"path":
+        return [None if value is None else pathlib.Path(value) for value in values]
+    return [decode_value(value, "") for value in values] if kind == b"json" else values
+
+
+def field_of_column(name: str) -> str | None:
+    """Return the field that a column holds, or None where it holds something else of the row."""
+    if name in _OWN or name.endswith((SIZE, DIGEST)):
+        return None
+    return name.removeprefix(_PREFIX).removesuffix(":") if name.startswith(_PREFIX) else name
+
+
+def column_of_field(name: str) -> str:
+    """Return the name of the column that holds a field: the field's own, unless another column could have it."""
+    if name == FILES:
+        return _FILES
+    if name in _OWN or ":" in name or name.startswith(_PREFIX):
+        return f"{_PREFIX}{name}{':' if ':' in name else ''}"
+    return name
+
+
+# ---------------------------------------------------------------- index reading
+#
+# Index files read back, whoever wrote them; `run.publish` says what they hold.
+#
+# A small file can stand for a table of any size: one value and how often it comes, or zeros that compress to nothing.
+# So rows are counted before they are read, and the memory that they take is counted meanwhile.
+
+
+# Keys differ, and take some bytes each, however well they compress.
+_MOST_ROWS_PER_BYTE = 64
+_MOST_BYTES_PER_ROW = 4096
+_LEAST_BUDGET = 64 << 20
+_BATCH_ROWS = 65_536
+
+
+def read_index(
+    folder: pathlib.Path, name: str, columns: Sequence[str] | None = None, *, num_rows: int | None = None
+) -> Any:
+    """Return an index file of a directory as a `pyarrow.Table`, each column in one piece.
+
+    Args:
+        folder: the directory; no link out of it is followed.
+        name: path of the file below it.
+        columns: names of the columns to read; None reads all.
+        num_rows: number of rows that the manifest says; None reads any number.
+
+    Raises:
+        CorruptDataError: the file is missing, cannot be read, has other rows than the manifest says, or would take more
+            memory than an index does.
+        OutputError: descriptors or memory ran out.
+    """
+    require_package("pyarrow", "the index of a dataset")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = folder / name
+    try:
+        path = regular_path(folder, name)
+        with open_regular(path) as file, parquet.ParquetFile(file) as opened:
+            metadata, schema = opened.metadata, opened.schema_arrow
+            budget = _budget(metadata, num_rows, os.fstat(file.fileno()).st_size)
+            wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+            texts = [field.name for field in schema if field.type in (pa.string(), pa.binary())]
+            # pyarrow wants the names of dictionary columns when it opens a file, and the file has them: open it twice.
+            with parquet.ParquetFile(file, metadata=metadata, read_dictionary=texts) as of_texts:
+                batches = list(_batches(of_texts, wanted, budget))
+        return pa.Table.from_batches(batches, wanted).combine_chunks()
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise _unread(path, error) from error
+
+
+def _budget(metadata: Any, wanted: int | None, num_bytes: int) -> int:
+    """Return how many bytes of memory a file may take; raise `CorruptDataError` where it declares more.
+
+    Nothing else is read from the metadata: pyarrow ends the process when it is asked for a column that is damaged.
+    """
+    num_rows = metadata.num_rows
+    if wanted not in (None, num_rows):
+        raise CorruptDataError(f"it has {num_rows} rows, the manifest says {wanted}")
+    if num_rows > num_bytes * _MOST_ROWS_PER_BYTE:
+        raise CorruptDataError(f"it has {num_rows} rows in {num_bytes} bytes, more than an index can")
+    budget: int = max(_LEAST_BUDGET, num_rows * _MOST_BYTES_PER_ROW)
+    if sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) > budget:
+        raise CorruptDataError(f"its {num_rows} rows take more than {budget} bytes of memory")
+    return budget
+
+
+def _batches(opened: Any, schema: Any, budget: int) -> Iterator[Any]:
+    """Yield the rows, texts written out; raise `CorruptDataError` before they take more than the budget."""
+    import pyarrow as pa
+
+    left = budget
+    for batch in opened.iter_batches(_BATCH_ROWS, columns=schema.names, use_threads=False):
+        left -= sum(map(_expanded_bytes, batch.columns))
+        if left < 0:
+            raise CorruptDataError(f"its rows take more than {budget} bytes of memory")
+        yield pa.record_batch([_expanded(batch.column(name)) for name in schema.names], schema)
+
+
+def _expanded_bytes(column: Any) -> int:
+    """Return the bytes that a column takes once each of its texts is written out."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not isinstance(column, pa.DictionaryArray):
+        return int(column.nbytes)
+    lengths = pc.fill_null(pc.binary_length(column.dictionary), 0).to_numpy(zero_copy_only=False)
+    places = column.indices.drop_null().to_numpy(zero_copy_only=False)
+    if len(places) and not 0 <= places.min() <= places.max() < len(lengths):
+        raise CorruptDataError("it refers to texts that it does not hold")
+    return int(lengths[places].sum())
+
+
+def _expanded(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+
+
+def _unread(path: pathlib.Path, error: Exception) -> Exception:
+    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].removeprefix(f"{path} ")
+    return want_of_resources(path, error) or CorruptDataError(
+        f"index file {path}: {reason}; run the job again, or repair(), to rebuild it"
+    )
+
+
+# ---------------------------------------------------------------- from key to place
+#
+# The one way from the key of a row or record to its place in the shards.
+#
+# The index holds the keys of rows. Those of records follow from them (KEY, or KEY#0, KEY#1, ... where copies were
+# drawn), except in shards where a transform gave several records for one copy, or rows failed: there the records are
+# asked for their keys, once for each such shard. Memory holds the keys of the rows, and 30 bytes beside each.
+
+
+class IndexTable:
+    """An index file that was read: its rows by key, or by shard.
+
+    Args:
+        table: `pyarrow.Table` with the columns "key" and "shard" at least, as `read_index` returns it.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self._keys = table["key"]
+        self.shards: np.ndarray = table["shard"].to_numpy()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def find(self, row_key: str) -> int | None:
+        """Return the number of the row with this key, or None."""
+        return self._lookup.find(row_key)
+
+    def find_all(self, row_keys: Sequence[str]) -> np.ndarray:
+        """Return int64 (n,): the number of the row with each key, -1 where there is none."""
+        return self._lookup.find_all(row_keys)
+
+    def are_in_shard(self, rows: np.ndarray, number: int) -> np.ndarray:
+        """Return bool (n,): whether each row, -1 for none, is in a shard."""
+        found = rows >= 0
+        found[found] = self.shards[rows[found]] == number
+        return found
+
+    def rows_of_shard(self, number: int) -> np.ndarray:
+        """Return int64 (n,): the numbers of the rows of a shard, in order."""
+        order, ends = self._by_shard
+        return order[ends[number] : ends[number + 1]] if 0 <= number < len(ends) - 1 else order[:0]
+
+    def keys_at(self, rows: np.ndarray | Sequence[int]) -> list[str]:
+        """Return the keys of rows by number."""
+        return [self._keys[row].as_py() for row in rows] if len(rows) < 8 else self._keys.take(rows).to_pylist()
+
+    def values(self, column: str, rows: np.ndarray) -> list[Any] | None:
+        """Return values of a column as the index had them, by row number; None where there is no such column."""
+        if column not in self.table.column_names:
+            return None
+        return column_values(self.table.select([column]).take(rows), column)
+
+    @functools.cached_property
+    def _lookup(self) -> KeyLookup:
+        return KeyLookup.of(self._keys.to_pylist(), self.keys_at)
+
+    @functools.cached_property
+    def _by_shard(self) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(self.shards, kind="stable")
+        return order, np.searchsorted(self.shards[order], np.arange(int(self.shards.max(initial=-1)) + 2))
+
+
+class RecordPlace(NamedTuple):
+    """Where a record is.
+
+    Attributes:
+        row: number of its row in the index file.
+        shard: number of its shard in the split.
+        record: number of the record in the shard.
+    """
+
+    row: int
+    shard: int
+    record: int
+
+
+@final
+class SplitIndex:
+    """Finds the records of one split by key; the index file is read when a key is first asked for.
+
+    Args:
+        read: returns the index file as a table, with the columns "key", "shard" and "record" at least.
+        names: the keys of the records of a row.
+        num_shards: number of shards of the split.
+        stored_keys: returns the keys of the records of a shard, by its number.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Any],
+        names: RecordNames,
+        num_shards: int,
+        stored_keys: Callable[[int], Iterable[str]],
+    ) -> None:
+        self._read = read
+        self._names = names
+        self._num_shards = num_shards
+        self._stored_keys = stored_keys
+        self._places: dict[int, dict[str, int]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in {"table", "_firsts", "_irregular"}}
+
+    @functools.cached_property
+    def table(self) -> IndexTable:
+        """The rows of the index file."""
+        return IndexTable(self._read())
+
+    def find(self, key: RecordKey) -> RecordPlace | None:
+        """Return where a record is, or None where there is none of this key."""
+        row = self.table.find(key.row_key)
+        if row is None:
+            return None
+        shard, first = int(self.table.shards[row]), int(self._firsts[row])
+        if first < 0:
+            number = self.records_of(shard).get(str(key))
+        else:
+            place = self._names.place_of(key)
+            number = None if place is None else first + place
+        return None if number is None else RecordPlace(row, shard, number)
+
+    def is_regular(self, shard: int) -> bool:
+        """Tell whether every row of a shard gave one record for each copy."""
+        return shard not in self._irregular
+
+    def key_at(self, shard: int, record: int) -> str | None:
+        """Return the key of a record, or None where only the record itself has it."""
+        rows = self.table.rows_of_shard(shard)
+        if not len(rows) or not self.is_regular(shard):
+            return None
+        firsts = self._firsts[rows]
+        place = int(np.searchsorted(firsts, record, side="right")) - 1
+        return self._names.of(self.table.keys_at(rows[place : place + 1])[0])[record - int(firsts[place])]
+
+    def keys(self) -> list[str]:
+        """Return the keys of all records, in order."""
+        found: list[str] = []
+        for shard in range(self._num_shards):
+            if self.is_regular(shard):
+                rows = self.table.keys_at(self.table.rows_of_shard(shard))
+                found += rows if self._names.are_plain else [key for row in rows for key in self._names.of(row)]
+            else:
+                found += self.records_of(shard)
+        return found
+
+    def rows_of_records(self) -> np.ndarray:
+        """Return int64 (num_records,): the number of the row of each record, in order."""
+        found = [np.empty(0, np.int64)]
+        for shard in range(self._num_shards):
+            if self.is_regular(shard):
+                found.append(np.repeat(self.table.rows_of_shard(shard), self._names.copies))
+            else:
+                found.append(self.table.find_all([RecordKey.row_of(key) for key in self.records_of(shard)]))
+        return np.concatenate(found)
+
+    def records_of(self, shard: int) -> dict[str, int]:
+        """Return the number of each record of a shard by its key, as the records have it: read once."""
+        if shard not in self._places:
+            self._places[shard] = {key: number for number, key in enumerate(self._stored_keys(shard))}
+        return self._places[shard]
+
+    @functools.cached_property
+    def _irregular(self) -> frozenset[int]:
+        return frozenset(np.unique(self.table.shards[self._firsts < 0]).tolist())
+
+    @functools.cached_property
+    def _firsts(self) -> np.ndarray:
+        """int64 (num_rows,): number of the first record of each row in its shard, -1 where rows differ in how many."""
+        import pyarrow.compute as pc
+
+        firsts: np.ndarray = pc.fill_null(self.table.table["record"], -1).to_numpy()
+        return firsts

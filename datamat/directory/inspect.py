@@ -1,0 +1,696 @@
+"""What a file of records holds, whoever wrote it: its fields, their types, and samples."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import gzip
+import pathlib
+import struct
+import tarfile
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, final
+
+import numpy as np
+
+from datamat import codecs
+from datamat.directory.files import open_regular, regular_path
+from datamat.directory.manifest import Manifest
+from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError
+from datamat.features import Image, Scalar, Tensor, Text
+from datamat.formats.example import LEN, decode_example, fields, varint
+from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from datamat.codecs import ImageInfo
+    from datamat.features import Feature
+
+
+__all__ = [
+    "EXAMPLE",
+    "RAW",
+    "SEQUENCE",
+    "ColumnProfile",
+    "ColumnProfiler",
+    "Inspection",
+    "Values",
+    "inspect",
+    "parse_payload",
+    "picture_of",
+    "preview_values",
+]
+
+# ---------------------------------------------------------------- findings
+#
+# What the values of one field have in common: kind, lengths, range, images and their sizes, text.
+#
+# Values are examined one record at a time and dropped, so that memory stays at a few numbers per field. Of an image
+# only the header is read.
+
+
+_MOST_VALUES = 16  # distinct integers that are listed one by one; of more, only the range is given
+_MOST_SHOWN = 60
+_PICTURE_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM")
+_ANY_SIZE = 1 << 62
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ColumnProfile:
+    """What was found in one field.
+
+    Attributes:
+        name: name of the field.
+        kind: "image", "text", "bytes", or the name of a numpy dtype.
+        num_records: number of examined records that hold the field.
+        lengths: smallest and largest number of values in one record.
+        details: range, sizes and encodings, in words.
+        feature: feature that holds every value; None where bytes are neither images nor text, or there is no value.
+    """
+
+    name: str
+    kind: str
+    num_records: int
+    lengths: tuple[int, int]
+    details: str
+    feature: Feature | None
+
+
+@final
+class ColumnProfiler:
+    """Examines the values of a field, record by record.
+
+    Args:
+        name: name of the field, as the report shows it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._num_records = 0
+        self._lengths = _Range()
+        self._sizes = _Range()
+        self._numbers = _Range()
+        self._values: set[int] | None = set()  # None once there are too many
+        self._kinds: collections.Counter[str] = collections.Counter()
+        self._pictures = _Pictures()
+
+    def add(self, values: Sequence[bytes] | np.ndarray) -> None:
+        """Examine the values of one record: bytes, or a 1-D array of numbers."""
+        self._num_records += 1
+        self._lengths.add(len(values))
+        if isinstance(values, np.ndarray):
+            self._add_numbers(values)
+        else:
+            for value in values:
+                self._add_bytes(value)
+
+    def found(self) -> ColumnProfile:
+        """Return what was found."""
+        kind = self._kind()
+        lengths = self._lengths.bounds
+        return ColumnProfile(
+            self._name, kind, self._num_records, lengths, self._describe(kind), self._feature(kind, lengths)
+        )
+
+    def _add_numbers(self, values: np.ndarray) -> None:
+        self._kinds[values.dtype.name] += 1
+        finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        if not len(finite):
+            return
+        self._numbers.add(finite.min().item())
+        self._numbers.add(finite.max().item())
+        if self._values is not None and values.dtype.kind in "iub":
+            self._values.update(int(value) for value in np.unique(finite)[: _MOST_VALUES + 1])
+            if len(self._values) > _MOST_VALUES:
+                self._values = None
+
+    def _add_bytes(self, value: bytes) -> None:
+        self._sizes.add(len(value))
+        info = picture_of(value)
+        if info is not None:
+            self._kinds["image"] += 1
+            self._pictures.add(info)
+        else:
+            self._kinds["text" if _is_text(value) else "bytes"] += 1
+
+    def _kind(self) -> str:
+        kinds = set(self._kinds)
+        if not kinds:
+            return "no value"
+        if len(kinds) == 1:
+            return kinds.pop()
+        return "bytes" if kinds <= {"image", "text", "bytes"} else "/".join(sorted(kinds))
+
+    def _describe(self, kind: str) -> str:
+        if kind == "no value":
+            return ""
+        if kind == "image":
+            return f"{self._pictures}, {self._sizes} bytes"
+        if kind in {"text", "bytes"}:
+            mixed = ", ".join(f"{count:,} {name}" for name, count in sorted(self._kinds.items()))
+            return f"{self._sizes} bytes" + (f" ({mixed})" if len(self._kinds) > 1 else "")
+        if self._values and np.dtype(kind).kind in "iub":
+            return "values " + ", ".join(map(str, sorted(self._values)))
+        return f"{self._numbers}" if self._numbers.is_set else "no finite number"
+
+    def _feature(self, kind: str, lengths: tuple[int, int]) -> Feature | None:
+        is_one = lengths == (1, 1)
+        if kind in {"image", "text"}:
+            return (self._pictures.feature() if kind == "image" else Text()) if is_one else None
+        if kind in {"no value", "bytes"} or "/" in kind:
+            return None
+        return Scalar(kind) if is_one else Tensor((lengths[0] if lengths[0] == lengths[1] else None,), kind)
+
+
+def picture_of(value: bytes) -> ImageInfo | None:
+    """Return the header of an encoded image, or None where the bytes are no image that datamat reads."""
+    if not value.startswith(_PICTURE_STARTS):
+        return None
+    try:
+        return codecs.probe(value, max_pixels=_ANY_SIZE)
+    except InputError:
+        return None
+
+
+def preview_values(values: Sequence[bytes] | np.ndarray) -> str:
+    """Return the values of one field of one record as text to display, shortened where they are long."""
+    if isinstance(values, np.ndarray):
+        few = ", ".join(f"{value:g}" if values.dtype.kind == "f" else str(value) for value in values[:8].tolist())
+        more = f", ... ({len(values):,} values)" if len(values) > 8 else ""
+        return few + more if len(values) == 1 else f"[{few}{more}]"
+    texts = [_shown_bytes(value) for value in values[:8]]
+    return texts[0] if len(values) == 1 else f"[{', '.join(texts)}{', ...' if len(values) > 8 else ''}]"
+
+
+class _Range:
+    """Smallest and largest of some numbers."""
+
+    __slots__ = ("least", "most")
+
+    def __init__(self) -> None:
+        self.least: Any = None
+        self.most: Any = None
+
+    def add(self, number: Any) -> None:
+        if self.least is None:
+            self.least = self.most = number
+        elif number < self.least:
+            self.least = number
+        elif number > self.most:
+            self.most = number
+
+    @property
+    def is_set(self) -> bool:
+        return self.least is not None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return (self.least or 0, self.most or 0)
+
+    def __str__(self) -> str:
+        texts = [f"{number:,}" if isinstance(number, int) else f"{number:g}" for number in (self.least, self.most)]
+        return texts[0] if self.least == self.most else f"{texts[0]} to {texts[1]}"
+
+
+class _Pictures:
+    """Sizes and encodings of images, from their headers."""
+
+    def __init__(self) -> None:
+        self._encodings: collections.Counter[str] = collections.Counter()
+        self._heights, self._widths = _Range(), _Range()
+        self._channels: set[int] = set()
+        self._depths: set[int] = set()
+
+    def add(self, info: ImageInfo) -> None:
+        self._encodings[info.encoding] += 1
+        self._heights.add(info.height)
+        self._widths.add(info.width)
+        self._depths.add(info.bit_depth)
+        is_wide = info.bit_depth > 8
+        self._channels.add(info.channels if is_wide else 4 if info.alpha else 3 if info.palette else info.channels)
+
+    def feature(self) -> Feature:
+        sizes = [size.least if size.least == size.most else None for size in (self._heights, self._widths)]
+        channels = next(iter(self._channels)) if len(self._channels) == 1 else 4 if 4 in self._channels else 3
+        encoding = "jpeg" if set(self._encodings) == {"jpeg"} and channels != 4 else "png"
+        dtype = "uint16" if self._depths == {16} else "uint8"
+        return Image((*sizes, channels), encoding, dtype=dtype)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        encodings = ", ".join(name for name, _ in self._encodings.most_common())
+        channels = " or ".join(map(str, sorted(self._channels)))
+        plural = "" if self._channels == {1} else "s"
+        return f"{encodings}, height {self._heights}, width {self._widths}, {channels} channel{plural}"
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return False
+    return text.isprintable() or all(letter.isprintable() or letter in "\n\r\t" for letter in text)
+
+
+def _shown_bytes(value: bytes) -> str:
+    info = picture_of(value)
+    if info is not None:
+        return f"<{info.encoding}, {info.height} x {info.width}, {len(value):,} bytes>"
+    if _is_text(value):
+        text = value.decode()
+        return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+    return f"<{len(value):,} bytes: {value[:16].hex(' ')}{' ...' if len(value) > 16 else ''}>"
+
+
+# ---------------------------------------------------------------- messages
+#
+# What the payload of a record is: `tf.train.Example`, `tf.train.SequenceExample`, or something else, from any writer.
+#
+# Nothing in a TFRecord or ArrayRecord file says what its payloads are. A payload is taken for a message only where
+# every byte of its outer structure reads as one (tensorflow/core/example/example.proto); anything else is raw.
+
+
+EXAMPLE, SEQUENCE, RAW = "tf.train.Example", "tf.train.SequenceExample", "raw payload"
+
+Values: TypeAlias = "Sequence[bytes] | np.ndarray"
+"""What one field of a record holds: several bytes values, or a 1-D array of numbers."""
+
+_LISTS = 2  # SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
+
+
+def parse_payload(payload: bytes) -> tuple[str, Mapping[str, Values]]:
+    r"""Return what a payload is and its fields.
+
+    The steps of a feature list follow one another in the field `NAME[]`. A raw payload is one field without a name.
+
+    Example:
+        >>> parse_payload(b"\n\x0f\n\r\n\x03key\x12\x06\n\x04\n\x02a1")
+        ('tf.train.Example', {'key': [b'a1']})
+        >>> parse_payload(b"anything")
+        ('raw payload', {'': [b'anything']})
+    """
+    try:
+        numbers = _message_fields(payload)
+        if numbers == {1}:
+            return EXAMPLE, _columns(payload)
+        if numbers:
+            return SEQUENCE, {**_columns(payload), **_feature_lists(payload)}
+    except (CorruptDataError, UnicodeDecodeError):
+        pass
+    return RAW, {"": [payload]}
+
+
+def _message_fields(data: bytes) -> set[int]:
+    """Return the numbers of the outer fields; raise `CorruptDataError` where one is not a map of names."""
+    numbers = set()
+    for number, wire_type, start, stop in fields(data, 0, len(data)):
+        if number not in {1, _LISTS} or wire_type != LEN:
+            raise CorruptDataError(f"field {number} at byte {start} is none of the message")
+        numbers.add(number)
+        for entry, entry_type, begin, end in fields(data, start, stop):
+            if entry != 1 or entry_type != LEN:
+                raise CorruptDataError(f"byte {begin} is in no entry of the map")
+            inner = [(name, kind) for name, kind, _, _ in fields(data, begin, end)]
+            if inner not in ([(1, LEN), (2, LEN)], [(1, LEN)], [(2, LEN), (1, LEN)]):
+                raise CorruptDataError(f"the entry at byte {begin} has no name and value")
+    return numbers
+
+
+def _feature_lists(data: bytes) -> dict[str, Values]:
+    found: dict[str, Values] = {}
+    for number, _, start, stop in fields(data, 0, len(data)):
+        if number != _LISTS:
+            continue
+        for _, _, begin, end in fields(data, start, stop):
+            name, steps = "", []
+            for part, _, first, last in fields(data, begin, end):
+                if part == 1:
+                    name = data[first:last].decode()
+                else:
+                    steps += [_feature(data[a:b]) for _, _, a, b in fields(data, first, last)]
+            found[f"{name}[]"] = _joined(steps)
+    return found
+
+
+def _feature(data: bytes) -> Values:
+    """Decode one Feature, as the only one of an Example."""
+    value = b"\x12" + varint(len(data)) + data
+    entry = b"\x0a" + varint(len(value)) + value
+    return _columns(b"\x0a" + varint(len(entry)) + entry)[""]
+
+
+def _columns(data: bytes) -> dict[str, Values]:
+    columns = decode_example(data)
+    return {name: [values] if isinstance(values, bytes) else values for name, values in columns.items()}
+
+
+def _joined(steps: Sequence[Values]) -> Values:
+    arrays = [step for step in steps if isinstance(step, np.ndarray)]
+    if arrays:
+        return np.concatenate(arrays)
+    return [value for step in steps for value in step]
+
+
+# ---------------------------------------------------------------- inspection
+#
+# What is in a file of records, whoever wrote it: how many, with which fields, and whether it is whole.
+#
+#     first bytes ──> which format ──> records, one at a time ──> ColumnProfiler per field, the first records as text
+#                                               └── damage: where, and what could be read before it
+#
+# TFRecord (also gzip), Parquet, tar (also gzip), ArrayRecord, and finished directories of datamat. Every checksum that
+# the format has is verified. Images are known by their headers and not decoded; memory does not grow with the file.
+
+
+ReadRecord: TypeAlias = "Callable[[], tuple[str, Mapping[str, Values]]]"
+"""Parses a record that was read: its kind, and its fields."""
+
+_LOOKED_INTO = 100_000  # records whose fields are examined; further ones are only read and counted
+_BATCH_ROWS = 64
+_RECORDS_AT_ONCE = 16
+_MOST_MEMBER_BYTES = 1 << 30  # of a member of an archive, which is read as a whole
+_MOST_INFLATION = 1032  # of deflate: 258 bytes out of two bits
+_BLOCK_BYTES = 512  # of a tar archive
+_HEAD_BYTES = 1024
+_LENGTH = struct.Struct("<Q")
+_RIEGELI = bytes.fromhex("83af70d10d884a3f")  # hash of the first block's header, with which ArrayRecord files begin
+_GZIP = b"\x1f\x8b"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found in a file; its `str` is what `datamat inspect` prints.
+
+    Attributes:
+        path: the file or directory that was inspected.
+        format: format of the file, in words.
+        num_bytes: size of the file, or of all shards.
+        num_records: number of records that could be read.
+        contents: number of records of each kind ("tf.train.Example"); of a directory, by split.
+        fields: profile of each field, in the order of appearance.
+        num_looked_into: number of records that `fields` describes.
+        records: the first records, as text.
+        problem: the first damage: record, byte and what is wrong; "" where there is none.
+    """
+
+    path: str
+    format: str
+    num_bytes: int
+    num_records: int
+    contents: Mapping[str, int]
+    fields: tuple[ColumnProfile, ...]
+    num_looked_into: int
+    records: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no damage was found."""
+        return not self.problem
+
+    def __str__(self) -> str:
+        contents = ", ".join(f"{count:,} {kind}" for kind, count in self.contents.items())
+        in_brackets = f" ({contents})" if contents else ""
+        lines = [f"{self.path}: {self.format}, {self.num_bytes:,} bytes, {self.num_records:,} records{in_brackets}"]
+        if self.problem:
+            lines.append(f"DAMAGED: {self.problem}")
+        lines += _table(self.fields)
+        if self.fields and self.num_looked_into < self.num_records:
+            lines.append(f"fields as in the first {self.num_looked_into:,} records")
+        return "\n".join([*lines, *self.records])
+
+
+def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:
+    """Look into a file of records, or a finished directory.
+
+    Args:
+        path: a TFRecord, Parquet, tar or ArrayRecord file, TFRecord and tar also compressed by gzip; or a finished
+            directory of datamat, whose manifest is read and whose first shard is looked into.
+        records: number of first records to show.
+
+    Returns:
+        What was found. Damage does not raise: `problem` gives its place, and everything before it counts.
+
+    Raises:
+        InputError: the file is of no known format.
+        OutputError: the directory is not a finished directory of datamat.
+        OSError: the file cannot be opened.
+        CorruptDataError: it is a pipe or a device, or, in a directory, a link that leads out of it.
+        MissingDependencyError: the package that reads the format is not installed.
+
+    Example:
+        >>> print(inspect("train.tfrecord", records=2))   # doctest: +SKIP
+    """
+    if records < 0:
+        raise OptionError(f"inspect: records is {records}; want 0 or more")
+    place = pathlib.Path(path)
+    if place.is_dir():
+        return _inspect_directory(place, records)
+    name, read = _format_of(place)
+    return _inspect_file(place, name, read, records)
+
+
+def _inspect_directory(folder: pathlib.Path, records: int) -> Inspection:
+    manifest = Manifest.read(folder)
+    first = next((info.file for info in manifest.shards if info.num_records), manifest.shards[0].file)
+    shard = inspect(regular_path(folder, first), records=records)
+    return dataclasses.replace(
+        shard,
+        path=str(folder),
+        format=f"finished directory of {len(manifest.shards)} shards, {manifest.format}",
+        num_bytes=manifest.num_bytes,
+        num_records=manifest.num_records,
+        contents={split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()},
+        problem=f"{first}: {shard.problem}" if shard.problem else "",
+    )
+
+
+def _inspect_file(
+    path: pathlib.Path, name: str, read: Callable[[pathlib.Path], Iterator[ReadRecord]], most_shown: int
+) -> Inspection:
+    finders: dict[str, ColumnProfiler] = {}
+    contents: collections.Counter[str] = collections.Counter()
+    number, texts, problem = 0, [], ""
+    try:
+        for look in read(path):
+            if number < max(_LOOKED_INTO, most_shown):
+                kind, values = look()
+                contents[kind] += 1
+                for field, value in values.items():
+                    finders.setdefault(field, ColumnProfiler(field)).add(value)
+                if number < most_shown:
+                    texts.append(_record_text(number, kind, values))
+            number += 1
+    except CorruptDataError as error:
+        problem = f"record {number}: {error}; {number:,} records can be read before it"
+    return Inspection(
+        str(path),
+        name,
+        path.stat().st_size,
+        number,
+        {kind: count for kind, count in contents.items() if kind},
+        tuple(finder.found() for finder in finders.values()),
+        sum(contents.values()),
+        tuple(texts),
+        problem,
+    )
+
+
+def _record_text(number: int, kind: str, values: Mapping[str, Values]) -> str:
+    title = f"record {number}" + (f", {kind}" if kind and kind != EXAMPLE else "")
+    return "\n".join(
+        [f"{title}:", *(f"  {name or '(payload)'}: {preview_values(value)}" for name, value in values.items())]
+    )
+
+
+def _table(fields: tuple[ColumnProfile, ...]) -> list[str]:
+    rows = [
+        (
+            field.name or "(payload)",
+            field.kind,
+            str(field.lengths[0]) if field.lengths[0] == field.lengths[1] else "{} to {}".format(*field.lengths),
+            field.details,
+            _declaration(field.feature) if field.feature is not None else "",
+        )
+        for field in fields
+    ]
+    head = ("field", "kind", "values", "details", "as a feature")
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+
+
+def _declaration(feature: Feature) -> str:
+    """Return a feature as one would write it, without defaults."""
+    fields = {field.name: field for field in dataclasses.fields(feature)}  # type: ignore[arg-type]  # all of them are
+    given = {name: getattr(feature, name) for name, field in fields.items() if getattr(feature, name) != field.default}
+    return f"{type(feature).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def _format_of(path: pathlib.Path) -> tuple[str, Callable[[pathlib.Path], Iterator[ReadRecord]]]:
+    """Return the format of a file, by its first bytes, and what reads it; raise `InputError` where it is none."""
+    with open_regular(path) as file:
+        head = file.read(_HEAD_BYTES)
+    inner = _inflated(head) if head.startswith(_GZIP) else head
+    packed = ", gzip" if inner is not head else ""
+    if inner.startswith(b"PAR1") and not packed:
+        return "Parquet", _read_parquet
+    if inner[257:262] == b"ustar":
+        return f"tar archive{packed}", _read_tar
+    if inner.startswith(_RIEGELI) and not packed:
+        return "ArrayRecord", _read_arrayrecord
+    if not inner or _is_framed(inner) or "tfrecord" in path.name:
+        return f"TFRecord{packed}", functools.partial(_read_tfrecord, packed=bool(packed))
+    raise InputError(
+        f"{path}: its first bytes {head[:8].hex(' ')} are those of none of TFRecord, Parquet, tar and ArrayRecord; "
+        "give a file of records, or a finished directory"
+    )
+
+
+def _inflated(head: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
+    except zlib.error:
+        return head
+
+
+def _is_framed(head: bytes) -> bool:
+    """Tell whether bytes begin as a TFRecord does: with a length and its checksum."""
+    return len(head) >= FRAMING_BYTES and frame([b""], _LENGTH.unpack_from(head)[0])[0] == head[:12]
+
+
+def _read_tfrecord(path: pathlib.Path, *, packed: bool) -> Iterator[ReadRecord]:
+    offset = 0
+    opened: Any = gzip.open(path) if packed else open(path, "rb", buffering=1 << 20)  # noqa: SIM115 -- closed below
+    with opened as file:
+        while True:
+            try:
+                payload = read_payload(file)
+            except (CorruptDataError, EOFError, OSError, zlib.error) as error:
+                where = f"at byte {offset:,}{' once inflated' if packed else ''}"
+                raise CorruptDataError(f"{where}: {error}") from error
+            if payload is None:
+                return
+            offset += len(payload) + FRAMING_BYTES
+            yield functools.partial(parse_payload, payload)
+
+
+def _read_arrayrecord(path: pathlib.Path) -> Iterator[ReadRecord]:
+    try:
+        from array_record.python.array_record_module import ArrayRecordReader
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"{path} is an ArrayRecord file, which the package array-record reads; "
+            "install it with: pip install 'datamat[arrayrecord]'"
+        ) from error
+    reader = ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:1")
+    try:
+        for start in range(0, reader.num_records(), _RECORDS_AT_ONCE):
+            for payload in reader.read(start, min(start + _RECORDS_AT_ONCE, reader.num_records())):
+                yield functools.partial(parse_payload, payload)
+    except RuntimeError as error:
+        raise CorruptDataError(f"{error}") from error
+    finally:
+        reader.close()
+
+
+def _read_parquet(path: pathlib.Path) -> Iterator[ReadRecord]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                names = batch.schema.names
+                for row in range(batch.num_rows):
+                    yield functools.partial(_row_of, batch, names, row)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(str(error).partition("\n")[0]) from error
+
+
+def _row_of(batch: Any, names: list[str], row: int) -> tuple[str, dict[str, Values]]:
+    columns = {name: _values_of(batch.column(place)[row]) for place, name in enumerate(names)}
+    return "", {name: values for name, values in columns.items() if values is not None}
+
+
+def _values_of(scalar: Any) -> Values | None:
+    """Return one cell of a table as a record would hold it; None where it is null."""
+    value = scalar.as_py()
+    if value is None:
+        return None
+    if isinstance(value, dict):  # an image of Hugging Face `datasets` is {bytes, path}
+        value = value["bytes"] if isinstance(value.get("bytes"), bytes) else repr(value)
+    if isinstance(value, (str, bytes)):
+        return [value.encode() if isinstance(value, str) else value]
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc":
+        return _typed(array, scalar.type).reshape(-1)
+    return [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
+
+
+def _typed(array: np.ndarray, arrow_type: Any) -> np.ndarray:
+    """Return numbers in the type that the table has them in: Python's own have lost it."""
+    while hasattr(arrow_type, "value_type"):
+        arrow_type = arrow_type.value_type
+    return array.astype(arrow_type.to_pandas_dtype())
+
+
+def _read_tar(path: pathlib.Path) -> Iterator[ReadRecord]:
+    """Yield the samples of an archive: members that stand together and have the name before the first dot in common."""
+    sample: dict[str, Values] = {}
+    current = failure = None
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for name, data in _files_of(archive, min(_MOST_MEMBER_BYTES, path.stat().st_size * _MOST_INFLATION)):
+                if current not in (None, stem := _sample_name(name)):
+                    yield functools.partial(_as_it_is, sample)
+                    sample = {}
+                current = stem
+                sample[_sample_name(name, ending=True)] = [data]
+            _check_end(archive)
+    except (tarfile.TarError, CorruptDataError, EOFError, OSError, OverflowError, ValueError, zlib.error) as error:
+        failure = error
+    if sample:  # the members that it has are whole
+        yield functools.partial(_as_it_is, sample)
+    if failure is not None:
+        raise CorruptDataError(str(failure)) from failure
+
+
+def _as_it_is(sample: dict[str, Values]) -> tuple[str, dict[str, Values]]:
+    return "", sample
+
+
+def _files_of(archive: tarfile.TarFile, most_bytes: int) -> Iterator[tuple[str, bytes]]:
+    for member in archive:
+        if not 0 <= member.size <= most_bytes:
+            raise CorruptDataError(
+                f"{member.name}: its header says {member.size:,} bytes; want 0 to {most_bytes:,}, which is all that "
+                "this file can hold and inspect reads"
+            )
+        archive.members = []  # type: ignore[attr-defined]  # else the archive keeps them all
+        if member.isfile():
+            file = archive.extractfile(member)
+            data = file.read() if file else b""
+            if len(data) != member.size:
+                raise CorruptDataError(f"{member.name}: {len(data):,} of {member.size:,} bytes are there")
+            yield member.name, data
+
+
+def _sample_name(name: str, *, ending: bool = False) -> str:
+    directory, slash, base = name.rpartition("/")
+    stem, _, endings = base.partition(".")
+    return endings if ending else directory + slash + stem
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Raise where an archive does not end as it should: `tarfile` takes a damaged header for the end."""
+    file: BinaryIO = archive.fileobj  # type: ignore[assignment]  # it was opened from a path
+    file.seek(archive.offset)
+    block = file.read(_BLOCK_BYTES)
+    if not block:
+        raise CorruptDataError("the archive does not end in blocks of zeros: it was cut off")
+    if any(block):
+        raise CorruptDataError(f"at byte {archive.offset:,}: no header of a member, and no end of the archive")

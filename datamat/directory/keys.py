@@ -1,0 +1,412 @@
+"""Keys of rows and records, and names of shards: how they are written, parsed, hashed and looked up.
+
+KEY                   of a row, and of its record where it was stored as it is
+KEY#COPY              of a record that is one of several copies, or that a transform drew
+KEY#COPY-NUMBER       of a record where the transform gave several for one copy
+NAME-SPLIT-XXXXX-of-YYYYY      of a shard: dataset, split, number of the shard, and how many the split has
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from itertools import accumulate, groupby, islice, repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from datamat.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+__all__ = [
+    "DATASET_NAME",
+    "MIX64_STEPS",
+    "SPLIT_NAME",
+    "KeyDigest",
+    "KeyLookup",
+    "RecordKey",
+    "RecordNames",
+    "ShardName",
+    "bad_key",
+    "is_shard_file",
+    "key_hash",
+    "mix64",
+    "original_key",
+    "records_by_row",
+    "row_runs",
+    "safe_key",
+    "safe_keys",
+    "stored_key",
+    "stored_keys",
+]
+
+# ---------------------------------------------------------------- names of datasets, splits and shards
+#
+# They go into file names, and a manifest is read from wherever people got it: nothing in a name may lead elsewhere.
+
+
+DATASET_NAME = re.compile(r"\w+(?:-\w+)*\Z")
+SPLIT_NAME = re.compile(r"\w+\Z")  # Hugging Face and TFDS accept word characters only
+_SHARD = r"(\w+(?:-\w+)*)-(\w+)-(\d{5})-of-(\d{5})"
+_SHARD_NAME = re.compile(rf"{_SHARD}\Z")
+_SHARD_FILE = re.compile(rf"{_SHARD}(?:\.\w+)+\Z")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardName:
+    """The name of a shard, which begins the names of its files: NAME-SPLIT-XXXXX-of-YYYYY.
+
+    Attributes:
+        dataset: name of the dataset.
+        split: name of the split.
+        number: number of the shard in the split, from 0.
+        count: number of shards of the split.
+
+    Example:
+        >>> str(ShardName("camvid", "train", 3, 8))
+        'camvid-train-00003-of-00008'
+        >>> ShardName.parse("camvid-train-00003-of-00008").short
+        'train-00003'
+    """
+
+    dataset: str
+    split: str
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, name: str) -> ShardName:
+        """Return the parts of a name; raises `ValueError` where it is not that of a shard."""
+        found = _SHARD_NAME.match(name)
+        if not found:
+            raise ValueError(f"{name!r} is not the name of a shard; want NAME-SPLIT-XXXXX-of-YYYYY")
+        return cls(found[1], found[2], int(found[3]), int(found[4]))
+
+    def __str__(self) -> str:
+        return f"{self.dataset}-{self.split}-{self.number:05d}-of-{self.count:05d}"
+
+    @property
+    def short(self) -> str:
+        """The name within the dataset: SPLIT-XXXXX."""
+        return f"{self.split}-{self.number:05d}"
+
+
+def is_shard_file(name: str) -> bool:
+    """Tell whether a name is that of a file of a shard: the name of the shard and an extension."""
+    return bool(_SHARD_FILE.match(name))
+
+
+# ---------------------------------------------------------------- keys of records
+
+
+# Keys become file and member names: no separator, mark of copies, control character or `..`, and none is empty. What a
+# key of the user's holds of these is escaped as in a URL. One search over many keys, joined by newlines, tests all.
+_BAD_KEY = re.compile(r"[/\\#\x00-\x09\x0b-\x1f\x7f]|\.\.|(?:\A|\n)(?:\n|\Z)")
+_ESCAPE = r"%([01][0-9A-F]|2[35EF]|5C|7F)"  # of an unsafe character, or of a % that begins what looks like an escape
+_ESCAPED = re.compile(_ESCAPE)
+_UNSAFE = re.compile(rf"[/\\#\x00-\x1f\x7f]|(?<=\.)\.|%(?={_ESCAPE[1:]})")
+_COPY = re.compile(r"(0|[1-9][0-9]{0,17})(?:-(0|[1-9][0-9]{0,17}))?\Z")
+
+
+def safe_key(key: str) -> str:
+    r"""Return the form in which the key of a row is stored, which any key has but the empty one and lone surrogates.
+
+    `/`, `\`, `#`, control characters and the second dot of `..` become `%2F` and the like; nothing else changes, so
+    that most keys stay as they are. Different keys have different forms; `original_key` returns the key.
+
+    Example:
+        >>> safe_key("cats/1.png"), safe_key("50%"), original_key("cats%2F1.png")
+        ('cats%2F1.png', '50%', 'cats/1.png')
+    """
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", key)
+
+
+def original_key(key: str) -> str:
+    """Return the key that a row had in its source, of the form in which it is stored; see `safe_key`.
+
+    Args:
+        key: key of a row, as `sample["key"]` has it; that of a record with a copy keeps its `#COPY`.
+
+    Example:
+        >>> original_key("cats%2F1.png#0"), original_key("a")
+        ('cats/1.png#0', 'a')
+    """
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), key)
+
+
+def safe_keys(keys: Sequence[Any]) -> Sequence[Any]:
+    """Return the stored forms of many keys; what is no str stays."""
+    if bad_key(keys) is None and not any("%" in key for key in keys):
+        return keys
+    return [safe_key(key) if type(key) is str else key for key in keys]
+
+
+def bad_key(keys: Sequence[Any]) -> int | None:
+    """Return the position of the first value that cannot be stored as the key of a row, or None where each can."""
+    if set(map(type, keys)) == {str}:
+        joined = "\n".join(keys)
+        if not _BAD_KEY.search(joined) and joined.count("\n") == len(keys) - 1 and _encodes(joined):
+            return None
+    bad = (
+        position
+        for position, key in enumerate(keys)
+        if type(key) is not str or "\n" in key or _BAD_KEY.search(key) or not _encodes(key)
+    )
+    return next(bad, None)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordKey:
+    """The key of a record: KEY, KEY#COPY or KEY#COPY-NUMBER.
+
+    Attributes:
+        row_key: key of the row that the record was made from.
+        copy: number of the copy, from 0; None where the row was stored as it is.
+        number: number of the record among those that a transform gave for the copy, from 0; None where it gave one.
+
+    Example:
+        >>> RecordKey.parse("0001TP#3-1")
+        RecordKey(row_key='0001TP', copy=3, number=1)
+        >>> str(RecordKey("0001TP", 3))
+        '0001TP#3'
+    """
+
+    row_key: str
+    copy: int | None = None
+    number: int | None = None
+
+    @classmethod
+    def parse(cls, key: str) -> RecordKey:
+        """Return the parts of a key; raises `OptionError` where it is none, as for "0001TP#" or "0001TP#01"."""
+        row_key, mark, suffix = key.partition("#")
+        if not mark:
+            return cls(row_key)
+        found = _COPY.match(suffix)
+        if not found:
+            raise OptionError(f"record {key!r}: want KEY, KEY#COPY or KEY#COPY-NUMBER, with numbers from 0")
+        return cls(row_key, int(found[1]), None if found[2] is None else int(found[2]))
+
+    @property
+    def stored(self) -> RecordKey:
+        """This key with that of the row as it is stored: a user may ask with the one that it had in the source."""
+        is_stored = bad_key([self.row_key]) is None
+        return self if is_stored else dataclasses.replace(self, row_key=safe_key(self.row_key))
+
+    def __str__(self) -> str:
+        return self.row_key if self.copy is None else self.format(self.row_key, self.copy, self.number)
+
+    @staticmethod
+    def format(row_key: str, copy: int, number: int | None = None) -> str:
+        """Return the key of a record as text, without making a `RecordKey`: workers do this for every record."""
+        return f"{row_key}#{copy}" if number is None else f"{row_key}#{copy}-{number}"
+
+    @staticmethod
+    def row_of(key: str) -> str:
+        """Return the key of the row of a record, without making a `RecordKey`."""
+        return key.partition("#")[0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordNames:
+    """The keys of the records of a row, where a transform gives one record for each copy.
+
+    Attributes:
+        copies: records of each row.
+        augmented: whether a transform drew them.
+
+    Example:
+        >>> RecordNames(copies=2, augmented=True).of("a")
+        ['a#0', 'a#1']
+    """
+
+    copies: int
+    augmented: bool
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether the key of a record is that of its row."""
+        return self.copies == 1 and not self.augmented
+
+    def of(self, row_key: str) -> list[str]:
+        """Return the keys of a row's records, in order."""
+        return [row_key] if self.are_plain else [f"{row_key}#{copy}" for copy in range(self.copies)]
+
+    def place_of(self, key: RecordKey) -> int | None:
+        """Return the place of a record among those of its row, or None where the row has no such record."""
+        if self.are_plain:
+            return 0 if key.copy is None else None
+        return key.copy if key.copy is not None and key.copy < self.copies and key.number is None else None
+
+
+def stored_key(record: Mapping[str, Any]) -> str:
+    """Return the key that a record's columns hold."""
+    key = record["key"]
+    return (key if isinstance(key, bytes) else bytes(key[0])).decode()
+
+
+def stored_keys(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the key of each record."""
+    return map(stored_key, records)
+
+
+def row_runs(keys: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield the rows of records in their order: key of the row, position of its first record, number of its records.
+
+    Args:
+        keys: keys of records in their order, those of one row next to each other.
+
+    Example:
+        >>> list(row_runs(["a#0", "a#1", "b#0-0"]))
+        [('a', 0, 2), ('b', 2, 1)]
+    """
+    first = 0
+    for row_key, records in groupby(keys, key=RecordKey.row_of):
+        count = sum(1 for _ in records)
+        yield row_key, first, count
+        first += count
+
+
+def records_by_row(keys: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return position of the first record and number of records of each row, by its key; `keys` as for `row_runs`."""
+    return {row_key: (first, count) for row_key, first, count in row_runs(keys)}
+
+
+# ---------------------------------------------------------------- hashes and look-up
+
+
+def key_hash(key: str) -> int:
+    """Return the stable 64-bit hash of `key` (XXH3) that decides its split and its place in a shard."""
+    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogatepass"))  # anyone may look up what no index holds
+
+
+class KeyLookup:
+    """Finds rows by key, through their sorted hashes: 12 bytes of memory for each row, whatever its key.
+
+    Args:
+        hashes: uint64 (n,), the `key_hash` of the key of each row.
+        keys_at: function that takes row numbers and returns their keys, to distinguish equal hashes.
+
+    Example:
+        >>> keys = ["a", "b"]
+        >>> lookup = KeyLookup.of(keys)
+        >>> lookup.find("b"), lookup.find("c"), lookup.find_all(["c", "a"])
+        (1, None, array([-1,  0]))
+    """
+
+    def __init__(self, hashes: np.ndarray, keys_at: Callable[[Sequence[int]], Sequence[str]]) -> None:
+        order = np.argsort(hashes, kind="stable")
+        self._hashes = np.ascontiguousarray(hashes[order])
+        self._rows = order.astype(np.uint32)
+        self._keys_at = keys_at
+
+    @classmethod
+    def of(cls, keys: Sequence[str], keys_at: Callable[[Sequence[int]], Sequence[str]] | None = None) -> KeyLookup:
+        """Return the look-up of these keys, which it holds unless `keys_at` returns them from elsewhere."""
+        hashes = np.fromiter(map(key_hash, keys), np.uint64, len(keys))
+        return cls(hashes, keys_at or (lambda rows: [keys[row] for row in rows]))
+
+    def find(self, key: str) -> int | None:
+        """Return the number of the first row with this key, or None."""
+        wanted = np.uint64(key_hash(key))
+        place = int(self._hashes.searchsorted(wanted))
+        while place < len(self._rows) and self._hashes[place] == wanted:
+            row = int(self._rows[place])
+            if self._keys_at((row,))[0] == key:
+                return row
+            place += 1
+        return None
+
+    def find_all(self, keys: Sequence[str]) -> np.ndarray:
+        """Return int64 (n,): the number of the first row with each key, -1 where there is none."""
+        found = np.full(len(keys), -1, np.int64)
+        hashes = np.fromiter(map(key_hash, keys), np.uint64, len(keys))
+        places = np.searchsorted(self._hashes, hashes)
+        asked = np.flatnonzero(places < len(self._rows))
+        asked = asked[self._hashes[places[asked]] == hashes[asked]]
+        rows = self._rows[places[asked]].tolist()
+        for number, row, key in zip(asked.tolist(), rows, self._keys_at(rows), strict=True):
+            other = row if key == keys[number] else self.find(keys[number])
+            found[number] = -1 if other is None else other
+        return found
+
+
+MIX64_STEPS = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+
+
+def mix64(values: np.ndarray) -> np.ndarray:
+    """Return uint64 values scattered over the whole range: the finisher of splitmix64 (Steele et al., 2014)."""
+    with np.errstate(over="ignore"):
+        for shift, factor in MIX64_STEPS:
+            values = (values ^ (values >> shift)) * factor
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+class KeyDigest:
+    """A digest of a sequence of keys that can be combined from the digests of its runs.
+
+    The keys' 128-bit XXH3 hashes are the coefficients of a polynomial over the prime field of 2**127 - 1, evaluated at
+    a fixed point: a lost, duplicated, changed or moved key changes it, and parts can be computed separately.
+
+    Example:
+        >>> whole, first, second = KeyDigest(["a", "b", "c"]), KeyDigest(["a"]), KeyDigest(["b", "c"])
+        >>> (first + second).hexdigest() == whole.hexdigest()
+        True
+    """
+
+    _PRIME = (1 << 127) - 1
+    _POINT = 0x5851F42D4C957F2D14057B7EF767814F  # any fixed point; this is Knuth's and PCG's multiplier, joined
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, keys: Iterable[str] = (), *, value: int = 0, count: int = 0) -> None:
+        self.value = value
+        self.count = count
+        self.extend(keys)
+
+    def add(self, key: str) -> None:
+        """Append one key."""
+        self.value = (self.value * self._POINT + xxhash.xxh3_128_intdigest(key.encode())) % self._PRIME
+        self.count += 1
+
+    def extend(self, keys: Iterable[str]) -> None:
+        """Append many keys, in a third of the time."""
+        iterator = iter(keys)
+        while hashes := [xxhash.xxh3_128_intdigest(key.encode()) for key in islice(iterator, _KEYS_AT_ONCE)]:
+            count = len(hashes)
+            run = sum(map(operator.mul, hashes, _POWERS[count - 1 :: -1]))
+            self.value = (self.value * _POWERS[count] + run) % self._PRIME
+            self.count += count
+
+    def __add__(self, other: KeyDigest) -> KeyDigest:
+        """Return the digest of these keys followed by the other's."""
+        moved = self.value * pow(self._POINT, other.count, self._PRIME)
+        return KeyDigest(value=(moved + other.value) % self._PRIME, count=self.count + other.count)
+
+    def hexdigest(self) -> str:
+        """Return 32 hex digits."""
+        return f"{self.value:032x}"
+
+
+_KEYS_AT_ONCE = 256
+_POWERS = tuple(
+    accumulate(
+        repeat(KeyDigest._POINT, _KEYS_AT_ONCE), lambda power, point: power * point % KeyDigest._PRIME, initial=1
+    )
+)

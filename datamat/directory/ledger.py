@@ -1,0 +1,233 @@
+"""The ledger: what happened to an output, one line of JSON per event, in `.datamat/ledger.jsonl`.
+
+    {"time": "2026-11-21T07:30:00.123Z", "run": "5f0c9a1e", "event": "sample_skipped", "key": "0001", ...}
+
+It is the history; receipts and the manifest are the truth. Only the process that runs the job writes it, each line
+in one `write` to the end of the file, so that another process may read it meanwhile. A kill can tear the last line:
+readers skip it, and the next run starts a new line.
+
+EVENT               WHAT ITS LINE ALSO HOLDS
+run_started         versions, options, host, pid
+part_committed      shard, part, rows, records, bytes, busy_s
+part_damaged        shard, part, message; again: the numbers of the parts that are made again
+sample_skipped      shard, position, key, error, message, attempts; so do sample_quarantined and sample_retried
+sample_dropped      shard, position, key, error, message: one that was left out on purpose, by Skip or None
+sample_mended       a sample that was in quarantine and is good now: shard, key
+sample_failed       the sample that ended the run: key, message
+sample_timeout      shard, part, key, message with the stack; so does worker_died
+deadline_reached    rows and records that are done; so does disk_reached
+interrupted         error, message; so does run_failed
+run_finished        is_complete, rows, failed, records, bytes, elapsed_s
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from datamat.errors import READ_FLAGS, CorruptDataError, OutputError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator, Mapping
+
+
+__all__ = ["LEDGER_FILE", "FailedRow", "Ledger", "LedgerEntry", "cut_text", "read_ledger"]
+
+_MOST_LINE_BYTES = 1 << 24  # more than any traceback; a file without line ends must not fill the memory
+LEDGER_FILE = "ledger.jsonl"
+_OF_ROWS = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped"})
+_LONGEST_TEXT = 4000  # of a message, in characters: a stack fits, a tensor that somebody printed does not
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that gave no record, or did so only when it was tried again; or a record that was left out on purpose.
+
+    Attributes:
+        position: position of the row in the order of the plan.
+        key: key of the row; of the record, where the row gave others.
+        error: name of the error's class.
+        message: description of the failure, or why it was left out.
+        action: response to the failure: "skip", "quarantine" or "retry"; "drop" where there is none.
+        attempts: number of times that the row was tried.
+    """
+
+    position: int
+    key: str
+    error: str
+    message: str
+    action: str
+    attempts: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the ledger records of it; long text is cut."""
+        return _cut({name: getattr(self, name) for name in ("position", "key", "error", "message", "attempts")})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One line of the ledger.
+
+    Attributes:
+        time: time of writing, in UTC, by the clock of the machine that ran.
+        run: id of the run, eight hex digits.
+        event: name of the event.
+        values: all other values of the line, by name.
+    """
+
+    time: datetime.datetime
+    run: str
+    event: str
+    values: Mapping[str, Any]
+
+
+class Ledger:
+    """Appends to a ledger.
+
+    Args:
+        path: the file, made if missing.
+
+    Raises:
+        OutputError: it cannot be written, or is a link.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.run = os.urandom(4).hex()
+        self._path = path
+        # O_NOFOLLOW: a link planted there would have us append to a file elsewhere.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self._descriptor = os.open(path, flags, 0o666)
+        except OSError as error:
+            raise self._refused(error) from error
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self._descriptor)
+            raise OutputError(f"{path} is not a regular file; datamat keeps its ledger there: remove it")
+        size = found.st_size
+        self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one line.
+
+        Args:
+            event: name of what happened, such as "part_committed".
+            values: further JSON values to record; long text is cut.
+
+        Raises:
+            OutputError: the disk does not take it.
+        """
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"time": now, "run": self.run, "event": event, **_cut(values)})
+        data = f"{line}\n".encode("ascii")
+        self._append(b"\n" + data if self._is_torn else data)
+
+    def recorded_rows(self) -> set[tuple[str, str, str, str]]:
+        """Return event, shard, key and message of each row recorded since a run was last complete.
+
+        What cannot be read counts as not recorded: better twice than never.
+        """
+        found: set[tuple[str, str, str, str]] = set()
+        with contextlib.suppress(OSError, CorruptDataError):
+            for entry in read_ledger(self._path, without="part_committed"):
+                if entry.event == "run_finished" and entry.values.get("is_complete"):
+                    found.clear()
+                elif entry.event in _OF_ROWS:
+                    shard, key, message = (str(entry.values.get(name)) for name in ("shard", "key", "message"))
+                    found.add((entry.event, shard, key, message))
+        return found
+
+    def sync(self) -> None:
+        """Flush what was written to the disk."""
+        with contextlib.suppress(OSError):  # whatever needed the disk reports that it fails
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.sync()
+        os.close(self._descriptor)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data:
+                written = os.write(self._descriptor, data)
+                self._is_torn = data[written - 1 : written] != b"\n"
+                data = data[written:]
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"{self._path} cannot be written: {error.strerror or error}; make room or give a folder that can be written"
+        )
+
+
+def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[LedgerEntry]:
+    """Yield the entries of a ledger, oldest first; a run may append to it meanwhile.
+
+    Lines torn by a kill or a full disk are skipped: the last one, and one that is followed by the start of the next run
+    or by the failure of its own.
+
+    Args:
+        path: the ledger, most often `OUTPUT/.datamat/ledger.jsonl`.
+        without: an event to leave out: its lines are not parsed, which takes most of the time where parts are many.
+
+    Raises:
+        OSError: it cannot be read.
+        CorruptDataError: a line is not one that datamat wrote; names it.
+
+    Example:
+        >>> [entry.event for entry in read_ledger("out/camvid/.datamat/ledger.jsonl")]   # doctest: +SKIP
+        ['run_started', 'part_committed', 'run_finished']
+    """
+    descriptor = os.open(path, READ_FLAGS)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CorruptDataError(f"{os.fspath(path)} is not a regular file; want a ledger that datamat wrote")
+        bad: CorruptDataError | None = None
+        lines = iter(functools.partial(file.readline, _MOST_LINE_BYTES), b"")
+        left_out = f'"event": "{without}"'.encode()  # in a value, its quotes would be escaped
+        for number, line in enumerate(lines, start=1):
+            if without and bad is None and left_out in line and line.endswith(b"\n"):
+                continue
+            try:
+                entry = _parsed(line)
+            except (ValueError, KeyError, TypeError) as error:
+                if bad is not None:
+                    raise bad from error
+                bad = CorruptDataError(f"{os.fspath(path)}, line {number}: {error}; want a line that datamat wrote")
+                continue
+            if bad is not None and entry.event not in {"run_started", "run_failed"}:
+                raise bad
+            bad = None
+            yield entry
+
+
+def _parsed(line: bytes) -> LedgerEntry:
+    if not line.endswith(b"\n"):
+        raise ValueError("it is longer than any line" if len(line) == _MOST_LINE_BYTES else "it is cut off")
+    found = json.loads(line)
+    time = datetime.datetime.fromisoformat(found.pop("time"))
+    run, event = found.pop("run"), found.pop("event")
+    if not (isinstance(run, str) and isinstance(event, str) and time.tzinfo):
+        raise ValueError("time, run or event is not as datamat writes it")
+    return LedgerEntry(time, run, event, found)
+
+
+def _cut(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: cut_text(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def cut_text(text: str) -> str:
+    """Return a text as the ledger records it: cut where it is long."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ... ({len(text):,} characters)"

@@ -1,0 +1,802 @@
+"""The manifest: what a finished directory holds, by shard; and the entries of shards finished before it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import pathlib
+import re
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import xxhash
+
+from datamat.directory.files import (
+    WORK,
+    commit,
+    commit_json,
+    commit_many,
+    digest_file,
+    expand_home,
+    fsync_folder,
+    open_regular,
+    parse_json,
+    publish,
+    read_json,
+    read_regular,
+    regular_path,
+    render_json,
+)
+from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
+from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, want_of_resources
+from datamat.features import Features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import BinaryIO
+
+    from datamat.formats import Buffer
+
+
+__all__ = [
+    "HELD",
+    "INDEX_FOLDER",
+    "MANIFEST_FILE",
+    "MOST_MANIFEST_BYTES",
+    "FilePart",
+    "IndexInfo",
+    "Manifest",
+    "ShardFiles",
+    "ShardInfo",
+    "TreeHash",
+    "by_shard",
+    "file_names",
+    "formats_of",
+    "growing_path",
+    "index_file",
+    "is_being_replaced",
+    "is_older",
+    "manifest_bytes",
+    "note_finished",
+    "put_aside",
+    "read_entries",
+    "read_entry",
+    "salvaged_shards",
+    "shard_pattern",
+    "shards_of",
+    "tree_checksum",
+    "withdraw_manifest",
+    "write_entry",
+]
+
+# ---------------------------------------------------------------- manifest
+#
+# What a finished directory says about itself: `manifest.json`, written last and read first.
+#
+# JSON only. It holds no time, host or number of workers: the same data gives the same manifest, byte for byte.
+
+
+MANIFEST_FILE = "manifest.json"
+INDEX_FOLDER = "_index"
+MOST_MANIFEST_BYTES = 1 << 28  # half a million shards; more is no file of ours
+_VERSION = 1
+_CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")  # names copies of files
+_LEAST_SHARED_BYTES = 32 << 20  # of a file that several threads read: 10 ms of work for one
+_MOST_THREADS = 8
+_READ_BYTES = 1 << 20
+_MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
+
+
+class FilePart(NamedTuple):
+    """A range of a file, and the XXH3-128 digest of its bytes as 32 hex digits."""
+
+    num_bytes: int
+    digest: str
+
+
+def tree_checksum(parts: Iterable[FilePart]) -> str:
+    """Return the checksum of a file, made of the digests of its parts: XXH3-128 of a line "SIZE DIGEST" for each.
+
+    Example:
+        >>> tree_checksum([FilePart(3, "0" * 32)])
+        'd89b5a2dbdef2b79eacb906bf775146f'
+    """
+    return xxhash.xxh3_128_hexdigest("".join(f"{part.num_bytes} {part.digest}\n" for part in parts).encode())
+
+
+class TreeHash:
+    """Makes the checksum of a file, as `tree_checksum` does, while its bytes pass.
+
+    Args:
+        parts: the expected parts, whose sizes say where to cut; bytes behind them make one more part.
+    """
+
+    def __init__(self, parts: Iterable[FilePart]) -> None:
+        self._sizes = iter([part.num_bytes for part in parts])
+        self._found: list[FilePart] = []
+        self._digest, self._count = xxhash.xxh3_128(), 0
+        self._left: int | None = next(self._sizes, None)
+
+    def update(self, data: Buffer) -> None:
+        """Take the next bytes."""
+        rest = memoryview(data)
+        while rest:
+            while self._left == 0:
+                self._end()
+            piece = rest if self._left is None else rest[: self._left]
+            self._digest.update(piece)
+            self._count += len(piece)
+            self._left = None if self._left is None else self._left - len(piece)
+            rest = rest[len(piece) :]
+
+    def hexdigest(self) -> str:
+        """Return the checksum, once all bytes have passed."""
+        return tree_checksum(self.parts())
+
+    def parts(self) -> tuple[FilePart, ...]:
+        """Return the parts that have passed: fewer than expected where the file was too short."""
+        while self._left == 0:
+            self._end()
+        if self._count:
+            self._end()
+        return tuple(self._found)
+
+    def _end(self) -> None:
+        self._found.append(FilePart(self._count, self._digest.hexdigest()))
+        self._digest, self._count = xxhash.xxh3_128(), 0
+        self._left = next(self._sizes, None)
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _ListedFile:
+    """What the manifest says of a file: its bytes can be compared with it."""
+
+    __slots__ = ()
+    num_bytes: int
+    checksum: str
+
+    def hasher(self) -> _Hash:
+        """Return what makes the checksum of bytes that should be those of the file."""
+        return xxhash.xxh3_128()
+
+    def checksum_of(self, path: str | os.PathLike[str]) -> str:
+        """Return the checksum of a file on the disk, made as that of this entry.
+
+        Raises:
+            OSError: it cannot be read.
+            CorruptDataError: it is not a regular file.
+        """
+        return digest_file(path)
+
+    def is_whole(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether a file holds exactly the bytes of this entry; raises as `checksum_of` does."""
+        return os.stat(path).st_size == self.num_bytes and self.checksum_of(path) == self.checksum
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardInfo(_ListedFile):
+    """One finished file.
+
+    Attributes:
+        file: its name in the directory.
+        split: name of the split that it belongs to.
+        num_rows: number of input rows that it accounts for: those that gave records, failed, or were left out.
+        num_records: number of records in it.
+        parts: size and XXH3-128 digest of each part of the file, in order: a part is what one worker wrote at a time.
+        key_digest: `KeyDigest` of the keys of its records, in order.
+        fingerprint: digest of everything that decides its bytes.
+        num_failed: number of input rows that gave no record because they failed; the ledger says why.
+        num_dropped: number of input rows of which every record was left out on purpose; the ledger says why.
+        num_dropped_records: number of records that were left out on purpose of rows that gave others.
+        index_file: name of the file with the offsets of its records; "" stands for NAME.idx. With several formats,
+            files of the second and later ones have FILE.offsets.
+        inputs: digest of the content of its rows' input files, in order; "" where they have none.
+        num_bytes: size of the file.
+        checksum: `tree_checksum` of its parts, 32 hex digits.
+    """
+
+    file: str
+    split: str
+    num_rows: int
+    num_records: int
+    parts: tuple[FilePart, ...]
+    key_digest: str
+    fingerprint: str
+    num_failed: int = 0
+    index_file: str = ""
+    inputs: str = ""
+    num_dropped: int = 0
+    num_dropped_records: int = 0
+    num_bytes: int = dataclasses.field(init=False)
+    checksum: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not all(0 <= part.num_bytes < _MOST and _CHECKSUM.match(part.digest) for part in self.parts):
+            raise CorruptDataError(f"shard entry {self.file!r}: parts is not as datamat writes it")
+        object.__setattr__(self, "num_bytes", sum(part.num_bytes for part in self.parts))
+        object.__setattr__(self, "checksum", tree_checksum(self.parts))
+        wrong = _wrong_fields(self)
+        if not wrong and not is_shard_file(self.file):
+            wrong = ["file"]
+        if not wrong and not self.index_file:
+            object.__setattr__(self, "index_file", f"{self.name}.idx")
+        if not wrong and self.index_file not in (f"{self.name}.idx", f"{self.file}.offsets"):
+            wrong = ["index_file"]
+        if wrong or not SPLIT_NAME.match(self.split):
+            raise CorruptDataError(
+                f"shard entry {self.file!r}: {', '.join(wrong) or 'split'} is not as datamat writes it"
+            )
+
+    @property
+    def num_done(self) -> int:
+        """Number of its input rows that gave records."""
+        return self.num_rows - self.num_failed - self.num_dropped
+
+    @property
+    def lacks_records(self) -> bool:
+        """Whether records are missing that its input rows might have given: rows failed, or something was left out."""
+        return bool(self.num_failed or self.num_dropped or self.num_dropped_records)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its extension: NAME-SPLIT-XXXXX-of-YYYYY."""
+        return self.file.partition(".")[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values, without those that most entries lack."""
+        value = {name: getattr(self, name) for name in self.__slots__ if name not in _RARE or getattr(self, name)}
+        return {**value, "parts": [f"{part.num_bytes} {part.digest}" for part in self.parts]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> ShardInfo:
+        """Return the entry that `to_json` wrote; raises `CorruptDataError` for anything else."""
+        try:
+            given = {name: value[name] for name in value if name not in ("num_bytes", "checksum", "parts")}
+            parts = tuple(FilePart(int(size), digest) for size, digest in map(str.split, value["parts"]))
+            entry = cls(**given, parts=parts)
+            is_same = (entry.num_bytes, entry.checksum) == (value["num_bytes"], value["checksum"])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            if isinstance(error, CorruptDataError):
+                raise
+            raise CorruptDataError(f"shard entry {value!r}: {error!r}") from error
+        if not is_same:
+            raise CorruptDataError(f"shard entry {entry.file!r}: num_bytes or checksum is not that of its parts")
+        return entry
+
+    def hasher(self) -> TreeHash:
+        """Return what makes the checksum of bytes that should be those of the file."""
+        return TreeHash(self.parts)
+
+    def checksum_of(self, path: str | os.PathLike[str]) -> str:
+        """Return the checksum of a file on the disk, made as that of this entry; raises as `found_parts` does."""
+        return tree_checksum(self.found_parts(path))
+
+    def found_parts(self, path: str | os.PathLike[str]) -> list[FilePart]:
+        """Return what a file on the disk holds in the place of each part, and last what it holds behind them.
+
+        A part that the file ends before has no bytes. Several threads read a large file: neither reading nor XXH3 holds
+        the GIL.
+
+        Raises:
+            OSError: it cannot be read.
+            CorruptDataError: it is not a regular file.
+        """
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            ends = [*itertools.accumulate(part.num_bytes for part in self.parts)]
+            bounds = [min(end, size) for end in (0, *ends)] + ([size] if size > self.num_bytes else [])
+            ranges = [(start, end - start) for start, end in itertools.pairwise(bounds)]
+            if size < _LEAST_SHARED_BYTES or len(ranges) == 1:
+                return [_next_part(file, num_bytes) for _, num_bytes in ranges]
+        from concurrent.futures import ThreadPoolExecutor  # costs more than to read a small file
+
+        with ThreadPoolExecutor(min(len(ranges), os.cpu_count() or 1, _MOST_THREADS)) as pool:
+            return list(pool.map(lambda one: _found_part(path, *one), ranges))
+
+    def intact_parts(self, path: str | os.PathLike[str]) -> list[bool]:
+        """Return for each part whether a file on the disk holds it, in its place; raises as `found_parts` does."""
+        found = self.found_parts(path)
+        return [one == part for part, one in itertools.zip_longest(self.parts, found[: len(self.parts)])]
+
+    def damaged_ranges(self, path: str | os.PathLike[str]) -> list[tuple[int, int]]:
+        """Return the first byte, and the one behind the last, of each part that differs in a file on the disk.
+
+        Raises:
+            OSError: it cannot be read.
+            CorruptDataError: it is not a regular file.
+        """
+        ends = itertools.accumulate(part.num_bytes for part in self.parts)
+        rows = zip(self.parts, ends, self.intact_parts(path), strict=True)
+        ranges = [(end - part.num_bytes, end) for part, end, is_intact in rows if not is_intact]
+        size = os.stat(path).st_size
+        return ranges + ([(self.num_bytes, size)] if size > self.num_bytes else [])
+
+
+def _next_part(file: BinaryIO, num_bytes: int) -> FilePart:
+    digest, left = xxhash.xxh3_128(), num_bytes
+    while left and (block := file.read(min(left, _READ_BYTES))):
+        digest.update(block)
+        left -= len(block)
+    return FilePart(num_bytes, digest.hexdigest())
+
+
+def _found_part(path: str | os.PathLike[str], start: int, num_bytes: int) -> FilePart:
+    return FilePart(num_bytes, digest_file(path, start=start, num_bytes=num_bytes))
+
+
+ShardFiles: TypeAlias = tuple[ShardInfo, ...]
+"""The files of one shard, one for each format of the run: all hold the same records."""
+
+
+def file_names(shard: str, extensions: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the names of the files of a shard and of their offsets, in the order of the formats.
+
+    The first offsets file is named as for DALI and TFRecord; FILE.idx would be DALI's own index of a tar file.
+
+    Args:
+        shard: name of the shard, without extension.
+        extensions: extension of each format, without a leading dot.
+
+    Example:
+        >>> file_names("set-train-00000-of-00001", ["tfrecord", "tar"])[1]
+        ('set-train-00000-of-00001.tar', 'set-train-00000-of-00001.tar.offsets')
+    """
+    files = [f"{shard}.{extension}" for extension in extensions]
+    return [(file, f"{file}.offsets" if number else f"{shard}.idx") for number, file in enumerate(files)]
+
+
+def index_file(split: str) -> str:
+    """Return the path, below a directory, of the index of a split.
+
+    It is Parquet, but no other reader may take it for data. It does not end in `.parquet`, which misleads those that go
+    by extension (Hugging Face `datasets`, DuckDB, polars), and its folder begins with an underscore, which hides it
+    from those that take every other file (Arrow, Spark).
+    """
+    return f"{INDEX_FOLDER}/{split}.index"
+
+
+def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
+    """Return the files of each shard, by its name."""
+    found: dict[str, list[ShardInfo]] = {}
+    for info in infos:
+        found.setdefault(info.name, []).append(info)
+    return {name: tuple(files) for name, files in found.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexInfo(_ListedFile):
+    """One file of the index: `_index/SPLIT.index`.
+
+    Attributes:
+        split: name of the split whose rows it holds.
+        num_bytes: size of the file.
+        checksum: `tree_checksum` of its parts, 32 hex digits.
+        parts: size and XXH3-128 digest of each part of the file, in order: a part is what one worker wrote at a time.
+    """
+
+    split: str
+    num_bytes: int
+    checksum: str
+
+    def __post_init__(self) -> None:
+        wrong = _wrong_fields(self)
+        if wrong or not SPLIT_NAME.match(self.split):
+            raise CorruptDataError(
+                f"index entry {self.split!r}: {', '.join(wrong) or 'split'} is not as datamat writes it"
+            )
+
+    @property
+    def file(self) -> str:
+        """Its path below the directory."""
+        return index_file(self.split)
+
+    @classmethod
+    def of_file(cls, path: pathlib.Path) -> IndexInfo:
+        """Return the entry of an existing file."""
+        return cls(path.stem, path.stat().st_size, digest_file(path))
+
+
+_RARE = frozenset({"inputs", "num_dropped", "num_dropped_records"})
+"""Fields of a shard that its entry has only where there is something to say."""
+
+
+def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
+    """Return the names of fields with a wrong type, a number out of range, or no checksum."""
+    wrong = []
+    for name, is_text in _ARE_TEXTS[type(entry)].items():
+        value = getattr(entry, name)
+        if type(value) is not str if is_text else type(value) is not int or not 0 <= value < _MOST:
+            wrong.append(name)
+    return wrong or ([] if _CHECKSUM.match(entry.checksum) else ["checksum"])
+
+
+_ARE_TEXTS = {
+    kind: {field.name: field.type == "str" for field in dataclasses.fields(kind) if field.name != "parts"}
+    for kind in (ShardInfo, IndexInfo)
+}
+"""Which fields of an entry are texts, and not numbers, by its class."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything that is known of a finished directory before a shard is opened.
+
+    Attributes:
+        name: name of the dataset.
+        format: name of the shard format; of several, the one that readers take by default.
+        features: the schema of the records.
+        shards: every file of that format, in the order of splits and numbers.
+        seed: base seed of the run; with the key it decided every random draw.
+        copies: number of records per row, by split.
+        augmented: splits whose records a transform drew, so that their keys are KEY#COPY.
+        made_by: names of the writer and of the transform; their digests and the packages are among the ingredients.
+        index: the files of the index, one for each split.
+        ingredients: digests of what decided the output beside the rows; see `datamat.plan.job`.
+        also: files with the same records in further formats, by name of the format, in the same order.
+    """
+
+    name: str
+    format: str
+    features: Features
+    shards: tuple[ShardInfo, ...]
+    seed: int = 0
+    copies: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    augmented: tuple[str, ...] = ()
+    made_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    index: tuple[IndexInfo, ...] = ()
+    ingredients: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    also: Mapping[str, tuple[ShardInfo, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def by_format(self) -> dict[str, tuple[ShardInfo, ...]]:
+        """Every file, by name of the format; the first is the one that readers take."""
+        return {self.format: self.shards, **self.also}
+
+    @property
+    def all_files(self) -> tuple[ShardInfo, ...]:
+        """Every file of every format."""
+        return tuple(info for infos in self.by_format.values() for info in infos)
+
+    def of_format(self, name: str) -> Manifest:
+        """Return the manifest that the directory would have with one of its formats alone.
+
+        Raises:
+            OptionError: the directory does not hold that format.
+        """
+        if name not in self.by_format:
+            raise OptionError(f"{self.name!r} is not there in the format {name!r}, only in {', '.join(self.by_format)}")
+        return dataclasses.replace(self, format=name, shards=self.by_format[name], also={})
+
+    @functools.cached_property
+    def splits(self) -> dict[str, tuple[ShardInfo, ...]]:
+        """The files of each split, in order."""
+        found: dict[str, list[ShardInfo]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.split, []).append(shard)
+        return {split: tuple(shards) for split, shards in found.items()}
+
+    @property
+    def num_records(self) -> int:
+        """Number of records of all splits."""
+        return sum(shard.num_records for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards, of all formats."""
+        return sum(shard.num_bytes for shard in self.all_files)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        splits = {
+            split: {
+                "num_shards": len(shards),
+                "num_rows": sum(shard.num_rows for shard in shards),
+                "num_failed": sum(shard.num_failed for shard in shards),
+                "num_records": sum(shard.num_records for shard in shards),
+                **({"num_dropped": dropped} if (dropped := sum(shard.num_dropped for shard in shards)) else {}),
+            }
+            for split, shards in self.splits.items()
+        }
+        return {
+            "datamat_manifest": _VERSION,
+            "name": self.name,
+            "format": self.format,
+            "features": self.features.to_json(),
+            "splits": splits,
+            "seed": self.seed,
+            "copies": dict(self.copies),
+            "augmented": list(self.augmented),
+            "made_by": dict(self.made_by),
+            "index": [dataclasses.asdict(info) for info in self.index],
+            "ingredients": dict(self.ingredients),
+            "shards": [shard.to_json() for shard in self.shards],
+            # A list, because the order of formats matters, and that of keys is lost.
+            "also": [
+                {"format": name, "shards": [shard.to_json() for shard in shards]} for name, shards in self.also.items()
+            ],
+        }
+
+    def render(self) -> bytes:
+        """Return the content of the file: the JSON values, and the digest of the lines that hold them.
+
+        A file that differs from it in any bit was changed.
+        """
+        content = render_json(self.to_json())
+        line = _DIGEST_LINE % xxhash.xxh3_128_hexdigest(content).encode()
+        place = content.index(b"\n", content.index(_LINE_BEFORE) + 1)
+        return content[:place] + line + content[place:]
+
+    def write(self, folder: pathlib.Path, *, through: pathlib.Path | None = None) -> None:
+        """Write the manifest of `folder` atomically; `through` is as for `commit`."""
+        with commit(folder / MANIFEST_FILE, through=through) as file:
+            file.write(self.render())
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str], *, strict: bool = True) -> Manifest:
+        """Return the manifest of a finished directory.
+
+        Args:
+            folder: path of the directory; `~` is your home folder.
+            strict: refuse a manifest that was changed since it was written.
+
+        Raises:
+            OutputError: there is none, because the directory is not finished or not datamat's; or it cannot be read.
+            CorruptDataError: it is not as datamat writes it.
+        """
+        path = pathlib.Path(expand_home(folder)) / MANIFEST_FILE
+        try:
+            content = manifest_bytes(path.parent)
+        except FileNotFoundError as error:
+            begun = (path.parent / WORK).is_dir()
+            state = "its run is not finished: run it again to resume" if begun else "datamat did not write there"
+            raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
+        except OSError as error:
+            raise want_of_resources(path, error) or OutputError(
+                f"{path} cannot be read: {error.strerror or error}; let this process read it"
+            ) from error
+        except ValueError as error:
+            raise CorruptDataError(f"{error}; restore it, or run the job again to rebuild it") from error
+        return cls.parse(content, str(path), strict=strict)
+
+    @classmethod
+    def parse(cls, content: bytes, path: str, *, strict: bool = True) -> Manifest:
+        """Return the manifest in the content of a file, as `read` does; messages name `path` as its origin."""
+        digest = xxhash.xxh3_128_digest(content)
+        manifest = _PARSED.get(digest)
+        if manifest is None:
+            try:
+                value = parse_json(content, path)
+            except ValueError as error:
+                raise CorruptDataError(f"{error}; restore it, or run the job again to rebuild it") from error
+            manifest = _PARSED[digest] = cls._from_json(value, path)
+        if strict and not _has_its_digest(content):
+            raise CorruptDataError(
+                f"{path} was changed since it was written: it does not have its digest; restore it, or run repair()"
+            )
+        return manifest
+
+    @classmethod
+    def _from_json(cls, value: Any, path: str) -> Manifest:
+        try:
+            if value["datamat_manifest"] != _VERSION:
+                raise CorruptDataError(
+                    f"{path} has version {value['datamat_manifest']!r}; this datamat reads {_VERSION}"
+                )
+            if not DATASET_NAME.match(value["name"]):
+                raise ValueError(f"name {value['name']!r}")
+            return cls(
+                name=value["name"],
+                format=str(value["format"]),
+                features=Features.from_json(value["features"]),
+                shards=tuple(ShardInfo.from_json(shard) for shard in value["shards"]),
+                seed=int(value["seed"]),
+                copies={str(split): int(number) for split, number in value["copies"].items()},
+                augmented=tuple(str(split) for split in value["augmented"]),
+                made_by=dict(value["made_by"]),
+                index=tuple(IndexInfo(**info) for info in value["index"]),
+                ingredients={str(name): str(digest) for name, digest in value["ingredients"].items()},
+                also={
+                    str(other["format"]): tuple(ShardInfo.from_json(shard) for shard in other["shards"])
+                    for other in value["also"]
+                },
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, SchemaError) as error:
+            raise CorruptDataError(
+                f"{path} is not a manifest of datamat ({error!r}); restore it or run again"
+            ) from error
+
+
+_PARSED: weakref.WeakValueDictionary[bytes, Manifest] = weakref.WeakValueDictionary()
+"""Manifests that are in use, by the digest of their content: a run over many shards reads its own several times."""
+
+_LINE_BEFORE = b'\n "datamat_manifest": '
+_DIGEST_LINE = b'\n "digest": "%b",'
+
+
+def _has_its_digest(content: bytes) -> bool:
+    """Return whether the content of a manifest's file is what `render` gave, bit by bit, without rendering it again."""
+    start = content.find(b"\n", content.find(_LINE_BEFORE) + 1)
+    end = start + len(_DIGEST_LINE % bytes(32))
+    digest = xxhash.xxh3_128(content[:start])
+    digest.update(content[end:])
+    return content[start:end] == _DIGEST_LINE % digest.hexdigest().encode()
+
+
+def manifest_bytes(folder: pathlib.Path) -> bytes:
+    """Return the content of the manifest's file; raise `OSError`, or `ValueError` where it is far too large."""
+    try:
+        return read_regular(regular_path(folder, MANIFEST_FILE), max_bytes=MOST_MANIFEST_BYTES)
+    except IsADirectoryError as error:
+        raise CorruptDataError(f"{folder / MANIFEST_FILE} is a folder") from error
+
+
+# ---------------------------------------------------------------- contents
+#
+# What a finished directory holds for readers of one format: its shards, by split.
+
+
+def formats_of(manifest: Manifest) -> tuple[str, ...]:
+    """Return the names of the formats that the shards are in."""
+    return tuple(manifest.by_format)
+
+
+def shards_of(manifest: Manifest, format_name: str) -> Mapping[str, tuple[ShardInfo, ...]]:
+    """Return the files of a format, by split and in order; none where the directory lacks the format."""
+    return manifest.of_format(format_name).splits if format_name in manifest.by_format else {}
+
+
+def shard_pattern(manifest: Manifest, split: str, shards: tuple[ShardInfo, ...]) -> str:
+    """Return the shell pattern that matches the files of one split and one format, and no other file."""
+    extension = shards[0].file.partition(".")[2]
+    return f"{manifest.name}-{split}-*.{extension}"
+
+
+# ---------------------------------------------------------------- shard entries
+#
+# An entry for each finished shard that no manifest lists yet, or soon will not.
+#
+# An entry, `.datamat/shards/SHARD.json`, lists the files of the shard, one for each format, as the manifest will. It
+# is written atomically when all of them are complete, before they get their names. A shard that will replace others
+# waits for all of its kind: until then its entry is `.datamat/shards/held/SHARD.json`, and that of the shard whose name
+# it will take stays.
+
+
+HELD = "held"
+"""Folder, below that of the entries, for the entries of waiting shards."""
+
+
+def growing_path(entries: pathlib.Path, file: str) -> pathlib.Path:
+    """Return where a file of a shard grows until its entry is written and it gets its name.
+
+    Args:
+        entries: folder of the entries.
+        file: name that it will have.
+    """
+    return entries / f"{file}.growing"
+
+
+def write_entry(entries: pathlib.Path, files: ShardFiles) -> None:
+    """Write the entry of a shard atomically."""
+    commit_json(entries / f"{files[0].name}.json", [info.to_json() for info in files])
+
+
+def is_older(path: pathlib.Path, entry: pathlib.Path, info: ShardInfo) -> bool:
+    """Return whether a file has the size that its entry says, and has not been written to since the entry was.
+
+    An entry is written once its files are complete and flushed, so such a file need not be read to be believed.
+
+    Args:
+        path: path of the file.
+        entry: path of the entry.
+        info: what the entry says of the file.
+
+    Raises:
+        OSError: one of the two is not there.
+    """
+    found = os.stat(path)
+    return found.st_size == info.num_bytes and found.st_mtime_ns < os.stat(entry).st_mtime_ns
+
+
+def read_entry(path: str | os.PathLike[str]) -> ShardFiles | None:
+    """Return the files that an entry lists, or None where there is no whole entry."""
+    with contextlib.suppress(OSError, ValueError, TypeError):  # of JSON, and CorruptDataError, which is one
+        files = tuple(ShardInfo.from_json(value) for value in read_json(path))
+        return files or None
+    return None
+
+
+def read_entries(entries: pathlib.Path) -> dict[str, ShardFiles]:
+    """Return the files of each shard that has an entry in a folder, by its name."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(name for name in os.listdir(entries) if name.endswith(".json"))
+    found = (read_entry(os.path.join(entries, name)) for name in names)
+    return {files[0].name: files for files in found if files}
+
+
+def salvaged_shards(folder: pathlib.Path) -> list[ShardInfo]:
+    """Return the entries of files that are still readable in a damaged manifest: the innermost objects of its text.
+
+    Trust one only if the file has the checksum of its entry.
+    """
+    try:
+        text = manifest_bytes(folder).decode(errors="replace")
+    except (OSError, ValueError):
+        return []
+    found = []
+    for entry in re.findall(r"\{[^{}]*\}", text):
+        with contextlib.suppress(ValueError):  # of JSON, and CorruptDataError, which is one
+            value = json.loads(entry)
+            found += [ShardInfo.from_json(value)] if "key_digest" in value else []
+    return found
+
+
+def note_finished(folder: pathlib.Path, entries: pathlib.Path, files: Iterable[ShardInfo]) -> None:
+    """Note the finished shards, which stay visible with their manifest until their replacements are ready.
+
+    Args:
+        folder: folder that holds the manifest and the shards.
+        entries: folder that receives a copy of the manifest, to compare with, and an entry for each shard.
+        files: entries of the shards that are finished, in every format.
+    """
+    _write_entries(entries, files, written_ns=os.stat(folder / MANIFEST_FILE).st_mtime_ns)
+    with commit(entries / MANIFEST_FILE) as file:
+        file.write(manifest_bytes(folder))
+
+
+def withdraw_manifest(folder: pathlib.Path) -> None:
+    """Remove the manifest of a directory, of which there is a copy, because a shard that it lists changes now."""
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    fsync_folder(folder)
+
+
+def put_aside(folder: pathlib.Path, entries: pathlib.Path, files: Iterable[ShardInfo]) -> None:
+    """Move a manifest away that is wrong because it or a shard is damaged.
+
+    Args:
+        folder: folder that holds the manifest and the shards.
+        entries: folder that receives the manifest, for `status` to compare with, and an entry for each shard.
+        files: files of the shards that the next run takes as finished.
+    """
+    _write_entries(entries, files, written_ns=0)
+    with contextlib.suppress(FileNotFoundError):  # something else was in its place, and is gone
+        publish(folder / MANIFEST_FILE, entries / MANIFEST_FILE)
+    fsync_folder(folder)
+
+
+def is_being_replaced(folder: pathlib.Path, entries: pathlib.Path) -> bool:
+    """Return whether an unfinished run is replacing what the manifest of a directory lists."""
+    with contextlib.suppress(OSError, ValueError):
+        before = manifest_bytes(entries)
+        try:
+            return manifest_bytes(folder) == before
+        except FileNotFoundError:
+            return True
+    return False
+
+
+def _write_entries(entries: pathlib.Path, files: Iterable[ShardInfo], *, written_ns: int) -> None:
+    """Write an entry for each shard.
+
+    Args:
+        entries: folder of the entries.
+        files: files of the shards.
+        written_ns: when what they say was known to be true, as the time of the entries: a file that is older is not
+            read again; 0 has all of them read.
+    """
+    entries.mkdir(parents=True, exist_ok=True)
+    found = by_shard(files)
+    commit_many(
+        entries, ((f"{name}.json", render_json([info.to_json() for info in shard])) for name, shard in found.items())
+    )
+    for name in found:
+        os.utime(entries / f"{name}.json", ns=(written_ns, written_ns))

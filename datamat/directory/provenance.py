@@ -1,0 +1,146 @@
+"""Where a record came from: its row in the index that was used, and its place in the shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+from datamat.directory.index_files import (
+    SIZE,
+    SplitIndex,
+    column_of_field,
+    column_values,
+    field_of_column,
+    read_index,
+)
+from datamat.directory.keys import RecordKey, RecordNames, stored_keys
+from datamat.directory.manifest import Manifest, index_file
+from datamat.directory.rows import looks_like_path, nested_paths
+from datamat.errors import OptionError
+from datamat.formats import get_format
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Mapping
+
+
+__all__ = ["Provenance", "find_provenance"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a record came from.
+
+    Attributes:
+        key: key of the record.
+        row_key: key of the input row.
+        copy: number of the copy; None where the row was stored as it is.
+        split: name of the split.
+        shard: file name of the shard.
+        position: position of the record in the shard, from 0; None where the row gave no record.
+        seed: base seed of the run; with the key it decided every random draw.
+        sources: paths of the input files, by field; of several in one field, as "FIELD.0", "FIELD.1", and so on.
+        fields: all fields of the row, as the index gave them.
+    """
+
+    key: str
+    row_key: str
+    copy: int | None
+    split: str
+    shard: str
+    position: int | None
+    seed: int
+    sources: Mapping[str, str]
+    fields: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        copy = "as it is" if self.copy is None else f"copy {self.copy}, drawn from seed {self.seed}"
+        sources = ", ".join(self.sources.values()) or f"row {self.row_key!r}"
+        place = "which gave no record" if self.position is None else f"record {self.position} of {self.shard}"
+        return f"{self.key}: {sources}, {copy}: {place}"
+
+
+def find_provenance(output: pathlib.Path, source: Any, key: str) -> Provenance:
+    """Return where a record of a finished directory came from, according to its index.
+
+    Args:
+        output: path of the finished directory, whose index is read.
+        source: source of the run; relative paths start there.
+        key: key of the record, or of a row, whose first record is meant.
+
+    Raises:
+        OptionError: there is no such record.
+        OutputError: the directory is not finished.
+        CorruptDataError: the index cannot be read.
+    """
+    wanted, manifest = RecordKey.parse(key).stored, Manifest.read(output)
+    for split, shards in manifest.splits.items():
+        names = RecordNames(manifest.copies.get(split, 1), split in manifest.augmented)
+        index = _split_index(output, manifest, split, names)
+        number = index.table.find(wanted.row_key)
+        if number is None:
+            continue
+        if names.are_plain and wanted.copy is not None:
+            raise OptionError(
+                f"{output} has no record {key!r}; its row was stored as it is, under the key {wanted.row_key!r}"
+            )
+        found = wanted if names.are_plain or wanted.copy is not None else RecordKey(wanted.row_key, 0)
+        row = {
+            name: column_values(index.table.table.slice(number, 1), name)[0] for name in index.table.table.column_names
+        }
+        base = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else ""
+        fields = {name: row[column_of_field(name)] for name in filter(None, map(field_of_column, row))}
+        return Provenance(
+            key=str(found),
+            row_key=found.row_key,
+            copy=found.copy,
+            split=split,
+            shard=shards[row["shard"]].file,
+            position=_position(output, index, names, found, row["shard"]),
+            seed=manifest.seed,
+            sources=_sources(row, fields, base),
+            fields=fields,
+        )
+    raise OptionError(f"{output} has no record {key!r} in {', '.join(manifest.splits)}; load(...).keys() lists them")
+
+
+def _split_index(output: pathlib.Path, manifest: Manifest, split: str, names: RecordNames) -> SplitIndex:
+    shards = manifest.splits[split]
+    shard_format = get_format(manifest.format).with_features(manifest.features)
+    return SplitIndex(
+        lambda: read_index(output, index_file(split), num_rows=sum(info.num_rows for info in shards)),
+        names,
+        len(shards),
+        lambda shard: stored_keys(shard_format.read(output / shards[shard].file)),
+    )
+
+
+def _position(output: pathlib.Path, index: SplitIndex, names: RecordNames, key: RecordKey, shard: int) -> int | None:
+    """Return the number of a record in its shard; None where its row gave no record."""
+    found = index.find(key)
+    if found is not None:
+        return found.record
+    if index.is_regular(shard):
+        raise OptionError(f"{output} has no record {str(key)!r}; row {key.row_key!r} has {names.copies}, from 0")
+    records = {name: RecordKey.parse(name) for name in index.records_of(shard)}
+    mine = {name: record for name, record in records.items() if record.row_key == key.row_key}
+    of_copy = [index.records_of(shard)[name] for name, record in mine.items() if record.copy == key.copy]
+    if mine and (key.number is not None or not of_copy):
+        raise OptionError(f"{output} has no record {str(key)!r}; row {key.row_key!r} has {', '.join(sorted(mine))}")
+    return min(of_copy, default=None)
+
+
+def _sources(row: Mapping[str, Any], fields: Mapping[str, Any], base: str) -> dict[str, str]:
+    """Return the paths of the input files of a row of an index file, by field."""
+    found: dict[str, str] = {}
+    for name, value in {**fields, "files": row.get("files")}.items():
+        column = column_of_field(name) if name in fields else name
+        if row.get(column + SIZE) is None:
+            continue
+        if isinstance(value, (str, os.PathLike)):
+            found[name] = os.path.join(base, value)
+        else:
+            paths = [path for path in nested_paths(value) if looks_like_path(path)]
+            found |= {f"{name}.{number}": os.path.join(base, path) for number, path in enumerate(paths)}
+    return found

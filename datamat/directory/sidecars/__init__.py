@@ -1,0 +1,84 @@
+"""What other readers find in a finished directory: small files beside the shards, in the form that each of them wants.
+
+    tfds          features.json, dataset_info.json, FIELD.labels.txt     TensorFlow Datasets: TFRecord, ArrayRecord
+    huggingface   README.md                                              Hugging Face `datasets`: Parquet, tar
+    wids          NAME-SPLIT.json                                        wids: tar
+    litdata       index.json                                             litdata: Parquet
+    croissant     croissant.json                                         mlcroissant, search engines
+    dali          SHARD.tar.idx                                          NVIDIA DALI: tar
+
+Each is a `Sidecar`: a function that turns a manifest into the content of its files, and imports no client. `exporting`
+puts them on the disk, with those that users add. datamat itself reads none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Mapping
+
+    from datamat.directory.manifest import Manifest, ShardInfo
+
+
+__all__ = ["FromShard", "Sidecar"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FromShard:
+    """The content of a sidecar file that depends on the bytes of one shard, such as an index of its members.
+
+    A run makes it again only where the shard changed.
+
+    Attributes:
+        shard: the entry of the shard in the manifest.
+        make: function that takes the path of the shard and returns the content of the file.
+    """
+
+    shard: ShardInfo
+    make: Callable[[pathlib.Path], bytes]
+
+
+class Sidecar(Protocol):
+    r"""A function, or an object that is called like one, that returns files for another reader of the shards.
+
+    Pass sidecars of your own to `Materializer(..., sidecars=[...])` or `export(path, sidecars=[...])`, beside the six
+    built-in ones. A run calls each once, in the calling process, when all shards have their names and before it writes
+    the manifest; what it returns decides no shard.
+
+    Contract:
+        * Pure: equal manifests give equal files. No time, host or path goes into them.
+        * It owns the files that it names, in the directory itself. No other sidecar may name them, nor may they have
+          the extension of a shard, which readers by pattern would take for data.
+        * Where it does not apply, it returns no file: `{}`.
+        * The manifest is the one that `Manifest.read` returns, with the features sorted by name.
+
+    Its files are treated as those of the built-in ones: replaced when the shards change, checked by `verify`, and a
+    file that somebody edited moves to `.datamat/quarantine/edited` before it is written again. In a process without the
+    function, `.datamat/sidecars.json` stands in for it: it holds the digest of each file, those of a `FromShard` too,
+    and the digest of the manifest that it describes. `verify` compares each file with its digest. Any later run or
+    `export` removes the file once the manifest is another, and moves it to `.datamat/quarantine/edited` if it is
+    damaged; the next run or `export` that has the function writes it again. `load` reads no sidecar.
+
+    Example:
+        >>> def counts(manifest):
+        ...     lines = [f"{shard.num_records} {shard.file}\n" for shard in manifest.shards]
+        ...     return {"COUNTS.txt": "".join(lines).encode()}
+        >>> run = materialize(lambda n: {"n": n}, range(3), "out/numbers", sidecars=[counts], progress=False)
+        >>> print((run.output / "COUNTS.txt").read_text(), end="")
+        3 data-train-00000-of-00001.tfrecord
+        >>> export("out/numbers", sidecars=[counts]).written   # nothing is missing
+        ()
+    """
+
+    def __call__(self, manifest: Manifest, /) -> Mapping[str, bytes | FromShard]:
+        """Return the content of each file, by its name in the directory.
+
+        Args:
+            manifest: everything that is known of the finished directory.
+
+        Returns:
+            Bytes, or a `FromShard` where they depend on the bytes of a shard.
+        """

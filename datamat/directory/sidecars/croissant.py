@@ -1,0 +1,157 @@
+"""`croissant.json`: the dataset for search engines and loaders, in MLCommons' Croissant, version 1.0 (JSON-LD).
+
+Vocabulary: https://docs.mlcommons.org/croissant/docs/croissant-spec.html. The files of each split and format are a
+`FileSet`, found by pattern beside `croissant.json`. Records have fields where they are in Parquet, whose columns the
+vocabulary can point at, so that mlcroissant reads them; for the other formats only the files are listed.
+
+The addresses in it are names of vocabularies. Whoever publishes the data adds license, authors and address; datamat
+leaves the file alone from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from datamat.directory.files import render_json
+from datamat.directory.manifest import formats_of, shard_pattern, shards_of
+from datamat.formats.arrow import ArrowColumn, arrow_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from datamat.directory.manifest import Manifest, ShardInfo
+    from datamat.features import Feature
+
+
+__all__ = ["croissant_sidecars"]
+
+# The context of the specification, word for word: consumers compare it.
+_CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "equivalentProperty": "cr:equivalentProperty",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileObject": "cr:fileObject",
+    "fileProperty": "cr:fileProperty",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}
+_ENCODINGS = {"parquet": "application/x-parquet", "webdataset": "application/x-tar"}
+_OTHER_ENCODING = "application/octet-stream"  # the other formats have no registered name
+_TYPES = {
+    **dict.fromkeys(["string", "binary", "json"], "sc:Text"),
+    **dict.fromkeys(["timestamp[us]", "timestamp[us, tz=UTC]"], "sc:DateTime"),
+    **dict.fromkeys(["float16", "bfloat16", "float32", "float64"], "sc:Float"),
+    "bool": "sc:Boolean",
+}
+
+
+def croissant_sidecars(manifest: Manifest) -> dict[str, bytes]:
+    """Return the description, by the name of its file."""
+    files = [
+        _file_set(manifest, format_name, split, shards)
+        for format_name in formats_of(manifest)
+        for split, shards in shards_of(manifest, format_name).items()
+    ]
+    described = {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "name": manifest.name,
+        "description": f"{manifest.num_records} records with the fields {', '.join(manifest.features)}.",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "version": "1.0.0",
+        "distribution": files,
+        "recordSet": _record_sets(manifest),
+    }
+    return {"croissant.json": render_json(described)}
+
+
+def _file_set(manifest: Manifest, format_name: str, split: str, shards: tuple[ShardInfo, ...]) -> dict[str, Any]:
+    identifier = _files_of(format_name, split)
+    return {
+        "@type": "cr:FileSet",
+        "@id": identifier,
+        "name": identifier,
+        "description": f"{sum(shard.num_records for shard in shards)} records in {len(shards)} files.",
+        "encodingFormat": _ENCODINGS.get(format_name, _OTHER_ENCODING),
+        "includes": shard_pattern(manifest, split, shards),
+    }
+
+
+def _files_of(format_name: str, split: str) -> str:
+    return f"{split}-{format_name.replace('.', '-')}"
+
+
+def _record_sets(manifest: Manifest) -> list[dict[str, Any]]:
+    columns = arrow_columns(manifest.features)
+    sets = [
+        _classes(f"{name}:classes", class_names)
+        for name, feature in manifest.features.items()
+        if (class_names := feature.class_names())
+    ]
+    for split in shards_of(manifest, "parquet"):
+        fields = [_field(split, column, manifest.features.get(column.name)) for column in columns]
+        sets.append({"@type": "cr:RecordSet", "@id": split, "name": split, "field": fields})
+    return sets
+
+
+def _classes(identifier: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the names of classes as a record set."""
+    return {
+        "@type": "cr:RecordSet",
+        "@id": identifier,
+        "name": identifier,
+        "dataType": "sc:Enumeration",
+        "key": {"@id": f"{identifier}/id"},
+        "field": [
+            {"@type": "cr:Field", "@id": f"{identifier}/id", "name": f"{identifier}/id", "dataType": "sc:Integer"},
+            {"@type": "cr:Field", "@id": f"{identifier}/name", "name": f"{identifier}/name", "dataType": "sc:Text"},
+        ],
+        "data": [{f"{identifier}/id": number, f"{identifier}/name": name} for number, name in enumerate(names)],
+    }
+
+
+def _field(split: str, column: ArrowColumn, feature: Feature | None) -> dict[str, Any]:
+    identifier = f"{split}/{column.name}"
+    return {
+        "@type": "cr:Field",
+        "@id": identifier,
+        "name": identifier,
+        "dataType": _data_type(column, feature),
+        **({"description": feature.declared()} if feature else {}),
+        **({"repeated": True} if column.sizes else {}),
+        "source": {"fileSet": {"@id": _files_of("parquet", split)}, "extract": {"column": column.name}},
+    }
+
+
+def _data_type(column: ArrowColumn, feature: Feature | None) -> str:
+    special = None if feature is None else feature.croissant_type()
+    return special or _TYPES.get(column.dtype, "sc:Integer")

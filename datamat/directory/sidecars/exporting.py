@@ -1,0 +1,500 @@
+"""Writes the files that other readers need beside the shards, and takes them away before shards change.
+
+    manifest ──> built-in sidecars, sidecars of the user ──> files ──> the directory
+    shards ──────────────────(an index of one shard)──────────┘
+
+A run writes them when every shard has its name, before the manifest: where there is a manifest, all of them are there.
+They hold nothing that is not in the manifest or the shards, so they can be written again at any time, byte for byte.
+
+`.datamat/sidecars.json` records what datamat wrote, by the name of the file:
+
+    "index.json": "DIGEST"                     of a built-in sidecar; "" for an index of a shard
+    "CHECKSUMS": "DIGEST MANIFEST-DIGEST"      of a sidecar of the user, which may be absent later; of all its files
+
+A file of the same name that is not listed there belongs to the user: it is neither overwritten nor removed. `README.md`
+and `croissant.json` are for people, who may complete them: once changed, they are the user's. The others are for
+programs, which fail on outdated counts: a changed one is written again, and the changed file moves to
+`.datamat/quarantine/edited`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import itertools
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import xxhash
+
+from datamat.directory.files import (
+    WORK,
+    commit,
+    expand_home,
+    fsync_folder,
+    locked,
+    read_json,
+    read_regular,
+    refuse_links,
+    regular_path,
+    render_json,
+)
+from datamat.directory.manifest import MANIFEST_FILE, Manifest
+from datamat.directory.sidecars import FromShard
+from datamat.directory.sidecars.croissant import croissant_sidecars
+from datamat.directory.sidecars.huggingface import hugging_face_sidecars
+from datamat.directory.sidecars.indexes import dali_sidecars, litdata_sidecars, wids_sidecars
+from datamat.directory.sidecars.tfds import tfds_sidecars
+from datamat.errors import CorruptDataError, OptionError, OutputError
+from datamat.features import Features
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from datamat.directory.sidecars import Sidecar
+
+
+__all__ = [
+    "BUILT_IN",
+    "ExportReport",
+    "export",
+    "known_sidecars",
+    "sidecar_names",
+    "sidecar_problems",
+    "withdraw_sidecars",
+    "write_sidecars",
+]
+
+BUILT_IN: tuple[Sidecar, ...] = (
+    tfds_sidecars,
+    hugging_face_sidecars,
+    wids_sidecars,
+    litdata_sidecars,
+    croissant_sidecars,
+    dali_sidecars,
+)
+_DOCUMENTS = frozenset({"README.md", "croissant.json"})
+_MOST_BYTES = 1 << 32  # of one file: the index of a hundred million members
+_ASIDE = pathlib.PurePath(WORK, "shards")  # the manifest that was there before the run that is under way
+_RECORD = pathlib.PurePath(WORK, "sidecars.json")  # the digest of each file here that datamat wrote
+_EDITED = pathlib.PurePath(WORK, "quarantine", "edited")
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})  # not to be read, a link, a socket
+_LEFT_ALONE = "left alone, it is not as datamat wrote it; move it away and export again to have datamat's"
+_NOT_WHAT_READERS_NEED = "readers that go by it may not open the dataset"
+_LOGGER = logging.getLogger(__name__)
+
+
+Files: TypeAlias = "Mapping[str, bytes | FromShard]"
+
+
+class _Written(NamedTuple):
+    """What the record keeps of a file that datamat wrote.
+
+    Attributes:
+        digest: XXH3-128 of its content, 32 hex digits. "" where it is not known: of a built-in index of a shard,
+            which `verify` makes again to compare, and of a user's while such files are being written.
+        manifest: digest of the manifest that it describes, for a file of a user's sidecar; "" for a built-in one.
+    """
+
+    digest: str
+    manifest: str = ""
+
+
+Record: TypeAlias = Mapping[str, _Written]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What `export` did. `str` of it names each file that changed.
+
+    Attributes:
+        path: the directory whose sidecars were written.
+        written: files that were missing or out of date.
+        unchanged: files that were up to date.
+        kept: files that are not datamat's: somebody wrote them before datamat did, or edited one for people.
+        edited: files for programs that somebody had edited; the edited files are in `.datamat/quarantine/edited`.
+    """
+
+    path: pathlib.Path
+    written: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        aside = f"had been changed; the changed file is in {_EDITED}"
+        changes = {"written": self.written, aside: self.edited, _LEFT_ALONE: self.kept}
+        lines = [f"  {name}: {what}" for what, names in changes.items() for name in names]
+        return "\n".join([f"{self.path}: {len(self.written) + len(self.unchanged)} files for other readers", *lines])
+
+
+def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) -> ExportReport:
+    """Write the files that other readers need beside the shards of a finished directory, where they are missing.
+
+    Args:
+        path: the directory whose sidecars were written. Files that are not datamat's stay as they are.
+        sidecars: sidecars of your own, written beside the built-in ones; see `Sidecar`.
+
+    Raises:
+        OptionError: a sidecar returns something else than files that it may own.
+        OutputError: there is no manifest: the run is not finished. Or a run is at work there, or a link is in the way.
+        CorruptDataError: the manifest, or a tar shard, is damaged.
+
+    Example:
+        >>> print(export("out/camvid"))   # doctest: +SKIP
+        out/camvid: 6 files for other readers
+          features.json: written
+    """
+    output = pathlib.Path(expand_home(path))
+    manifest = Manifest.read(output)
+    work = output / WORK
+    refuse_links(work)
+    work.mkdir(exist_ok=True)
+    with locked(work / "lock"):
+        files = _files(manifest)
+        added = _added_files(manifest, sidecars, files)
+        record = _read_record(output)
+        known = _presumed({**files, **added}) if record is None else record
+        report = _write(output, manifest, files, added, known, trusted=None)
+        with contextlib.suppress(OSError):  # it is not empty: a run was killed, and the next one resumes from it
+            (output / _ASIDE).rmdir()
+    return report
+
+
+def write_sidecars(
+    output: pathlib.Path,
+    manifest: Manifest,
+    logger: logging.Logger = _LOGGER,
+    *,
+    sidecars: Sequence[Sidecar] = (),
+) -> None:
+    """Write what `export` writes, at the end of a run, which holds the lock.
+
+    Args:
+        output: the directory, with all its shards.
+        manifest: the manifest of the run, whether or not it is written already.
+        logger: receives a message for each file that stays as it is, and for each that somebody had edited.
+        sidecars: sidecars of the user, written beside the built-in ones.
+    """
+    files = _files(manifest)
+    added = _added_files(manifest, sidecars, files)
+    trusted = manifest if _read(output) is not None else _read(output / _ASIDE)
+    report = _write(output, manifest, files, added, _read_record(output) or {}, trusted=trusted)
+    for name in report.kept:
+        if name in _DOCUMENTS:
+            logger.info("%s: %s", output / name, _LEFT_ALONE)
+        else:
+            logger.warning("%s: %s; until then %s", output / name, _LEFT_ALONE, _NOT_WHAT_READERS_NEED)
+    _warn_of_edits(output, report.edited, logger)
+
+
+def withdraw_sidecars(output: pathlib.Path, fingerprints: Mapping[str, str], logger: logging.Logger = _LOGGER) -> None:
+    """Remove what earlier runs wrote for other readers, because it will be wrong once shards change.
+
+    Args:
+        output: the directory, whose manifest is put aside.
+        fingerprints: fingerprint of each planned shard, by its name. What a finished run wrote for just these shards
+            stays.
+        logger: receives a warning for each file that somebody had edited.
+    """
+    before = _read(output / _ASIDE)
+    if before and {shard.name: shard.fingerprint for shard in before.shards} == fingerprints:
+        return
+    record = _read_record(output)
+    if record is None and before:  # without a record, what is as that manifest gave it is datamat's, and nothing else
+        texts = {name: content for name, content in _files(before).items() if isinstance(content, bytes)}
+        record = {name: _Written(_digest(text)) for name, text in texts.items() if _content(output / name) == text}
+    _warn_of_edits(output, _remove(output, record or {}, set(record or {})), logger)
+
+
+def sidecar_names(manifest: Manifest) -> set[str]:
+    """Return the names of all files that the built-in sidecars write for this manifest."""
+    return set(_files(manifest))
+
+
+def known_sidecars(output: pathlib.Path) -> set[str]:
+    """Return the names of the files for programs that datamat wrote to a directory, by its record alone."""
+    return {*(_read_record(output) or ())} - _DOCUMENTS
+
+
+def sidecar_problems(output: pathlib.Path, manifest: Manifest, damaged: Collection[str] = ()) -> dict[str, str]:
+    """Return what is wrong with files that programs read, by name; missing ones do no harm, and are not reported.
+
+    Args:
+        output: a finished directory whose manifest is whole.
+        manifest: manifest of that directory, from which the built-in files are rendered again.
+        damaged: shards that are not as the manifest says; indexes of these are not checked.
+    """
+    record = _read_record(output)
+    files = _files(manifest)
+    mine = set(files if record is None else record) - _DOCUMENTS  # others are the user's own
+    wrong = {}
+    for name in [*(name for name in files if name in mine), *sorted(mine - files.keys())]:
+        wanted, added = files.get(name), (record or {}).get(name, _Written(""))
+        if isinstance(wanted, FromShard) and wanted.shard.file in damaged:
+            continue
+        found = _content(output / name)
+        if found is None:
+            continue
+        if wanted is not None and found != _rendered(output, wanted):
+            wrong[name] = "differs from what manifest and shards give; export rebuilds it"
+        elif wanted is None and added.manifest and added.digest not in {"", _digest(found)}:
+            wrong[name] = "differs from what its sidecar wrote; export(..., sidecars=[...]) rebuilds it"
+    return wrong
+
+
+def _files(manifest: Manifest) -> Files:
+    """Return the files of the built-in sidecars, by name."""
+    manifest = _as_read(manifest)
+    return {name: content for sidecar in BUILT_IN for name, content in sidecar(manifest).items()}
+
+
+def _added_files(manifest: Manifest, sidecars: Sequence[Sidecar], files: Files) -> Files:
+    """Return the files of the sidecars that a user adds, by name; `files` are the built-in ones."""
+    found: dict[str, bytes | FromShard] = {}
+    taken = {MANIFEST_FILE, *files, *(info.index_file for info in manifest.all_files)} if sidecars else set()
+    endings = {info.file.partition(".")[2] for info in manifest.all_files}
+    for sidecar in sidecars:
+        made = _called(sidecar, _as_read(manifest))
+        for name, content in made.items():
+            _check_file(sidecar, name, content, {*taken, *found}, endings)
+        found |= made
+    return found
+
+
+def _as_read(manifest: Manifest) -> Manifest:
+    """Return a manifest as it is once it is read back: a run still has the features as they were declared."""
+    return dataclasses.replace(manifest, features=Features(dict(sorted(manifest.features.items()))))
+
+
+def _called(sidecar: Sidecar, manifest: Manifest) -> dict[str, bytes | FromShard]:
+    try:
+        return dict(sidecar(manifest))
+    except Exception as error:
+        error.add_note(
+            f"raised by the sidecar {_name_of(sidecar)}; the shards are finished: correct it, and the next run writes "
+            "what is missing"
+        )
+        raise
+
+
+def _check_file(sidecar: Sidecar, name: object, content: object, taken: Collection[str], endings: set[str]) -> None:
+    """Raise where a sidecar of the user returns a file that it cannot own."""
+    place = f"sidecar {_name_of(sidecar)}: file {name!r}"
+    if not isinstance(name, str) or name != os.path.basename(name) or name[:1] in {"", "."} or not name.isprintable():
+        raise OptionError(f"{place}; want the plain name of a file in the directory, without a leading dot")
+    if name in taken:
+        raise OptionError(f"{place} belongs to datamat or to another sidecar; choose another name")
+    if name.partition(".")[2] in endings:
+        raise OptionError(f"{place} has the extension of a shard, which readers take for data; choose another one")
+    if not isinstance(content, (bytes, FromShard)):
+        raise OptionError(f"{place} is a {type(content).__name__}; want bytes or a FromShard")
+
+
+def _name_of(sidecar: Sidecar) -> str:
+    return str(getattr(sidecar, "__qualname__", type(sidecar).__qualname__))
+
+
+def _presumed(files: Files) -> dict[str, _Written]:
+    """Return a record for a directory that came without one: an edited file is kept aside."""
+    return {name: _Written(_digest(text) if isinstance(text, bytes) else "") for name, text in files.items()}
+
+
+def _rendered(output: pathlib.Path, content: bytes | FromShard) -> bytes:
+    return content if isinstance(content, bytes) else content.make(regular_path(output, content.shard.file))
+
+
+def _write(
+    output: pathlib.Path,
+    manifest: Manifest,
+    files: Files,
+    added: Files,
+    record: Record,
+    *,
+    trusted: Manifest | None,
+) -> ExportReport:
+    """Write what is missing or out of date, and remove what an earlier run wrote and nothing describes any more.
+
+    Args:
+        output: directory that the files go into.
+        manifest: manifest that the files describe.
+        files: the files of the built-in sidecars.
+        added: the files of the user's sidecars.
+        record: digest of what datamat wrote before, by the name of the file.
+        trusted: manifest of shards whose indexes, where they exist, are right: making one to compare takes time.
+    """
+    wanted = {**files, **added}
+    kept = [name for name, content in wanted.items() if _is_foreign(output, name, content, record)]
+    edited, left = _of_absent_sidecars(output, manifest, {n: entry for n, entry in record.items() if n not in wanted})
+    now = {name: _Written(_known_digest(content)) for name, content in files.items() if name not in kept}
+    if added:
+        described = _digest(manifest.render())
+        now |= {name: _Written(_known_digest(text), described) for name, text in added.items() if name not in kept}
+    made = {name for name in now if name in added and not now[name].digest}  # from shards: their digests come below
+    now |= {name: record[name] for name in made if record.get(name, _Written("")).manifest == now[name].manifest}
+    edited += _remove(output, record, record.keys() - wanted.keys() - left.keys())
+    if {**now, **left} != record or not (output / _RECORD).is_file():
+        # Before the files: the next run recognizes as its own what a run that is killed from here on leaves.
+        _write_record(output, {**now, **left})
+    standing = {**now, **left}
+    checksums = {shard.file: shard.checksum for shard in trusted.all_files} if trusted else {}
+    written = []
+    for name in now:
+        content = wanted[name]
+        if isinstance(content, FromShard) and name in files:
+            is_known = checksums.get(content.shard.file) == content.shard.checksum
+            if is_known and name in record and (output / name).is_file():
+                continue
+        text = _rendered(output, content)
+        if _content(output / name) != text:
+            is_other = _is_edited(output / name, record.get(name)) or _is_folder(output / name)
+            edited += _set_aside(output, [name]) if is_other else []
+            if standing[name].digest not in {"", _digest(text)}:  # the sidecar gives other bytes for the same shards
+                standing |= {other: standing[other]._replace(digest="") for other in made}
+                _write_record(output, standing)
+            _commit(output, name, text)
+            written.append(name)
+        if name in made:
+            now[name] = now[name]._replace(digest=_digest(text))
+    if {**now, **left} != standing:
+        _write_record(output, {**now, **left})
+    unchanged = tuple(sorted(now.keys() - set(written)))
+    return ExportReport(output, tuple(written), unchanged, tuple(kept), tuple(edited))
+
+
+def _of_absent_sidecars(output: pathlib.Path, manifest: Manifest, record: Record) -> tuple[list[str], Record]:
+    """Take care of files whose sidecar a user has added once and is not at hand now.
+
+    One that describes this manifest stays if it is whole. A damaged one is set aside: nobody can write it again here.
+
+    Returns:
+        The names of those set aside, and the entries of the record of those that stay.
+    """
+    record = {name: entry for name, entry in record.items() if entry.manifest}
+    if not record:
+        return [], {}
+    described = _digest(manifest.render())
+    damaged = [name for name, entry in record.items() if _is_edited(output / name, entry)]
+    whole = {name: entry for name, entry in record.items() if name not in damaged and os.path.lexists(output / name)}
+    return _set_aside(output, damaged), {name: entry for name, entry in whole.items() if entry.manifest == described}
+
+
+def _is_foreign(output: pathlib.Path, name: str, content: bytes | FromShard, record: Record) -> bool:
+    """Tell whether a file that is there is not datamat's to write: not recorded, or for people and edited."""
+    if name in record and name not in _DOCUMENTS:
+        return False
+    found = _content(output / name)
+    is_recorded = found is not None and name in record and record[name].digest == _digest(found)
+    return found is not None and not is_recorded and found != _rendered(output, content)
+
+
+def _is_edited(path: pathlib.Path, written: _Written | None) -> bool:
+    """Tell whether a file that datamat wrote holds something else now."""
+    if written is None or not written.digest:
+        return False
+    found = _content(path)
+    return found is not None and _digest(found) != written.digest and path.is_file()
+
+
+def _remove(output: pathlib.Path, record: Record, names: Collection[str]) -> list[str]:
+    """Remove files that datamat wrote; move edited ones aside, leave those for people, and return the moved ones."""
+    edited = [name for name in sorted(names) if _is_edited(output / name, record[name])]
+    for name in sorted(set(names) - set(edited)):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder in its place is not datamat's
+            (output / name).unlink()
+    moved = _set_aside(output, [name for name in edited if name not in _DOCUMENTS])
+    if names:
+        fsync_folder(output)
+    return moved
+
+
+def _set_aside(output: pathlib.Path, names: Sequence[str]) -> list[str]:
+    """Move files that somebody has edited to where they do not mislead programs; return their names."""
+    moved = []
+    for name in names:
+        if name in _DOCUMENTS or (output / name).is_symlink():
+            continue
+        (output / _EDITED).mkdir(parents=True, exist_ok=True)
+        place = output / _EDITED / name
+        if _is_folder(output / name):  # it cannot replace a file, nor a folder that holds something
+            places = (place.with_name(f"{name}.folder{number}") for number in itertools.count())
+            place = next(path for path in places if not os.path.lexists(path))
+        os.replace(output / name, place)
+        moved.append(name)
+    return moved
+
+
+def _is_folder(path: pathlib.Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _warn_of_edits(output: pathlib.Path, names: Sequence[str], logger: logging.Logger) -> None:
+    for name in names:
+        logger.warning(
+            "%s had been changed since datamat wrote it; the changed file is %s", output / name, output / _EDITED / name
+        )
+
+
+def _read_record(output: pathlib.Path) -> Record | None:
+    """Return what the record says of each file that datamat wrote, by name; None where there is no record."""
+    with contextlib.suppress(OSError, ValueError):
+        value = read_json(output / _RECORD)
+        if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+            split = {name: text.partition(" ") for name, text in value.items()}
+            return {
+                name: _Written(digest, manifest)
+                for name, (digest, _, manifest) in split.items()
+                if name == os.path.basename(name) not in {"", ".", ".."}
+            }
+    return None
+
+
+def _write_record(output: pathlib.Path, record: Record) -> None:
+    value = {name: f"{digest} {manifest}" if manifest else digest for name, (digest, manifest) in record.items()}
+    _commit(output, _RECORD, render_json(value))
+
+
+def _known_digest(content: bytes | FromShard) -> str:
+    return _digest(content) if isinstance(content, bytes) else ""
+
+
+def _digest(content: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def _read(folder: pathlib.Path) -> Manifest | None:
+    with contextlib.suppress(OutputError, CorruptDataError):
+        return Manifest.read(folder)
+    return None
+
+
+def _content(path: pathlib.Path) -> bytes | None:
+    """Return the content of a file, None where nothing is there; nothing of what is no file that we may read.
+
+    Raises:
+        OSError: the disk fails: that says nothing about whose file it is.
+    """
+    try:
+        content = read_regular(path, max_bytes=_MOST_BYTES)
+        regular_path(path.parent, path.name)  # raises where it lies elsewhere
+        return content
+    except FileNotFoundError:
+        return None
+    except (ValueError, IsADirectoryError):
+        return b""
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return b""
+        raise
+
+
+def _commit(output: pathlib.Path, name: str | pathlib.PurePath, content: bytes) -> None:
+    # Through `shards`, which the end of a run removes: what a kill leaves there is not seen, and does not stay.
+    through = output / _ASIDE
+    through.mkdir(parents=True, exist_ok=True)
+    with commit(output / name, through=through) as file:
+        file.write(content)

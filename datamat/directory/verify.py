@@ -1,0 +1,474 @@
+"""Whether a finished directory holds what its manifest says, byte for byte or record by record."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import html
+import os
+import pathlib
+import re
+from array import array
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from datamat.directory.files import expand_home, printable, read_regular, regular_path
+from datamat.directory.index_files import read_index
+from datamat.directory.keys import KeyDigest, row_runs, stored_key
+from datamat.directory.manifest import INDEX_FOLDER, MANIFEST_FILE, Manifest, index_file, manifest_bytes
+from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names, sidecar_problems
+from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, join_problems
+from datamat.formats import Offsets, get_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+
+    from datamat.directory.manifest import IndexInfo, ShardInfo
+    from datamat.features import Features
+    from datamat.formats import ShardFormat
+
+
+__all__ = ["CheckRecord", "Problem", "ShardCheck", "VerifyReport", "examine", "unreadable", "verify"]
+
+# ---------------------------------------------------------------- shard check
+#
+# Look for damage in one shard: the file as a whole, each of its records, and its offsets.
+#
+# A shard whose checksum is right holds the very bytes that were written. In one that differs, every record is also read
+# through the offsets, so that each damaged record is named and not only the first.
+
+
+CheckRecord: TypeAlias = "Callable[[str, Mapping[str, Any]], str]"
+"""Takes the key and the columns of a record; returns how it differs from what it should be, or ""."""
+
+_MOST_NAMED = 20  # records of one shard that a report names
+_MOST_BYTES_PER_LINE = 64  # of an offsets file: three numbers of 20 digits
+_MOST_BYTES = 1 << 28
+_MOST_THREADS, _MOST_AHEAD = 8, 32  # records that wait to be decoded
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One damage: the file, by its path in the directory, and what is wrong with it or with one of its records."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.file}: {self.what}")
+
+
+class ShardCheck:
+    """Examines the shards of a directory.
+
+    Args:
+        folder: directory that holds the shards.
+        infos: entry of every shard in the manifest.
+        features: schema of the records, to decode them by.
+        shard_format: format of the shards, bound to their features.
+        deep: whether to decode every record, and not only the first of a shard.
+        recomputed: check to call for every record; None calls none.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        infos: Sequence[ShardInfo],
+        features: Features,
+        shard_format: ShardFormat,
+        *,
+        deep: bool,
+        recomputed: CheckRecord | None,
+    ) -> None:
+        self._folder = folder
+        self._infos = infos
+        self._most_bytes = max((info.num_bytes for info in infos), default=0)
+        self._features = features
+        self._format = shard_format
+        self._deep = deep
+        self._recomputed = recomputed
+
+    def problems(self, info: ShardInfo) -> tuple[list[Problem], list[str] | None]:
+        """Return what is wrong with a shard and its offsets, and the keys of its records if all of them are read."""
+        stored, what = self._stored_offsets(info)
+        wrong = [Problem(info.index_file, what)] if what else []
+        found, keys, offsets = self._examined(info, stored)
+        if stored is not None and offsets is not None and stored != offsets:
+            wrong = [Problem(info.index_file, _first_difference(stored, offsets, info))]
+        return [*(Problem(info.file, what) for what in found), *wrong], keys
+
+    def _examined(self, info: ShardInfo, stored: Offsets | None) -> tuple[list[str], list[str] | None, Offsets | None]:
+        """Return what is wrong with a shard, and the keys and offsets of its records if all of them are read."""
+        path = self._folder / info.file
+        if what := unreadable(self._folder, info.file):
+            return [what], None, None
+        try:
+            # A file longer than any shard is none of them, and may have any length.
+            checksum = info.checksum_of(path) if path.stat().st_size <= self._most_bytes else ""
+            # In a shard that differs, decoding may name the record where its format has no checksum of its own.
+            keys, offsets, problems = self._read(path, deep=self._deep or checksum != info.checksum)
+            return [*self._differences(path, info, checksum, keys), *problems], keys, offsets
+        except OSError as error:
+            return [error.strerror or str(error)], None, None
+        except CorruptDataError as error:
+            if checksum == info.checksum:
+                return (
+                    [f"its bytes are as the manifest says, but do not read as {self._format.name}: {error}"],
+                    None,
+                    None,
+                )
+            return self._damaged_records(path, info, stored) or [_reason(error, path)], None, None
+
+    def _read(self, path: pathlib.Path, *, deep: bool) -> tuple[list[str], Offsets, list[str]]:
+        """Return the keys and offsets of the records of a shard, and what is wrong with those that are looked into."""
+        keys: list[str] = []
+        table, width = array("Q"), 2
+        examined: collections.deque[tuple[str, Callable[[], str]]] = collections.deque()
+        problems: list[str] = []
+
+        def take(most_left: int) -> None:
+            while len(examined) > most_left:
+                name, found = examined.popleft()
+                if what := found():
+                    problems.append(f"{name} {what}")
+
+        with open(path, "rb", buffering=1 << 20) as file, self._examiners(deep=deep) as pool:
+            for record, place in self._format.read_file(file, path=str(path)):
+                try:
+                    keys.append(stored_key(record))
+                except (KeyError, IndexError, UnicodeDecodeError) as error:
+                    raise CorruptDataError(
+                        f"record {len(keys)} is whole but not one of this dataset ({error!r})"
+                    ) from error
+                table.extend(place)
+                width = len(place)
+                work = functools.partial(self._examine, record, keys[-1], deep=deep or len(keys) == 1)
+                examined.append((f"record {len(keys) - 1} ({keys[-1]!r})", pool.submit(work).result if pool else work))
+                take(_MOST_AHEAD if pool else 0)
+            take(0)
+        columns = np.array(table, np.uint64).reshape(-1, width).T
+        return keys, Offsets(*map(np.ascontiguousarray, columns)), _shortened(problems)
+
+    def _examiners(self, *, deep: bool) -> contextlib.AbstractContextManager[ThreadPoolExecutor | None]:
+        """Return threads to decode pictures in, which takes longer than to read them; None where there is no need."""
+        if deep and not self._features.is_flat and self._recomputed is None:
+            from concurrent.futures import ThreadPoolExecutor  # costs a part of an import that few need
+
+            return ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
+        return contextlib.nullcontext()
+
+    def _examine(self, record: Mapping[str, Any], key: str, *, deep: bool) -> str:
+        if deep and (what := _mismatch(record, self._features)):
+            return what
+        return self._recomputed(key, record) if self._recomputed else ""
+
+    def _differences(self, path: pathlib.Path, info: ShardInfo, checksum: str, keys: Sequence[str]) -> list[str]:
+        """Return how a shard that reads well differs from what the manifest says of it."""
+        size = path.stat().st_size
+        if (size, checksum, len(keys)) == (info.num_bytes, info.checksum, info.num_records):
+            same = KeyDigest(keys).hexdigest() == info.key_digest
+            return [] if same else ["the keys of its records are not those of the manifest"]
+        if checksum == info.checksum:
+            return ["the manifest describes it wrongly"]
+        alike = [other for other in self._infos if other.num_bytes == size and other is not info]
+        if other := next((other for other in alike if other.is_whole(path)), None):
+            return [f"its content is that of {other.file}"]
+        if len(keys) != info.num_records:
+            counts = f"found {len(keys)} records, the manifest says {info.num_records}"
+            return [f"{counts}; {size} bytes for {info.num_bytes}"]
+        if KeyDigest(keys).hexdigest() != info.key_digest:
+            return ["its records are whole, but they are not those of the manifest, or in another order"]
+        ranges = join_problems([f"{start} to {stop}" for start, stop in info.damaged_ranges(path)])
+        what = "its records are whole and have the right keys, but their content differs from the manifest's checksum"
+        return [f"{what}, in the bytes {ranges}"]
+
+    def _stored_offsets(self, info: ShardInfo) -> tuple[Offsets | None, str]:
+        """Return the offsets file of a shard, or what is wrong with it."""
+        path = self._folder / info.index_file
+        if what := unreadable(self._folder, info.index_file):
+            return None, what
+        try:
+            limit = (info.num_records + 1) * _MOST_BYTES_PER_LINE
+            text = read_regular(path, max_bytes=min(limit, _MOST_BYTES)).decode("ascii")
+            offsets = Offsets.from_text(text)
+        except OSError as error:
+            return None, error.strerror or str(error)
+        except UnicodeDecodeError as error:
+            return None, f"not text (byte {error.start})"
+        except ValueError as error:  # too large, or CorruptDataError: no table of numbers
+            return None, _reason(error, path)
+        return offsets, ""
+
+    def _damaged_records(self, path: pathlib.Path, info: ShardInfo, offsets: Offsets | None) -> list[str]:
+        """Return what is wrong with each damaged record, as far as the offsets still lead to it."""
+        if offsets is None or len(offsets) != info.num_records:
+            return []
+        size, found = path.stat().st_size, []
+        ends = (offsets.offset + offsets.size).tolist()
+        with (
+            contextlib.suppress(OSError, CorruptDataError),
+            contextlib.closing(self._format.reader(path, offsets)) as reader,
+        ):
+            for number, (start, end) in enumerate(zip(offsets.offset.tolist(), ends, strict=True)):
+                if end > size:  # never read: anybody may have written this number
+                    cut = f"is cut off: it lies at bytes {start} to {end}" if start < size else "is missing"
+                    found.append(f"record {number} {cut}, the file ends at byte {size}")
+                    continue
+                try:
+                    reader.read(number)
+                except CorruptDataError as error:
+                    found.append(_reason(error, path))
+        return _shortened(found)
+
+
+def unreadable(folder: pathlib.Path, name: str) -> str:
+    """Return why a file of a directory cannot be examined, or "": it is missing, no file, or lies elsewhere."""
+    try:
+        regular_path(folder, name)
+    except OSError as error:
+        return error.strerror or str(error)
+    except CorruptDataError as error:
+        return str(error).removeprefix(f"{folder / name} ")
+    return ""
+
+
+def _mismatch(record: Mapping[str, Any], features: Features) -> str:
+    """Return how a record differs from the manifest's features, or nothing."""
+    kinds = {name: value.dtype.name if isinstance(value, np.ndarray) else "bytes" for name, value in record.items()}
+    wanted = {name: "bytes" if kind == "bytes_list" else kind for name, kind in features.columns.items()}
+    if kinds != wanted:
+        return f"holds {_listed(kinds)}, the manifest's features are {_listed(features.columns)}"
+    try:
+        features.decode(record)
+    except (InputError, SchemaError) as error:
+        return f"is not as the manifest's features say: {error}"
+    return ""
+
+
+def _listed(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in sorted(kinds.items()))
+
+
+def _first_difference(stored: Offsets, found: Offsets, info: ShardInfo) -> str:
+    if len(stored) != len(found):
+        return f"it has {len(stored)} offsets, {info.file} holds {len(found)} records"
+    differing = (stored.offset != found.offset) | (stored.size != found.size)
+    if stored.skip is not None and found.skip is not None:
+        differing |= stored.skip != found.skip
+    number = int(np.flatnonzero(differing)[0]) if differing.any() else 0
+    return f"its offsets are not those of the records in {info.file}, from record {number} on"
+
+
+def _reason(error: Exception, path: pathlib.Path) -> str:
+    return str(error).removeprefix(f"{path}: ")
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """Return at most `_MOST_NAMED` lines; consecutive records that share a damaged page or member get one line."""
+    found: list[str] = []
+    for what, group in groupby(lines, key=lambda line: re.sub(r"^record \d+ ", "", line)):
+        same = list(group)
+        numbers = [line.split(" ", 2)[1] for line in same]
+        is_run = len(same) > 1 and " is damaged: " in what
+        found += (
+            [f"records {numbers[0]} to {numbers[-1]} {what.replace('is damaged', 'are damaged', 1)}"]
+            if is_run
+            else same
+        )
+    more = len(found) - _MOST_NAMED
+    return found if more <= 0 else [*found[:_MOST_NAMED], f"and {more} more records"]
+
+
+# ---------------------------------------------------------------- verification
+#
+# Compare a finished directory with its manifest, byte for byte and record for record.
+#
+#     manifest.json        against its own digest                       was it changed after it was written?
+#     _index/SPLIT.index   against size and checksum in the manifest    and its keys against those of the records
+#     a shard              against size, checksum, counts, key digest   each record against its own checksums
+#     its .idx             against where the records are
+#     sidecars             against what the manifest gives; see `datamat.directory.sidecars`
+#
+# Files are only read, never unpickled or run. What others may have planted (pipes, devices, numbers that would fill the
+# memory) is a problem in the report like any other damage.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` found. `str` of it names every damaged file, and the record where that is known.
+
+    Attributes:
+        path: the directory that was checked.
+        num_shards: number of examined shards, in every format.
+        num_records: number of records in the manifest.
+        found: every damage, in the order of the files.
+        num_formats: number of formats that hold the records.
+    """
+
+    path: pathlib.Path
+    num_shards: int
+    num_records: int
+    found: tuple[Problem, ...]
+    num_formats: int = 1
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as the manifest says."""
+        return not self.found
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for each damage."""
+        return tuple(map(str, self.found))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The damaged files, each once, by their paths in the directory."""
+        return tuple(dict.fromkeys(problem.file for problem in self.found))
+
+    def __str__(self) -> str:
+        if self.ok:
+            formats = f" in {self.num_formats} formats" if self.num_formats > 1 else ""
+            size = f"{self.num_shards} shards{formats}, {self.num_records:,} records"
+            return f"{self.path}: {size}: all as the manifest says"
+        count = f"{len(self.found)} problem{'' if len(self.found) == 1 else 's'}"
+        return "\n".join([f"{self.path}: {count}:", *(f"  {line}" for line in self.problems)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def verify(path: str | os.PathLike[str], deep: bool = False) -> VerifyReport:
+    """Compare a directory with its manifest: files, sizes, checksums, counts, keys and their order, and each record.
+
+    It reads every byte, and tests every record against the checksums of its format.
+
+    Args:
+        path: finished directory; its files are only read.
+        deep: also decode every record as the features say, pixels included.
+
+    Returns:
+        The report. Damage does not raise, not even damage of the manifest.
+
+    Raises:
+        OutputError: there is no manifest: the run is not finished.
+
+    Example:
+        >>> print(verify("out/camvid"))   # doctest: +SKIP
+        out/camvid: 3 shards, 256 records: all as the manifest says
+    """
+    return examine(pathlib.Path(expand_home(path)), deep=deep, recomputed=None)
+
+
+def examine(folder: pathlib.Path, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
+    """Do what `verify` does, and call `recomputed` with key and columns of every record; None calls nothing."""
+    try:
+        manifest = Manifest.read(folder, strict=False)
+        formats = {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
+    except (CorruptDataError, OptionError) as error:
+        what = str(error).removeprefix(f"{folder / MANIFEST_FILE} ")
+        return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
+    found = _manifest_problems(folder, manifest)
+    rows: dict[str, list[list[str]]] = {}
+    for entry in manifest.index:
+        problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
+        found += problems
+    for name, shard_format in formats.items():
+        mine = manifest.of_format(name)
+        check = ShardCheck(folder, mine.shards, mine.features, shard_format, deep=deep, recomputed=recomputed)
+        found += _shard_problems(check, mine, rows)
+    found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, formats.values())]
+    damaged = {problem.file for problem in found}
+    if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
+        found += [Problem(name, what) for name, what in sidecar_problems(folder, manifest, damaged).items()]
+    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats))
+
+
+def _shard_problems(check: ShardCheck, manifest: Manifest, rows: Mapping[str, list[list[str]]]) -> list[Problem]:
+    """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
+    found = []
+    for split, infos in manifest.splits.items():
+        for number, info in enumerate(infos):
+            problems, keys = check.problems(info)
+            found += problems
+            if keys is not None and number < len(rows.get(split, ())):
+                found += _key_problems(info, keys, rows[split][number])
+    return found
+
+
+def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem]:
+    found = []
+    if manifest.render() != manifest_bytes(folder):
+        found.append(Problem(MANIFEST_FILE, "changed since it was written: it does not have its digest"))
+    if {info.split for info in manifest.index} != set(manifest.splits):
+        found.append(Problem(MANIFEST_FILE, "the splits of its index are not those of its shards"))
+    files = [info.file for info in manifest.all_files]
+    twice = sorted({file for file in files if files.count(file) > 1}) if len(set(files)) < len(files) else []
+    found += [Problem(MANIFEST_FILE, f"lists {file} twice") for file in twice]
+    records = [_records_in(info) for info in manifest.shards]
+    odd = [name for name, infos in manifest.also.items() if [_records_in(info) for info in infos] != records]
+    return found + [Problem(MANIFEST_FILE, f"lists other records in {name} than in {manifest.format}") for name in odd]
+
+
+def _records_in(info: ShardInfo) -> tuple[object, ...]:
+    """Return what an entry says about its records, whatever their format."""
+    counts = (info.num_rows, info.num_records, info.num_failed, info.num_dropped, info.num_dropped_records)
+    return (info.name, info.split, *counts, info.key_digest, info.fingerprint)
+
+
+def _index_problems(
+    folder: pathlib.Path, info: IndexInfo, shards: Sequence[ShardInfo]
+) -> tuple[list[Problem], list[list[str]]]:
+    """Return what is wrong with an index file, and the keys of the rows of each shard, if that can be read."""
+    path = folder / info.file
+    if what := unreadable(folder, info.file):
+        return [Problem(info.file, what)], []
+    is_same = info.is_whole(path)
+    found = [] if is_same else [Problem(info.file, "its content differs from the manifest's checksum")]
+    try:
+        table = read_index(folder, info.file, ["key", "shard"], num_rows=sum(shard.num_rows for shard in shards))
+        keys, numbers = table["key"].to_pylist(), table["shard"].to_pylist()
+    except (CorruptDataError, KeyError, ValueError) as error:
+        return [*found, Problem(info.file, f"it cannot be read: {error}")], []
+    rows = [[key for key, _ in group] for _, group in groupby(zip(keys, numbers, strict=True), key=lambda row: row[1])]
+    counts = [len(group) for group in rows]
+    if counts != [shard.num_rows for shard in shards]:
+        what = f"it has {len(keys)} rows in {len(counts)} shards, the manifest says {sum(s.num_rows for s in shards)}"
+        return [*found, Problem(info.file, f"{what} in {len(shards)}")], []
+    return found, rows
+
+
+def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> list[Problem]:
+    """Return where the rows of the index are not those whose records a shard holds, in their order."""
+    stored = [row_key for row_key, _, _ in row_runs(keys)]
+    if info.num_done < info.num_rows:  # the index also has the rows that gave no record
+        left = iter(rows)
+        wrong = next((key for key in stored if key not in left), None)
+        if wrong is None and len(stored) == info.num_done:
+            return []
+        what = f"the row of record {wrong!r} is not where the index has it" if wrong else "other rows gave no record"
+        return [Problem(index_file(info.split), f"{what}, in {info.file}")]
+    pairs = zip(stored, rows, strict=False)
+    place = next((number for number, (key, row) in enumerate(pairs) if key != row), min(len(stored), len(rows)))
+    if place == len(stored) == len(rows):
+        return []
+    key = repr(stored[place]) if place < len(stored) else "no record"
+    row = repr(rows[place]) if place < len(rows) else "no row"
+    return [Problem(index_file(info.split), f"row {place} of {info.file} is {row}, the shard holds {key} there")]
+
+
+def _foreign(folder: pathlib.Path, manifest: Manifest, formats: Iterable[ShardFormat]) -> list[str]:
+    """Return files that the manifest does not know, under names that a reader by pattern would take."""
+    known = {name for info in manifest.all_files for name in (info.file, info.index_file)}
+    known |= sidecar_names(manifest) | known_sidecars(folder)
+    endings = [*(made.extension for made in formats), "idx", "offsets"]
+    found = {entry.name for ending in endings for entry in folder.glob(f"*.{ending}")}
+    mine = {name for name in found if name.startswith(f"{manifest.name}-")}
+    indexed = {info.file for info in manifest.index}
+    rows = {f"{INDEX_FOLDER}/{entry.name}" for entry in folder.glob(f"{INDEX_FOLDER}/*.index")}
+    return [*sorted(mine - known), *sorted(rows - indexed)]

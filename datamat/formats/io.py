@@ -1,0 +1,287 @@
+"""What formats share: buffered files, records read by ranges of bytes, and guards against misuse."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, BinaryIO, Protocol, final
+
+import numpy as np
+
+from datamat.errors import READ_FLAGS, CorruptDataError, OptionError, OutputError
+from datamat.formats import Buffer, ShardReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from datamat.features import Column, Features
+    from datamat.formats import RecordSpans
+
+
+__all__ = [
+    "BUFFER_BYTES",
+    "BufferedFile",
+    "RangeReader",
+    "bound",
+    "located",
+    "read_spans",
+    "read_up_to",
+    "refuse_finished",
+    "write_all",
+]
+
+# ---------------------------------------------------------------- guards
+#
+# Refusals that formats share, so that every format words them alike.
+
+
+def bound(features: Features | None, name: str) -> Features:
+    """Return the features of a format that stores them; raise `OptionError` if it has none yet."""
+    if features is None:
+        raise OptionError(
+            f"the format {name!r} stores features, not columns; use get_format({name!r}).with_features(features)"
+        )
+    return features
+
+
+def refuse_finished(finished: bool) -> None:
+    """Raise `OptionError` if `finish` was called on a writer."""
+    if finished:
+        raise OptionError("finish was called on this writer; create another one for more records")
+
+
+def located(error: Exception, path: str, number: int, offset: int) -> CorruptDataError:
+    """Return an error that says which record is damaged, and what to do about it."""
+    return CorruptDataError(
+        f"{path or 'shard'}: record {number} at byte {offset} is damaged: {error}; "
+        f"remove the file and run the job again to rebuild it"
+    )
+
+
+# ---------------------------------------------------------------- ranges
+#
+# Single records, for formats where the range of bytes in `Offsets` is all that one needs.
+
+
+class ReadRecord(Protocol):
+    """Decodes the record that a line of `Offsets` points to, after testing its checksums."""
+
+    def __call__(self, buffer: Buffer, *, skip: int, path: str, number: int, offset: int) -> dict[str, Column]:
+        """Return the record.
+
+        Args:
+            buffer: bytes of the file in the record's range.
+            skip: position of the record in a decompressed member; 0 for formats without members.
+            path: path of the file, for messages.
+            number: position of the record in the file, from 0, for messages.
+            offset: position of the buffer in the file, for messages.
+
+        Raises:
+            CorruptDataError: the record is damaged; the message gives path, record, byte and what is wrong.
+        """
+
+
+if hasattr(os, "pread"):
+    _pread = os.pread
+else:  # Windows: threads take turns, for they share the position in a file
+    _positions = threading.Lock()
+
+    def _pread(descriptor: int, size: int, offset: int, /) -> bytes:
+        with _positions:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.read(descriptor, size)
+
+
+@final
+class RangeReader(ShardReader):
+    """Reads each record with one `pread`, so threads and forked children share neither a lock nor a file position.
+
+    Args:
+        path: path of the shard, which is opened at once and stays open until `close`.
+        spans: lookup of where each record lies.
+        read_record: function that decodes one record.
+        read_intact: function that does so although what the record is stored with is damaged, or None.
+    """
+
+    __slots__ = ("_descriptor", "_num_bytes", "_path", "_read_intact", "_read_record", "_spans")
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        spans: RecordSpans,
+        read_record: ReadRecord,
+        read_intact: ReadRecord | None = None,
+    ) -> None:
+        self._descriptor = -1
+        self._path = os.fspath(path)
+        self._spans = spans
+        self._read_record = read_record
+        self._read_intact = read_intact
+        # Never wait for a writer of a FIFO; the caller has checked that the path is a regular file.
+        self._descriptor = os.open(path, READ_FLAGS)
+        self._num_bytes = os.fstat(self._descriptor).st_size
+
+    def read(self, number: int) -> dict[str, Column]:
+        """Return one record."""
+        return self._read(number, self._read_record)
+
+    def read_intact(self, number: int) -> dict[str, Column] | None:
+        """Return a record that is intact, although what it is stored with is damaged; None where it is not."""
+        if self._read_intact is None:
+            return None
+        try:
+            return self._read(number, self._read_intact)
+        except CorruptDataError:
+            return None
+
+    def _read(self, number: int, read_record: ReadRecord) -> dict[str, Column]:
+        offset, size, skip = self._spans.span(number)
+        if offset + size > self._num_bytes:  # `pread` would allocate all of it before it reads
+            raise CorruptDataError(
+                f"{self._path}: record {number} at byte {offset} is damaged: it should end at byte {offset + size}, "
+                f"but the file has {self._num_bytes}; remove the file and run the job again to rebuild it"
+            )
+        data = _pread(self._descriptor, size, offset)
+        return read_record(data, skip=skip, path=self._path, number=number, offset=offset)
+
+    def spans(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return offset, size and skip of some records, int64 (n, 3), all of them inside the file."""
+        found = self._spans.spans(numbers)
+        if len(found) and (found[:, 0] + found[:, 1]).max() > self._num_bytes:
+            raise CorruptDataError(f"{self._path} is shorter than its index says")
+        return found
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        """Return some bytes of the file."""
+        return _pread(self._descriptor, size, offset)
+
+    def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
+        """Close the file."""
+        # Bound to the function: when the interpreter ends, `os` may be gone before the last reader is.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            close_descriptor(descriptor)
+
+
+_GAP_BYTES = 4096  # to read that much for nothing costs less than another call
+
+
+def read_spans(
+    readers: Sequence[ShardReader], which: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ranges of many records, read in as few calls as make sense.
+
+    Args:
+        readers: readers of the shards, each a `RangeReader`.
+        which: int64 (n,), the reader of each record.
+        numbers: int64 (n,), the number of each record in its file.
+
+    Returns:
+        Bytes that hold the ranges; where the range of each record begins there, its size and the record's skip, each
+        int64 (n,). Records of the same range share it.
+
+    Raises:
+        CorruptDataError: a range is not inside its file.
+    """
+    pieces: list[bytes] = []
+    spans = np.empty((len(numbers), 3), np.int64)
+    starts = np.empty(len(numbers), np.int64)
+    base = 0
+    for place, reader in enumerate(readers):
+        assert isinstance(reader, RangeReader), "the format makes them"
+        mine = np.flatnonzero(which == place)
+        if not len(mine):
+            continue
+        found = reader.spans(numbers[mine])
+        spans[mine] = found
+        order = np.argsort(found[:, 0], kind="stable")
+        begins = found[order, 0]
+        ends = np.maximum.accumulate(begins + found[order, 1])
+        cuts = np.flatnonzero(begins[1:] > ends[:-1] + _GAP_BYTES) + 1
+        firsts = begins[np.concatenate([[0], cuts])]
+        lasts = ends[np.concatenate([cuts, [len(ends)]]) - 1]
+        sizes = lasts - firsts
+        runs = zip(firsts.tolist(), sizes.tolist(), strict=True)
+        pieces += [reader.read_range(first, size) for first, size in runs]
+        run = np.searchsorted(firsts, found[:, 0], side="right") - 1
+        starts[mine] = base + (np.cumsum(sizes) - sizes - firsts)[run] + found[:, 0]
+        base += int(sizes.sum())
+    data = b"".join(pieces) if len(pieces) != 1 else pieces[0]
+    if len(data) != base:
+        raise CorruptDataError("a file became shorter while it was read")
+    return data, starts, spans[:, 1], spans[:, 2]
+
+
+# ---------------------------------------------------------------- buffered
+#
+# Files as formats write and read them: small pieces are gathered, and a claimed size allocates nothing.
+
+
+BUFFER_BYTES = 1 << 18
+_READ_BYTES = 16 << 20
+
+
+@final
+class BufferedFile:
+    """Gathers pieces in a buffer of 256 KiB and writes it when full; larger pieces go to the file uncopied."""
+
+    __slots__ = ("_buffer", "_file", "_used", "num_bytes")
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        # One buffer for the life of the file: a new one for each write would cost a page fault per 4 KiB.
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._used = 0
+        self.num_bytes = 0
+
+    def add(self, pieces: Iterable[Buffer]) -> None:
+        """Add pieces, each as a whole; write the buffer first where they do not fit."""
+        for piece in pieces:
+            size = len(piece)
+            self.num_bytes += size
+            if self._used + size > BUFFER_BYTES:
+                self.flush()
+                if size > BUFFER_BYTES:
+                    self._write(memoryview(piece))
+                    continue
+            end = self._used + size
+            self._buffer[self._used : end] = piece
+            self._used = end
+
+    def flush(self) -> None:
+        """Write the buffer."""
+        self._write(self._buffer[: self._used])
+        self._used = 0
+
+    def _write(self, data: memoryview) -> None:
+        write_all(self._file, data)
+
+
+def write_all(file: BinaryIO, data: memoryview) -> None:
+    """Write all of `data` to a file, which may be unbuffered and take less than it is given.
+
+    Raises:
+        OutputError: the file takes nothing, or does not say how much it took.
+    """
+    while data:
+        taken = file.write(data)
+        if not taken:
+            raise OutputError(
+                f"the file took {taken} of {len(data)} bytes; pass a blocking binary file whose write returns "
+                f"the number of bytes written"
+            )
+        data = data[taken:]
+
+
+def read_up_to(file: BinaryIO, size: int) -> bytes:
+    """Return the next `size` bytes, or fewer at the end of the file; a size that is a lie allocates no memory."""
+    data = file.read(min(size, _READ_BYTES))
+    if len(data) == size or len(data) < _READ_BYTES:
+        return data
+    pieces, missing = [data], size - len(data)
+    while missing and (data := file.read(min(missing, _READ_BYTES))):
+        pieces.append(data)
+        missing -= len(data)
+    return b"".join(pieces)

@@ -1,0 +1,183 @@
+"""What is known of a worker that died: the note that it leaves, whatever ends it, and the words for its end."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import tempfile
+from dataclasses import dataclass
+from typing import Any, Self
+
+from multiprocess.reduction import DupFd
+
+from datamat.parallel.channel import Descriptor, close_in_forks
+
+__all__ = ["CrashNote", "WorkerExit", "own_note"]
+
+# ---------------------------------------------------------------- the note
+#
+# A small file in memory. The worker writes down what it is at; its parent reads that after its death.
+#
+#   bytes 0 to 7     number of the task, or of the callable, that the worker began last; 0 once it is done with it
+#   bytes 8 to 15    where calls have a time limit: when the one under way began, in nanoseconds of the monotonic clock
+#   bytes 16 to 127  number of the task that wrote a step, and that step as text: what a long task is at
+#   then             Python stacks, as `faulthandler` writes them when the process crashes or a signal asks for them
+#
+# The worker writes its number through a memory map: that takes no system call, and wakes nobody. So the parent can
+# distinguish a task that killed its worker from one that merely lay in the socket of a worker that died of something
+# else.
+
+
+_NUMBERS_BYTES = 16
+_STEP = struct.Struct("<Q104s")
+_STACKS_AT = _NUMBERS_BYTES + _STEP.size
+
+_own: CrashNote | None = None  # in a worker
+
+
+class CrashNote:
+    """A descriptor of the file; the parent and the worker have one each."""
+
+    __slots__ = ("_begun", "_descriptor")
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = Descriptor(descriptor)
+        self._begun: memoryview | None = None
+
+    @classmethod
+    def create(cls) -> Self:
+        """Return a new, empty one."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("datamat-worker")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.write(descriptor, bytes(_STACKS_AT))  # stacks follow: all descriptors of the file share one position
+        note = cls(descriptor)
+        close_in_forks(note._descriptor)
+        return note
+
+    def share(self) -> CrashNote:
+        """Return one more descriptor of the same file, for the worker."""
+        return CrashNote(os.dup(self.fileno()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a process that is being started, which inherits the descriptor."""
+        return _receive, (DupFd(self.fileno()),)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor.fileno()
+
+    def close(self) -> None:
+        """Close the descriptor; safe to repeat."""
+        self._descriptor.close()
+
+    # ------------------------------------------------------------ in the worker
+
+    def open(self) -> memoryview:
+        """Make this the note of the process; return the uint64 view (2,) that takes a task's number, and a time."""
+        global _own  # noqa: PLW0603 -- a process has one
+        _own = self
+        self._begun = memoryview(mmap.mmap(self.fileno(), _NUMBERS_BYTES)).cast("Q")
+        return self._begun
+
+    def write_step(self, step: str) -> None:
+        """Note what the task under way is at: ASCII, 103 characters at most; one system call."""
+        assert self._begun is not None
+        os.pwrite(self.fileno(), _STEP.pack(self._begun[0], step.encode("ascii")), _NUMBERS_BYTES)
+
+    # ------------------------------------------------------------ in the parent
+
+    def last_begun(self) -> int:
+        """Return the number of what the worker had begun and was not done with, else 0."""
+        return int.from_bytes(os.pread(self.fileno(), 8, 0), "little")
+
+    def call_since(self) -> float:
+        """Return when the call under way began, in seconds of the monotonic clock; 0 if unknown."""
+        return int.from_bytes(os.pread(self.fileno(), 8, 8), "little") / 1e9
+
+    def step(self) -> str:
+        """Return what the task that the worker began last was at; "" if it did not say."""
+        number, step = _STEP.unpack(os.pread(self.fileno(), _STEP.size, _NUMBERS_BYTES))
+        return step.rstrip(b"\0").decode("ascii") if number == self.last_begun() else ""
+
+    def stacks(self) -> str:
+        """Return the Python stacks that the worker wrote."""
+        size = os.fstat(self.fileno()).st_size
+        return os.pread(self.fileno(), size, _STACKS_AT).decode(errors="replace")
+
+
+def _receive(descriptor: Any) -> CrashNote:
+    return CrashNote(descriptor.detach())
+
+
+def own_note() -> CrashNote | None:
+    """Return the note of this process; None if it is no worker."""
+    return _own
+
+
+# ---------------------------------------------------------------- the words
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """What is known of a worker that ended.
+
+    Attributes:
+        pid: process id of the worker.
+        exitcode: exit code as in `multiprocessing`: negative for a signal; None where it could not be learnt.
+        peak_rss_bytes: highest resident memory that was seen.
+        last_begun: number of the task, or callable, that it had begun and not finished, else 0.
+        step: what that task was at, if it noted that, else "".
+        stack: Python frames that it wrote when it crashed or a signal asked for them, else "".
+        log_lines: last log messages of the worker.
+    """
+
+    pid: int
+    exitcode: int | None
+    peak_rss_bytes: int
+    last_begun: int
+    step: str = ""
+    stack: str = ""
+    log_lines: tuple[str, ...] = ()
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, None if it exited."""
+        return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
+
+    def cause(self) -> str:
+        """Describe how it ended: exit code, or signal and what sends it."""
+        if self.signal is None:
+            return f"exit code {self.exitcode}"
+        try:
+            name = signal.Signals(self.signal).name
+        except ValueError:
+            name = "real-time signal"
+        hint = ", as the kernel's out-of-memory killer sends it" if self.signal == signal.SIGKILL else ""
+        return f"signal {self.signal} ({name}{hint})"
+
+    def report(self) -> str:
+        """Return peak memory, stack and last log lines as text."""
+        text = f"peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
+        if self.stack:
+            text += f", Python stack:\n{self.stack.rstrip()}"
+        if self.log_lines:
+            text += "\nlast log lines of the worker:\n" + "\n".join(f"  {line}" for line in self.log_lines)
+        return text
+
+    def describe(self) -> str:
+        """Describe how it ended, with all that is known."""
+        return f"{self.cause()}, {self.report()}"
+
+    def describe_timeout(self, limit: str, limit_s: float) -> str:
+        """Describe a worker that was killed because of a time limit, with all that is known.
+
+        Args:
+            limit: name of the option that sets the limit.
+            limit_s: value of that option, in seconds.
+        """
+        return f"it ran longer than {limit}={limit_s:g}, so worker {self.pid} was killed; {self.report()}"

@@ -1,0 +1,111 @@
+"""What this process is: the caller's own, or one of our workers; and whether a worker is importing the caller's code.
+
+A pool asks both when it is made. Inside a worker it runs its calls one after the other, since the cores are taken.
+Inside an *import* that a worker does to rebuild a callable, it must not run at all: that module was being imported in
+the parent when the parent's pool was made, and its top level is not to run twice. `NestedRunError` names the module,
+and the parent sends its code by value instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Iterator
+
+
+__all__ = [
+    "NestedRunError",
+    "become_worker",
+    "importing",
+    "is_retiring",
+    "is_worker",
+    "modules_being_run",
+    "refuse_while_importing",
+    "retire",
+]
+
+_is_worker = False
+_is_retiring = False
+_importer: types.FrameType | None = None  # the frame that imports the caller's modules, while it does
+
+
+class NestedRunError(BaseException):
+    """A module that is imported for a worker starts a pool at its top level; not for users' `except Exception`."""
+
+    def __init__(self, module_name: str | None) -> None:
+        super().__init__(module_name)
+        self.module_name = module_name
+
+
+def become_worker() -> None:
+    """Declare this process a worker, for the rest of its life."""
+    global _is_worker  # noqa: PLW0603 -- a process is one thing or the other
+    _is_worker = True
+
+
+def is_worker() -> bool:
+    """Is this process one of our workers?"""
+    return _is_worker
+
+
+def retire() -> None:
+    """Have this worker end after the task that it runs, and the pool start another in its place.
+
+    For a task that finds its process used up: a library in it leaks memory, or has come into a state from which only a
+    new process leads. The result of the task is returned as usual. The end of the worker is no death: nothing is
+    repeated, no retry counts, nothing is logged. Outside of a worker of this library this does nothing.
+
+    Example:
+        >>> from datamat.parallel import PathosExecutor, retire
+        >>> def measure(x):
+        ...     retire()
+        ...     return 2 * x
+        >>> with PathosExecutor(max_workers=2) as pool:
+        ...     list(pool.map(measure, range(3)))
+        [0, 2, 4]
+    """
+    global _is_retiring  # noqa: PLW0603 -- one worker per process
+    _is_retiring = _is_worker
+
+
+def is_retiring() -> bool:
+    """Has this worker been asked to end?"""
+    return _is_retiring
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Mark that what runs now imports the caller's modules."""
+    global _importer  # noqa: PLW0603 -- seen by pools that the imported modules make
+    before, _importer = _importer, sys._getframe(2)  # past this generator and contextlib's __enter__
+    try:
+        yield
+    finally:
+        _importer = before
+
+
+def refuse_while_importing() -> None:
+    """Raise `NestedRunError` at the top level of a module that is imported inside `importing`."""
+    if _importer is not None and (names := modules_being_run(until=_importer)):
+        raise NestedRunError(names[0])
+
+
+def modules_being_run(until: types.FrameType | None = None) -> list[str]:
+    """Return the modules whose top level is running, innermost first, as far as the frame `until`.
+
+    Those of this library are left out: they run no pool, but doctests are run under their names.
+    """
+    own = __name__.partition(".")[0]
+    names = []
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame is not until:
+        if frame.f_code.co_name == "<module>":
+            name = str(frame.f_globals.get("__name__"))
+            if name.partition(".")[0] != own:
+                names.append(name)
+        frame = frame.f_back
+    return names

@@ -1,0 +1,515 @@
+"""What a run would make again, and why: the finished directory compared with rows and options as they are now."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamat.directory.files import printable, read_json, read_regular, render_json
+from datamat.directory.index_files import DIGEST, SIZE, IndexTable, column_of_field, read_index
+from datamat.directory.keys import records_by_row, stored_keys
+from datamat.directory.manifest import (
+    HELD,
+    Manifest,
+    by_shard,
+    growing_path,
+    index_file,
+    is_being_replaced,
+    read_entries,
+)
+from datamat.errors import CorruptDataError, OutputError
+from datamat.formats import Offsets
+from datamat.plan.job import changed_digests
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from datamat.directory.manifest import ShardFiles, ShardInfo
+    from datamat.directory.rows import RowStore
+    from datamat.features import Column
+    from datamat.formats import ShardFormat
+    from datamat.plan.job import PlannedJob
+    from datamat.plan.plan import Plan, ShardSpec
+
+
+__all__ = [
+    "NOT_MADE",
+    "PlannedShard",
+    "ReusedRows",
+    "ShardChange",
+    "find_changes",
+    "find_reusable",
+    "held_shards",
+    "index_reader",
+    "known_shards",
+    "lost_files",
+    "main_reasons",
+    "missing_files",
+    "num_changed_rows",
+    "open_reused",
+    "read_snapshot",
+    "short_name",
+    "write_snapshot",
+]
+
+# ---------------------------------------------------------------- records that are reused
+#
+# Records that are copied unchanged from a finished shard while other rows of it are tried again.
+
+
+_MOST_BYTES = 1 << 32  # of offsets
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ReusedRows:
+    """Where the records of consecutive rows lie in a finished shard.
+
+    Attributes:
+        path: file of the shard.
+        index: the file of its offsets.
+        start: the first of the rows, as a position in the order of the plan.
+        first: int64 (n,): number of the first record of each row.
+        count: int64 (n,): how many records it has; 0 for a row that is to be computed.
+    """
+
+    path: str
+    index: str
+    start: int
+    first: np.ndarray
+    count: np.ndarray
+
+    def of(self, start: int, stop: int) -> ReusedRows:
+        """Return the places of the rows of a part."""
+        rows = slice(start - self.start, stop - self.start)
+        return dataclasses.replace(self, start=start, first=self.first[rows], count=self.count[rows])
+
+    def numbers(self, position: int) -> range:
+        """Return the numbers of the records of a row: none for one that is to be computed."""
+        place = position - self.start
+        first = int(self.first[place])
+        return range(first, first + int(self.count[place]))
+
+
+@contextlib.contextmanager
+def open_reused(
+    reused: ReusedRows | None, shard_format: ShardFormat
+) -> Iterator[Callable[[int], list[tuple[str, dict[str, Column]]]]]:
+    """Open the shard that records are kept in.
+
+    Args:
+        reused: places of the records; None where nothing is kept.
+        shard_format: format of the shard, bound to its features.
+
+    Yields:
+        A function that returns (key, columns) of each record of a row, given its position in the order of the plan;
+        nothing for a row that is to be computed. It raises `CorruptDataError` where the shard is damaged.
+    """
+    if reused is None:
+        yield lambda _: []
+        return
+    offsets = Offsets.from_text(read_regular(reused.index, max_bytes=_MOST_BYTES).decode("ascii"))
+    with contextlib.closing(shard_format.reader(reused.path, offsets)) as reader:
+
+        def records(position: int) -> list[tuple[str, dict[str, Column]]]:
+            found = [reader.read(number) for number in reused.numbers(position)]
+            return [(bytes(record["key"][0]).decode(), record) for record in found]
+
+        yield records
+
+
+# ---------------------------------------------------------------- the plan of the run that is under way
+#
+# A summary on disk of the plan of the current run, which `status` compares finished work with.
+#
+# It is `.datamat/rows/plan.json`, written once a run has made its plan and removed when the run is complete.
+
+
+_FILE = "plan.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """The facts about a planned shard that show how far it is.
+
+    Attributes:
+        name: file name of the shard without extension.
+        split: the split that it belongs to.
+        fingerprint: digest of all that decides its bytes.
+        num_rows: number of its input rows.
+    """
+
+    name: str
+    split: str
+    fingerprint: str
+    num_rows: int
+
+    @classmethod
+    def of(cls, shard: ShardSpec) -> PlannedShard:
+        """Return the summary of a shard of a plan."""
+        return cls(shard.name, shard.split, shard.fingerprint, shard.num_rows)
+
+
+def write_snapshot(rows_folder: pathlib.Path, plan: Plan) -> None:
+    """Write the shards of a plan beside its rows.
+
+    It is not flushed to disk: it shows how far a run is, and decides nothing.
+    """
+    names = [field.name for field in dataclasses.fields(PlannedShard)]
+    shards = [{name: getattr(shard, name) for name in names} for shard in plan.shards]
+    (rows_folder / _FILE).write_bytes(render_json(shards))
+
+
+def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:
+    """Return the shards of the plan that a run left there, or None where it is missing or incomplete."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return [PlannedShard(**shard) for shard in read_json(rows_folder / _FILE)]
+    return None
+
+
+# ---------------------------------------------------------------- what would be made again, and why
+#
+# What `run` would make again, and why: the finished directory compared with the rows and options as they are now.
+#
+#     manifest      fingerprint of each shard, digests of the ingredients ──┐
+#     index files   each row: fields, size and digest of its files ─────────┼──> (shard, reasons)
+#     plan, rows    the same, of today ─────────────────────────────────────┘
+#
+# A shard is made again where its fingerprint differs. The reasons come from a second look, at digests and rows one by
+# one, and decide nothing.
+
+
+NOT_MADE = "not made yet"
+_MOST_NAMED = 3  # rows that one reason names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardChange:
+    """A shard that `run` would make, and why.
+
+    Attributes:
+        shard: name of the shard.
+        reasons: why `run` would make it; at least one.
+    """
+
+    shard: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return printable(f"{short_name(self.shard)}: {'; '.join(self.reasons)}")
+
+
+def short_name(shard: str) -> str:
+    """Return the name of a shard without the number of shards: NAME-SPLIT-XXXXX."""
+    return shard.rpartition("-of-")[0]
+
+
+def known_shards(output: pathlib.Path, work: pathlib.Path) -> tuple[Manifest | None, dict[str, ShardFiles]]:
+    """Return what is known of the finished shards of a directory, by name, whether its run is finished or not.
+
+    Returns:
+        The manifest, or the one that was there before the run that is under way; and the files of each shard.
+    """
+    with contextlib.suppress(OutputError, CorruptDataError):
+        manifest = Manifest.read(output, strict=False)
+        known = read_entries(work / "shards") if is_being_replaced(output, work / "shards") else {}
+        return manifest, {**by_shard(manifest.all_files), **known}
+    known = read_entries(work / "shards")
+    with contextlib.suppress(OutputError, CorruptDataError):
+        return Manifest.read(work / "shards", strict=False), known
+    return None, known
+
+
+def held_shards(work: pathlib.Path, shards: Iterable[ShardSpec | PlannedShard]) -> dict[str, ShardFiles]:
+    """Return the files of the shards that an unfinished run holds ready, by shard name, without opening them."""
+    held = read_entries(work / "shards" / HELD)
+    return {
+        shard.name: files
+        for shard in shards
+        if (files := held.get(shard.name)) and all(info.fingerprint == shard.fingerprint for info in files)
+    }
+
+
+def find_changes(planned: PlannedJob) -> list[ShardChange]:
+    """Return the shards of a plan that are not there as the plan has them.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+    """
+    manifest, known = known_shards(planned.job.output, planned.job.work)
+    held = held_shards(planned.job.work, planned.plan.shards)
+    comparison = None if manifest is None else _Comparison(planned, manifest)
+    found = []
+    for shard in planned.plan.shards:
+        files = known.get(shard.name, ())
+        if shard.name in held and planned.inputs.stand(shard, held[shard.name]):
+            reasons = []
+        elif files and planned.inputs.stand(shard, files):
+            place = planned.job.output, planned.job.work
+            reasons = [reason for info in files for reason in lost_files(*place, info)]
+        elif comparison is None:
+            reasons = [NOT_MADE]
+        else:
+            reasons = comparison.reasons(shard)
+        if reasons:
+            found.append(ShardChange(shard.name, tuple(reasons)))
+    return found
+
+
+def main_reasons(planned: PlannedJob, manifest: Manifest, shards: Sequence[ShardSpec]) -> list[str]:
+    """Return why shards are no longer as the plan has them, each reason once; the index is read only if need be.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        manifest: manifest of the last finished run.
+        shards: shards of the plan that are on disk in another form.
+    """
+    comparison = _Comparison(planned, manifest)
+    return list(dict.fromkeys(reason for shard in shards for reason in comparison.main_reasons(shard)))
+
+
+def num_changed_rows(planned: PlannedJob, manifest: Manifest, shards: Sequence[ShardSpec]) -> list[int]:
+    """Return how many rows of each shard need new records, where those of all others are reused.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        manifest: manifest of the last finished run.
+        shards: shards of the plan to count the rows of.
+    """
+    comparison = _Comparison(planned, manifest)
+    return [comparison.num_changed_rows(shard) for shard in shards]
+
+
+def missing_files(output: pathlib.Path, info: ShardInfo) -> list[str]:
+    """Return what the directory entry of an up-to-date file shows to be wrong; `verify` looks inside."""
+    folder = os.fspath(output)  # joined as text: a path object for each file of each shard would cost more than asking
+    try:
+        size = os.stat(os.path.join(folder, info.file)).st_size
+    except OSError:
+        return [f"{info.file} is missing"]
+    if size != info.num_bytes:
+        return [f"{info.file} has {size} bytes, not {info.num_bytes}"]
+    return [] if os.path.isfile(os.path.join(folder, info.index_file)) else [f"{info.index_file} is missing"]
+
+
+def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> list[str]:
+    """Return what `missing_files` does, unless a kill came between entry and names, which the next run gives."""
+    found = missing_files(output, info)
+    with contextlib.suppress(OSError):
+        if found and growing_path(work / "shards", info.file).stat().st_size == info.num_bytes:
+            return []
+    return found
+
+
+class _Comparison:
+    """The last finished run compared with the rows, plan and digests of today."""
+
+    def __init__(self, planned: PlannedJob, manifest: Manifest) -> None:
+        self._output = planned.job.output
+        self._manifest = manifest
+        self._store = planned.store
+        self._plan = planned.plan
+        self._digests = planned.manifest_digests
+        self._inputs = planned.inputs
+        self._index = index_reader(self._output)
+
+    def reasons(self, shard: ShardSpec) -> list[str]:
+        """Return why a shard would be made again."""
+        found = self._changed_layout(shard)
+        if not found:
+            options = self._changed_options(shard)
+            found = [*options, *self._changed_rows(shard, is_why=not options)]
+        return found or ["the order of its rows changed"]
+
+    def main_reasons(self, shard: ShardSpec) -> list[str]:
+        """Return why a shard would be made again: what changed for all shards, or else its own rows."""
+        found = self._changed_layout(shard) or self._changed_options(shard)
+        found = found or self._changed_rows(shard, is_why=True)
+        return found or ["the order of its rows changed"]
+
+    def _changed_layout(self, shard: ShardSpec) -> list[str]:
+        before, now = self._manifest.splits.get(shard.split, ()), self._plan.splits[shard.split]
+        if not before:
+            return [f"split {shard.split} is new"]
+        if len(before) != len(now):
+            return [f"split {shard.split} has {len(now)} shards now, it had {len(before)}"]
+        return []
+
+    def _changed_options(self, shard: ShardSpec) -> list[str]:
+        old_copies = self._manifest.copies.get(shard.split, 1)
+        reasons = changed_digests(self._manifest.ingredients, self._digests, augmented=shard.augmented)
+        if old_copies != shard.copies:
+            reasons.append(f"copies changed ({old_copies} -> {shard.copies})")
+        if (shard.split in self._manifest.augmented) != shard.augmented and "transform changed" not in reasons:
+            reasons.append("transform applies now" if shard.augmented else "transform no longer applies")
+        return reasons
+
+    def num_changed_rows(self, shard: ShardSpec) -> int:
+        """Return how many rows of a shard changed: all of them where options did."""
+        if self._changed_layout(shard) or self._changed_options(shard):
+            return shard.num_rows
+        try:
+            rows = self._index(shard.split)
+        except (CorruptDataError, OutputError, KeyError):
+            return shard.num_rows
+        positions = np.asarray(self._store.order[shard.start : shard.stop])
+        places = rows.find_all(self._store.keys(positions))
+        both = np.flatnonzero(rows.are_in_shard(places, shard.number))
+        inputs = self._inputs.records(shard.start, shard.stop)[both]
+        touched, edited = _compared(rows, places[both], self._store, positions[both], inputs)
+        return len(places) - len(both) + len({*touched, *edited})
+
+    def _changed_rows(self, shard: ShardSpec, *, is_why: bool) -> list[str]:
+        """Return what changed in the rows; input files are read only where nothing else explains the change."""
+        try:
+            rows = self._index(shard.split)
+        except (CorruptDataError, OutputError, KeyError) as error:
+            return [f"its rows cannot be compared: {error}"]
+        positions = np.asarray(self._store.order[shard.start : shard.stop])
+        keys = self._store.keys(positions)
+        places = rows.find_all(keys)
+        is_here, left = rows.are_in_shard(places, shard.number), set(keys)
+        both = np.flatnonzero(is_here)
+        gone = [key for key in rows.keys_at(rows.rows_of_shard(shard.number)) if key not in left]
+        stays = self._are_in_split(gone, shard.split)
+        inputs = self._inputs.records(shard.start, shard.stop) if is_why else self._store.inputs(positions)
+        touched, edited = _compared(rows, places[both], self._store, positions[both], inputs[both])
+        groups = {
+            "changed on disk": [keys[both[number]] for number in touched],
+            "changed in the index": [keys[both[number]] for number in edited],
+            "added": [keys[number] for number in np.flatnonzero(places < 0)],
+            "removed": [key for key, is_there in zip(gone, stays, strict=True) if not is_there],
+        }
+        if self._manifest.ingredients.get("seed") == self._digests["seed"]:  # another seed moves all of them
+            groups["came from another shard"] = [keys[number] for number in np.flatnonzero((places >= 0) & ~is_here)]
+            groups["moved to another shard"] = [key for key, is_there in zip(gone, stays, strict=True) if is_there]
+        return [_row_change(change, rows_of_it) for change, rows_of_it in groups.items() if rows_of_it]
+
+    def _are_in_split(self, keys: Sequence[str], split: str) -> list[bool]:
+        """Return whether each key belongs to a row that is now in the split."""
+        rows = self._store.find_all(keys)
+        splits = np.asarray(self._store.split_codes)[rows]
+        found: list[bool] = ((rows >= 0) & (splits == self._store.splits.index(split))).tolist()
+        return found
+
+
+def _compared(
+    rows: IndexTable, places: np.ndarray, store: RowStore, positions: np.ndarray, inputs: np.ndarray
+) -> tuple[list[int], list[int]]:
+    """Return the numbers of the rows whose files changed, and of those whose fields did."""
+    touched = np.zeros(len(places), bool)
+    edited = np.zeros(len(places), bool)
+    for number, field in enumerate(store.file_fields):
+        found = inputs[:, number]
+        is_known = (found["path"] == 0) | (found["digest"] != np.zeros((), "V16"))
+        for ending, what in ((SIZE, "size"), (DIGEST, "digest")):
+            now = [value if path else None for value, path in found[[what, "path"]].tolist()]
+            differs = _differs(rows.values(column_of_field(field.name) + ending, places), now)
+            touched |= differs if what == "size" else differs & is_known
+    for name, values in store.columns(positions):
+        edited |= _differs(rows.values(column_of_field(name), places), list(values))
+    return np.flatnonzero(touched).tolist(), np.flatnonzero(edited).tolist()
+
+
+def _differs(old: Sequence[Any] | None, new: Sequence[Any]) -> np.ndarray:
+    if old is None:
+        return np.ones(len(new), bool)
+    return np.array([a != b and (a == a or b == b) for a, b in zip(old, new, strict=True)], bool)  # noqa: PLR0124 -- nan
+
+
+def _row_change(change: str, keys: Sequence[str]) -> str:
+    more = len(keys) - _MOST_NAMED
+    named = ", ".join(keys[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"row{'s' if len(keys) > 1 else ''} {named} {change}"
+
+
+# ---------------------------------------------------------------- what rerun_failed need not do again
+#
+# What `rerun_failed` need not do again: the rows of a finished shard that gave records and have not changed.
+#
+# A row is unchanged if nothing else that decides records has changed (the manifest keeps digests of it), and if its own
+# line in the index, with size and digest of its files, is the same. Where that is unknown, the row is done again: the
+# result is the same, and only time is lost.
+
+
+_PLACE = frozenset({"key", "shard", "record"})
+"""Columns of an index file that say where a row is, and nothing that decides its records."""
+
+
+def index_reader(output: pathlib.Path) -> Callable[[str], IndexTable]:
+    """Return a function that returns the index file of a split as it is now, read once.
+
+    The function raises `CorruptDataError` where the file cannot be read, and `OutputError` where descriptors run out.
+    """
+    return functools.cache(lambda split: IndexTable(read_index(output, index_file(split))))
+
+
+def find_reusable(
+    planned: PlannedJob, before: Manifest, shard: ShardSpec, info: ShardInfo, index: Callable[[str], IndexTable]
+) -> ReusedRows | None:
+    """Return where the records of a shard's rows are in the file of the last run, or None where none can be reused.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        before: manifest of the last finished run.
+        shard: the shard as planned.
+        info: its present file, in the first of the formats.
+        index: returns the index of a split that the last run left; see `index_reader`.
+    """
+    output, job = planned.job.output, planned.job
+    with contextlib.suppress(OSError, CorruptDataError):
+        if not _is_made_alike(planned, before, shard) or not info.is_whole(output / info.file):
+            return None
+        if info.num_dropped_records:  # why each was left out is known to the code that makes it
+            return None
+        keys = planned.store.keys(planned.store.order[shard.start : shard.stop])
+        same = _is_same(planned, shard, keys, index(shard.split))
+        places = records_by_row(stored_keys(job.formats[0].read(output / info.file)))
+        found = np.array([places.get(key, (0, 0)) for key in keys], np.int64).reshape(-1, 2)
+        count = np.where(same, found[:, 1], 0)
+        return ReusedRows(str(output / info.file), str(output / info.index_file), shard.start, found[:, 0], count)
+    return None
+
+
+def _is_made_alike(planned: PlannedJob, before: Manifest, shard: ShardSpec) -> bool:
+    """Return whether this run makes the records of unchanged rows exactly as the last one did."""
+    return (
+        not changed_digests(before.ingredients, planned.manifest_digests, augmented=shard.augmented)
+        and before.copies.get(shard.split) == shard.copies
+        and (shard.split in before.augmented) == shard.augmented
+    )
+
+
+def _is_same(planned: PlannedJob, shard: ShardSpec, keys: Sequence[str], index: IndexTable) -> np.ndarray:
+    """Return bool (n,): whether each row has the same line in the last run's index."""
+    places = index.find_all(keys)
+    same = places >= 0
+    after = _index_columns(planned, shard)
+    names = {name for name in index.table.column_names if name not in _PLACE}
+    if names != after.keys() or not same.any():
+        return np.zeros(len(keys), bool)
+    known = np.flatnonzero(same)
+    for name, values in after.items():
+        old = index.values(name, places[known])
+        assert old is not None  # it is among the columns
+        same[known] &= np.array([a == values[b] for a, b in zip(old, known.tolist(), strict=True)], bool)
+    return same
+
+
+def _index_columns(planned: PlannedJob, shard: ShardSpec) -> dict[str, Any]:
+    """Return the columns of an index file for the fields and input files of a shard's rows."""
+    store = planned.store
+    rows = store.order[shard.start : shard.stop]
+    found: dict[str, Any] = {column_of_field(field.name): store.column(field, rows) for field in store.fields}
+    inputs = planned.inputs.records(shard.start, shard.stop)
+    for number, field in enumerate(store.file_fields):
+        states = inputs[:, number]
+        for ending, what in ((SIZE, "size"), (DIGEST, "digest")):
+            values = [value if path else None for value, path in states[[what, "path"]].tolist()]
+            found[column_of_field(field.name) + ending] = values
+    return found

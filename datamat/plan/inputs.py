@@ -1,0 +1,457 @@
+"""Input files: digests of what was read, and files that were opened although no row declares them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import stat
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import xxhash
+
+from datamat.directory.files import commit
+from datamat.directory.keys import mix64
+from datamat.directory.rows import INPUT, FileState, digest_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from datamat.codecs.files import Notes
+    from datamat.directory.manifest import ShardFiles
+    from datamat.directory.rows import RowStore
+    from datamat.plan.plan import ShardSpec
+
+
+__all__ = ["InputFiles", "Neighbourhood", "OpenedFiles", "PartInputs", "content_digest", "read_inputs"]
+
+# ---------------------------------------------------------------- files that are opened and not declared
+#
+# Files that a worker opens and no row declares: an edit of one goes unnoticed, and the old shards stay.
+#
+#     worker, in its first part: setup_worker, read, augment, transform ── audit events "open" ──> paths
+#                                those near the source and the code that no row declares ──> receipt
+#     run:                       the first receipt that names some ──> one warning
+#
+# An audit hook stays for the life of a process, so only workers get one, and it is idle once their first part is done.
+# It sees what Python opens, not what C libraries open (`cv2.imread`).
+
+
+_CODE = (".py", ".pyc", ".pyi", ".pth", ".so", ".pyd", ".dylib", ".dll", ".egg-link")
+_PACKAGES = ("site-packages", "dist-packages", "__pycache__")
+_SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/cache", "/var/lib")
+_MOST_PATHS = 10_000
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """Where files lie that may decide the content of records.
+
+    Attributes:
+        roots: folders whose files count, with links resolved.
+        without: folders and files below a root that do not count.
+    """
+
+    roots: tuple[str, ...]
+    without: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Any, code: Iterable[Any], *, without: Iterable[str]) -> Neighbourhood:
+        """Return the source, the folders of some code, and the working folder.
+
+        Args:
+            source: source of the run; anything but a path has no folder.
+            code: functions and instances of classes that the user may have written.
+            without: further folders that do not count, such as the output.
+        """
+        found = [os.fspath(source)] if isinstance(source, (str, os.PathLike)) else []
+        found += [folder for one in code if (folder := _folder_of_code(one))]
+        found.append(os.getcwd())
+        installed = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, sys.exec_prefix, *_SYSTEM}
+        hidden = {os.path.realpath(path) for path in (*installed, *without)}
+        # "/" would hold everything; a folder of installed packages is not the user's.
+        roots = dict.fromkeys(os.path.realpath(path) for path in found if "://" not in path)
+        return cls(tuple(root for root in roots if root != os.sep), tuple(sorted(hidden - set(roots))))
+
+    def holds(self, path: str) -> bool:
+        """Return whether a file counts: data below one of the roots, and in no hidden folder there."""
+        root = next((root for root in self.roots if _is_below(path, root)), None)
+        if root is None or path.endswith(_CODE) or any(_is_below(path, other) for other in self.without):
+            return False
+        inner = pathlib.PurePath(path[len(root) :]).parts
+        return not any(part.startswith(".") or part in _PACKAGES for part in inner)
+
+
+@final
+class OpenedFiles:
+    """Records the files that this process opens for reading, between `start` and `stop`.
+
+    Args:
+        near: places whose files count.
+    """
+
+    def __init__(self, near: Neighbourhood) -> None:
+        self._near = near
+        self._paths: dict[str, None] = {}
+
+    def start(self) -> None:
+        """Record the files opened from now on, in place of another object that does so."""
+        global _listener  # noqa: PLW0603 -- a hook belongs to the process
+        _hook_in()
+        _listener = self._paths
+
+    def stop(self) -> None:
+        """Stop recording."""
+        global _listener  # noqa: PLW0603 -- as above
+        if _listener is self._paths:
+            _listener = None
+
+    def undeclared(self, declared: Iterable[Iterable[Iterable[str]]]) -> tuple[str, ...]:
+        """Return the files that count, in the order in which they were opened.
+
+        Args:
+            declared: paths of declared files and folders, by row and field.
+        """
+        known = {os.path.realpath(path) for row in declared for field in row for path in field}
+        found = dict.fromkeys(os.path.realpath(path) for path in self._paths)
+        return tuple(
+            path for path in found if self._near.holds(path) and not _is_among(path, known) and os.path.isfile(path)
+        )
+
+
+_listener: dict[str, None] | None = None
+_is_hooked = False
+
+
+def _hook_in() -> None:
+    global _is_hooked  # noqa: PLW0603 -- once per process, for good
+    if not _is_hooked:
+        sys.addaudithook(_hear)
+        _is_hooked = True
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    # Called for every audit event of the process: the first comparison is what each costs once the first part is done.
+    if _listener is None or event != "open":
+        return
+    path, _, flags = args
+    if type(path) is bytes:
+        path = os.fsdecode(path)
+    if type(path) is str and not flags & _WRITES and len(_listener) < _MOST_PATHS:
+        try:
+            _listener[os.path.abspath(path)] = None
+        except (OSError, ValueError):  # the working folder is gone: an error here would come out of `open`
+            return
+
+
+def _is_among(path: str, known: set[str]) -> bool:
+    return path in known or any(str(folder) in known for folder in pathlib.PurePath(path).parents)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _folder_of_code(one: Any) -> str:
+    """Return the folder of the module that a function, or the class of an instance, was written in."""
+    name = getattr(one, "__module__", None)
+    name = name if isinstance(name, str) else type(one).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    folder = os.path.dirname(os.path.realpath(file)) if isinstance(file, str) else ""
+    is_installed = set(pathlib.PurePath(folder).parts) & set(_PACKAGES)
+    return "" if is_installed or name.partition(".")[0] == "datamat" else folder
+
+
+# ---------------------------------------------------------------- files that are declared
+#
+# What input files held when they were read: digests of their content, so that times alone decide nothing.
+#
+#   worker   each file of a part: size and time as they were, and the digest of what was read ──> NNNNN.inputs, receipt
+#   driver   finished part or shard ── its times are those of today ──────────────────────────> its files are the same
+#                                  └── else the digests of today, known or computed, decide ──┘
+#
+# Where size and time have not changed, digests come from what earlier runs left: `.datamat/inputs` holds those of the
+# finished dataset, `*.inputs` those of parts and shards. This only saves reading files again. Digests in receipts,
+# shard entries and the manifest decide. Times are kept below `.datamat` only.
+
+
+_FILE = "inputs"
+_MOST_REMEMBERED = 10_000
+_BATCH_ROWS = 65_536
+_THREADS = 8
+_UNKNOWN = np.zeros((), "V16")
+_CHANGED = -1  # stamp of a file that was not the same before and after it was read
+
+
+class PartInputs:
+    """The input files of the rows of a part, as a worker reads them.
+
+    Args:
+        store: rows of the run, which hold the paths.
+        positions: row numbers of the rows of the part, in order.
+        remembered: digests of files that this process has read, by path, size and stamp; a file that many rows share
+            is hashed once.
+    """
+
+    def __init__(
+        self, store: RowStore, positions: np.ndarray, remembered: dict[tuple[tuple[str, ...], int, int], bytes]
+    ) -> None:
+        self._largest = store.largest_hashed
+        self._known: list[list[tuple[int, int, int, bytes]]] = store.inputs(positions).tolist()
+        self._found = [[(*one[:3], b"") for one in row] for row in self._known]
+        self._paths = store.input_paths(positions)
+        self._is_single = [field.kind != "json" for field in store.file_fields]
+        self._remembered = remembered
+        self.is_as_indexed = True
+
+    def settle(self, number: int, notes: Notes) -> bool:
+        """Return whether the files of a row were the same before and after it was read; if not, read it again.
+
+        Args:
+            number: position of the row in the part.
+            notes: what `read_file` noted of the files that it read for the row.
+        """
+        is_settled = True
+        for place, paths in enumerate(self._paths[number]):
+            if not paths or not self._is_single[place]:
+                continue
+            path, size, stamp, _ = self._found[number][place]
+            now = notes.get(paths[0]) or _now(paths[0])
+            if now is None:  # a folder
+                continue
+            if now[:2] != (size, stamp):
+                self.is_as_indexed = False
+                is_settled = is_settled and bool(now[2])
+            self._found[number][place] = (path, *now)
+        return is_settled
+
+    def keep(self, number: int) -> None:
+        """Keep the recorded state of a row whose records are reused."""
+        self._found[number] = [(*one[:3], one[3] if any(one[3]) else b"") for one in self._known[number]]
+
+    def finish(self) -> np.ndarray:
+        """Return `INPUT` (n, fields): the content of all files."""
+        for number, paths in enumerate(self._paths):
+            for place, files in enumerate(paths):
+                if files and not self._found[number][place][3]:
+                    hashed = self._hashed(self._found[number][place], files, is_single=self._is_single[place])
+                    self._found[number][place] = hashed
+        return np.array([one for row in self._found for one in row], INPUT).reshape(len(self._paths), -1)
+
+    def _hashed(
+        self, found: tuple[int, int, int, bytes], paths: Sequence[str], *, is_single: bool
+    ) -> tuple[int, int, int, bytes]:
+        path, size, stamp, _ = found
+        name = (tuple(paths), size, stamp)
+        if name not in self._remembered:
+            digest = digest_files(paths, FileState(size, stamp), is_single=is_single, largest=self._largest)
+            if digest is None:
+                self.is_as_indexed = False
+                return path, size, _CHANGED, b""
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[name] = digest
+        return path, size, stamp, self._remembered[name]
+
+
+class InputFiles:
+    """What is known of the input files of a plan: decides whether finished work is up to date with them.
+
+    Args:
+        store: the rows, in the order of the plan.
+        work: the `.datamat` of the directory.
+
+    Attributes:
+        has_files: whether rows have input files at all.
+    """
+
+    def __init__(self, store: RowStore, work: pathlib.Path) -> None:
+        self._store = store
+        self._work = work
+        self.has_files = bool(store.file_fields)
+        self._hashed: list[np.ndarray] = []
+        self._has_recalled = False
+        self._same: dict[tuple[int, int, str, str], bool] = {}
+
+    def stand(self, shard: ShardSpec, files: ShardFiles) -> bool:
+        """Return whether a finished shard has the fingerprint of the plan and the same input files."""
+        if any(info.fingerprint != shard.fingerprint for info in files):
+            return False
+        return all(self.are_same(shard.start, shard.stop, info.inputs) for info in files)
+
+    def are_same(self, start: int, stop: int, content: str, times: str = "") -> bool:
+        """Return whether the files of rows hold what they held when records were made from them.
+
+        Args:
+            start: position of the first row in the order of the plan.
+            stop: one past the position of the last row.
+            content: digest of what the files held.
+            times: digest of the rows with sizes and times at that moment; "" where it is unknown.
+        """
+        if not self.has_files:
+            return True
+        asked = (start, stop, content, times)
+        if asked not in self._same:
+            is_untouched = bool(times) and bool(content) and times == self._store.times(start, stop)
+            self._same[asked] = is_untouched or content == content_digest(self.records(start, stop))
+        return self._same[asked]
+
+    def records(self, start: int, stop: int) -> np.ndarray:
+        """Return `INPUT` (n, fields): the files of rows as they are now; files with unknown digests are read."""
+        if not self._has_recalled and self._store.identity != "content":
+            self._recall()
+        rows = self._store.order[start:stop]
+        found = self._store.inputs(rows)
+        missing = _are_unknown(found)
+        if missing.any():
+            self._hash(found, missing, rows)
+            self._store.set_digests(rows, found["digest"])
+        return found
+
+    def _recall(self) -> None:
+        """Give the files of all rows the digests that earlier runs left, all at once: each shard needs its own."""
+        self._has_recalled = True
+        memory = _Memory(self._remembered())
+        for start in range(0, len(self._store) if len(memory) else 0, _BATCH_ROWS):
+            rows = np.arange(start, min(start + _BATCH_ROWS, len(self._store)))
+            found = self._store.inputs(rows)
+            missing = _are_unknown(found)
+            if missing.any():
+                found["digest"][missing] = memory.digests_of(found[missing])
+                self._store.set_digests(rows, found["digest"])
+
+    def remember(self, found: Iterable[np.ndarray]) -> None:
+        """Save sizes, times and digests of the input files of a finished dataset, and of no others.
+
+        Args:
+            found: arrays of `INPUT`, of any shape: sizes, times and digests.
+        """
+        if self.has_files and self._store.identity != "content":
+            inputs = np.concatenate([some.ravel() for some in found])
+            inputs = inputs[(inputs["path"] > 0) & (inputs["stamp"] != _CHANGED)]
+            self._write(inputs[np.unique(_names(inputs), return_index=True)[1]])  # many rows may share a file
+        self._hashed.clear()
+
+    def save(self) -> None:
+        """Save the digests of files that were read because their times have changed, beside the others."""
+        if not self._hashed:
+            return
+        new = np.concatenate(self._hashed)
+        old = read_inputs(self._work / _FILE)
+        self._write(np.concatenate([old[~np.isin(old["path"], new["path"])], new]))
+        self._hashed.clear()
+
+    def _write(self, inputs: np.ndarray) -> None:
+        # Through `shards`, which the end of a run removes, along with what a kill leaves there.
+        through = self._work / "shards"
+        through.mkdir(exist_ok=True)
+        with commit(self._work / _FILE, through=through) as file:
+            file.write(inputs.tobytes())
+
+    def _hash(self, found: np.ndarray, missing: np.ndarray, rows: np.ndarray) -> None:
+        """Read the files whose digests are missing, each once, and fill in the digests."""
+        fields = self._store.file_fields
+        places = np.argwhere(missing)
+        if not len(places):
+            return
+        paths = self._store.input_paths(rows[places[:, 0]])
+        named = [tuple(paths[number][place]) for number, (_, place) in enumerate(places.tolist())]
+        first: dict[tuple[str, ...], int] = {}
+        for number, name in enumerate(named):
+            first.setdefault(name, number)
+
+        def digest(number: int) -> bytes:
+            row, place = places[number].tolist()
+            _, size, stamp, _ = found[row, place].tolist()
+            is_single = fields[place].kind != "json"
+            return digest_files(
+                named[number], FileState(size, stamp), is_single=is_single, largest=self._store.largest_hashed
+            ) or bytes(16)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            try:
+                digests = dict(zip(first, pool.map(digest, first.values()), strict=True))
+            except BaseException:  # an interrupt, above all: do not wait for what has not begun
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        for name, (row, place) in zip(named, places.tolist(), strict=True):
+            found["digest"][row, place] = np.frombuffer(digests[name], "V16")[0]
+        if self._store.identity != "content":
+            self._hashed.append(found[missing])
+
+    def _remembered(self) -> Iterable[np.ndarray]:
+        """Yield the digests that earlier runs left, oldest first."""
+        for pattern in ("shards/*.inputs", "parts/*/*.inputs"):
+            for path in sorted(self._work.glob(pattern)):
+                yield read_inputs(path)
+        yield read_inputs(self._work / _FILE)
+
+
+class _Memory:
+    """Digests by path, size and stamp."""
+
+    def __init__(self, found: Iterable[np.ndarray]) -> None:
+        known = np.concatenate([np.zeros(0, INPUT), *found])
+        known = known[(known["digest"] != _UNKNOWN) & (known["stamp"] != _CHANGED)]
+        names = _names(known)
+        order = np.argsort(names, kind="stable")
+        self._names = names[order]
+        self._digests = known["digest"][order]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def digests_of(self, inputs: np.ndarray) -> np.ndarray:
+        """Return V16 (n,): the digests of input files, 0 where none is known; only where any are."""
+        wanted = _names(inputs)
+        places = np.maximum(np.searchsorted(self._names, wanted, side="right") - 1, 0)  # the last, which is the newest
+        found: np.ndarray = self._digests[places]
+        found[self._names[places] != wanted] = _UNKNOWN
+        return found
+
+
+def _names(inputs: np.ndarray) -> np.ndarray:
+    """Return uint64 (n,): hash of path, size and stamp."""
+    names: np.ndarray = inputs["path"].copy()
+    for what in ("size", "stamp"):
+        with np.errstate(over="ignore"):
+            names = mix64(names * np.uint64(0x9E3779B97F4A7C15) + inputs[what].astype(np.uint64))
+    return names
+
+
+def read_inputs(path: pathlib.Path) -> np.ndarray:
+    """Return the `INPUT`s that a file holds; none where there is no such file, or only a torn one."""
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        if len(data) % INPUT.itemsize == 0:
+            return np.frombuffer(data, INPUT)
+    return np.zeros(0, INPUT)
+
+
+def _are_unknown(inputs: np.ndarray) -> np.ndarray:
+    """Return bool of the same shape: whether it is a file of unknown content."""
+    unknown: np.ndarray = (inputs["path"] > 0) & (inputs["digest"] == _UNKNOWN)
+    return unknown
+
+
+def content_digest(inputs: np.ndarray) -> str:
+    """Return the digest of the content of files, in order; "" if it is unknown for one of them."""
+    if _are_unknown(inputs).any():
+        return ""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(inputs["digest"]).tobytes())
+
+
+def _now(path: str) -> tuple[int, int, bytes] | None:
+    """Return size and time of a file, and no digest; None for a folder."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, _CHANGED, b""
+    return None if stat.S_ISDIR(found.st_mode) else (found.st_size, found.st_mtime_ns, b"")

@@ -1,0 +1,680 @@
+"""What decides the output of a run: the same job and source give the same bytes, whoever runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+
+from datamat.directory.files import WORK
+from datamat.directory.keys import safe_key
+from datamat.directory.manifest import Manifest
+from datamat.directory.rows import FileState, digest_files, file_state, relative_to_source, write_rows
+from datamat.errors import OptionError, SourceError, join_problems
+from datamat.fingerprint import Examined, Reached, examine, fingerprint, versions_of
+from datamat.fingerprint.code import is_users_object, written_attributes
+from datamat.formats import ShardFormat, get_format
+from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
+from datamat.plan.inputs import InputFiles, Neighbourhood
+from datamat.plan.pipeline import Pipeline, RecordSource
+from datamat.plan.plan import SplitTerms, make_plan
+from datamat.writers.base import DatasetWriter
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from datamat.directory.manifest import IndexInfo, ShardFiles
+    from datamat.directory.rows import IndexRow, RowStore
+    from datamat.directory.sidecars import Sidecar
+    from datamat.features import Features
+    from datamat.plan.plan import Plan, ShardSpec
+
+
+__all__ = [
+    "Job",
+    "JobDigests",
+    "PlannedJob",
+    "as_drawn",
+    "as_written",
+    "changed_digests",
+    "checked_version",
+    "method_digests",
+    "resolve_formats",
+]
+
+# ---------------------------------------------------------------- ingredients
+#
+# What decides the bytes of a shard beside its rows: each ingredient with a digest, so that a change has a name.
+#
+#     writer, features, format, packages, seed   of every split: the seed decides the order of rows, and what read draws
+#     transform, packages of the drawing         of the splits that are augmented
+#     copies                                     of the one split
+#
+# The fingerprint of a shard is made of these digests and of its rows, and of nothing else. So where it differs from the
+# one in the manifest, one of them does, and can be named. The manifest keeps them, and the digests of the writer's
+# methods and a few digits for each environment variable, which only serve to say which one changed.
+#
+# Packages are those that decide bytes: what the code of writer and transform uses, what encodes the fields, what writes
+# the format. The parts of datamat are among them, by the number of their output format (`OUTPUT_VERSION`).
+
+
+_METHOD = "writer."
+_DRAWN = "drawn."
+_PACKAGE, _VARIABLE, _FILE = "package.", "environment.", "file."
+
+_MAKING = frozenset({"read", "read_block", "augment", "setup_worker"})
+_BEFORE = ("bind", "index", "features", "name", "file_fields")
+
+_ALWAYS = ("datamat.features", "datamat.plan.pipeline", "datamat.plan.plan", "datamat.transforms.seeding")
+_WHERE_DRAWN = ("datamat.transforms", "numpy")  # numpy: the streams of its generators may change
+_COMPANIONS = {
+    "albumentations": ("albucore", "cv2", "scipy"),
+    "keras": ("tensorflow",),
+    "torchvision": ("torch",),
+}
+"""What does the work of packages that only hand it on, as modules by the name of the distribution."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobDigests:
+    """What decides the bytes of shards beside their rows; digests are 32 hex digits.
+
+    Attributes:
+        writer: digest of the writer's class, with all code that it uses, and of its attributes; or of the version that
+            the user gave instead.
+        features: digest of the schema.
+        format: digest of names and options of the shard formats, in their order.
+        transform: digest of the transform of the run, or of the version that the user gave instead.
+        seed: base seed, in decimal digits.
+        version: version that the user gave in place of the digests of code; None if none.
+        packages: versions of packages by name, which count for every split.
+        drawn_packages: further versions by name, which count for augmented splits alone.
+        environment: digests of the environment variables that the writer reads, by name.
+        drawn_environment: digests of the environment variables that the transform reads, by name.
+        files: digests of what the files hold that every sample depends on, by name.
+    """
+
+    writer: str
+    features: str
+    format: str
+    transform: str
+    seed: str
+    version: str | None
+    packages: Mapping[str, str]
+    drawn_packages: Mapping[str, str]
+    environment: Mapping[str, str]
+    drawn_environment: Mapping[str, str]
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        records: RecordSource,
+        formats: Sequence[ShardFormat],
+        seed: int,
+        version: str | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> JobDigests:
+        """Return the ingredients of a run.
+
+        Args:
+            records: where rows and their records come from; its writer and transform count.
+            formats: shard formats, the one that readers take first.
+            seed: base seed of every random draw.
+            version: text that counts in place of the code of writer and transform; None for the code itself.
+            files: digests of the files that every sample depends on, by name; None where there are none.
+
+        Raises:
+            FingerprintError: the writer or the transform holds something that cannot be fingerprinted.
+        """
+        features, pipeline = records.features, records.pipeline
+        augmenter = None if pipeline is None else pipeline.augmenter
+        transform = None if augmenter is None else augmenter.transform
+        if augmenter is not None and augmenter.withheld:
+            transform = [transform, augmenter.withheld]
+        code = _examined(as_written(records.writer), "writer", version)
+        declared, others = _schema_of(features, version)
+        drawing = _examined(as_drawn(transform), "transform", version)
+        written = examine([[type(made), made.options()] for made in formats], where="format")
+        encoders = _encoders(features, drawn=False).union(_ALWAYS, *(made.packages for made in formats))
+        if pipeline is not None and pipeline.draws_in_read:
+            encoders |= {"numpy"}
+        return cls(
+            writer=code.digest,
+            features=declared,
+            format=fingerprint([written.digest, [made.name for made in formats]], where="format"),
+            transform=drawing.digest,
+            seed=str(seed),
+            version=version,
+            packages=_with_companions(code.packages | others.packages | written.packages | versions_of(encoders)),
+            drawn_packages=_with_companions(
+                drawing.packages | versions_of(_encoders(features, drawn=True).union(_WHERE_DRAWN))
+            ),
+            environment={**code.environment, **others.environment},
+            drawn_environment=drawing.environment,
+            files=files or {},
+        )
+
+    def of_split(self, *, augmented: bool, copies: int) -> str:
+        """Return the digest of all that decides the records of a split, beside its rows."""
+        always = [self.writer, self.features, self.format, self.seed, self.packages, self.environment]
+        always += [list(self.files.values())] if self.files else []  # not by name: a path may be absolute
+        drawn = [self.transform, self.drawn_packages, self.drawn_environment] if augmented else []
+        return fingerprint([always, drawn, copies], where="options")
+
+    def to_json(self) -> dict[str, str]:
+        """Return the digests, versions and variables by name."""
+        digests = {name: getattr(self, name) for name in ("writer", "features", "format", "transform", "seed")}
+        if self.version is not None:
+            digests["version"] = self.version
+        groups = {
+            _FILE: self.files,
+            _PACKAGE: self.packages,
+            _DRAWN + _PACKAGE: self.drawn_packages,
+            # Enough to name a variable that changed, and too little to give away what it held.
+            _VARIABLE: {name: digest[:4] for name, digest in self.environment.items()},
+            _DRAWN + _VARIABLE: {name: digest[:4] for name, digest in self.drawn_environment.items()},
+        }
+        return digests | {f"{prefix}{name}": value for prefix, group in groups.items() for name, value in group.items()}
+
+
+def as_written(writer: Any) -> Any:
+    """Return what makes records as it counts.
+
+    Of a `DatasetWriter` that is what its methods read of it, without what those that make samples keep on it; of what
+    stands for stored records, everything.
+    """
+    return Reached(writer, _MAKING, _BEFORE, is_whole=True) if isinstance(writer, DatasetWriter) else writer
+
+
+def as_drawn(transform: Any) -> Any:
+    """Return the parts of a transform that count: of a user's object, whatever its `__call__` reads of it."""
+    if type(transform) is list:  # with the run's description of it
+        return [as_drawn(part) for part in transform]
+    if is_users_object(transform) and callable(transform):
+        return Reached(transform, frozenset({"__call__"}), is_whole=True)
+    return transform
+
+
+def checked_version(version: str | int | None) -> str | None:
+    """Return the version that a user gives in place of the digests of code, as text; raises `OptionError`."""
+    if version is None or (isinstance(version, (str, int)) and not isinstance(version, bool)):
+        return None if version is None else str(version)
+    raise OptionError(f"version is {version!r}; want a str or an int, such as '2' or '2024-05-01', or None")
+
+
+def _examined(value: Any, where: str, version: str | None) -> Examined:
+    if version is None or value is None:
+        return examine(value, where=where)
+    return Examined(fingerprint(["version", version], where="version"), {}, {}, {})
+
+
+def _schema_of(features: Features, version: str | None) -> tuple[str, Examined]:
+    """Return the digest of a schema, and the parts of its foreign feature types."""
+    declared = features.to_json()
+    types = {feature.type_name: type(feature) for feature in features.foreign.values()}
+    found = _examined(types or None, "writer.features", version)
+    return fingerprint([declared, found.digest] if types else declared, where="writer.features"), found
+
+
+def _encoders(features: Features, *, drawn: bool) -> frozenset[str]:
+    """Return the modules that encode the fields, datamat's own among them where there are pictures."""
+    modules = features.packages(drawn=drawn)
+    # By one of its modules that names no packages of its own: the fields have said which of them are used.
+    return modules | {"datamat.codecs.files"} if modules else modules
+
+
+def _with_companions(packages: Mapping[str, str]) -> dict[str, str]:
+    beside = [module for name in packages for module in _COMPANIONS.get(name, ())]
+    return {**versions_of(beside), **packages}
+
+
+def method_digests(writer: Any) -> dict[str, str]:
+    """Return the digest of each piece of a writer's code, as "writer.NAME".
+
+    These are the methods and constants of its class and of those that it is derived from, and functions that the
+    instance holds, as that of `materialize` does.
+    """
+    written: dict[str, Any] = {}
+    for base in reversed(type(writer).__mro__):
+        if issubclass(base, DatasetWriter) and base is not DatasetWriter:
+            written |= written_attributes(dict(vars(base)))
+    written |= {name: value for name, value in vars(writer).items() if callable(value) and name not in written}
+    return {f"{_METHOD}{name}": examine(part, where=f"writer.{name}").digest for name, part in written.items()}
+
+
+def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented: bool) -> list[str]:
+    """Return what changed between two manifests' ingredients, in words: what concerns one split.
+
+    Args:
+        old: ingredients and method digests, as the manifest has them.
+        new: ingredients and method digests as they are now.
+        augmented: whether the transform applies to the split.
+
+    Example:
+        >>> old = {"writer": "a", "writer.read": "a", "writer.index": "a", "transform": "a", "seed": "0"}
+        >>> changed_digests(old, {**old, "writer": "b", "writer.read": "b"}, augmented=True)
+        ['writer code changed (read)']
+        >>> changed_digests(old, {**old, "transform": "b"}, augmented=False)
+        []
+        >>> changed_digests(old, {**old, "package.pyarrow": "20.0.0"}, augmented=False)
+        ['pyarrow changed (none -> 20.0.0)']
+    """
+    differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    versions = {name: f"({old.get(name, 'none')} -> {new.get(name, 'none')})" for name in differing}
+    changes = [f"version changed {versions['version']}"] if "version" in differing else []
+    if "writer" in differing and "version" not in {*old, *new}:
+        methods = [name.removeprefix(_METHOD) for name in differing if name.startswith(_METHOD)]
+        if "features" in differing:
+            methods = [name for name in methods if name != "features"]
+        changes.append(f"writer code changed ({', '.join(methods)})" if methods else "writer's attributes changed")
+    changes += [f"{name} changed" for name in ("features", "format") if name in differing]
+    if augmented and "transform" in differing and "version" not in differing:
+        changes.append("transform changed")
+    if "seed" in differing:  # of every split: it decides the order of the rows, too
+        changes.append(f"seed changed {versions['seed']}")
+    changes += [f"file {name} changed" for name in _named(differing, _FILE, drawn=False)]
+    # Other code uses other packages and variables: changes of these are worth a word only where the code is the same.
+    counting = [name for name in differing if not changes or (name in old and name in new)]
+    changes += [f"environment variable {name} changed" for name in _named(counting, _VARIABLE, drawn=augmented)]
+    packages = _named(counting, _PACKAGE, drawn=augmented)
+    return changes + [f"{_in_words(name)} changed {versions[key]}" for name, key in packages.items()]
+
+
+def _named(differing: Sequence[str], prefix: str, *, drawn: bool) -> dict[str, str]:
+    """Return which packages or variables are among the differing ingredients: their keys there, by name."""
+    prefixes = [_DRAWN + prefix, prefix] if drawn else [prefix]
+    return {key.removeprefix(start): key for start in prefixes for key in differing if key.startswith(start)}
+
+
+def _in_words(package: str) -> str:
+    return f"the output format of {package}" if package.startswith("datamat.") else package
+
+
+# ---------------------------------------------------------------- recipe
+#
+# What decides the output of a run: the same job and the same source give the same bytes, whoever runs it.
+
+
+def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
+    """Return the formats that a user names, each for records of these features.
+
+    Args:
+        given: a name, a `ShardFormat`, or a list or tuple of them; the first is the one that readers take.
+        features: schema of the records, which each format is bound to.
+
+    Raises:
+        OptionError: there is none, one is neither a name nor a format, or two would write files of the same names.
+        MissingDependencyError: a format needs a package that is not installed.
+    """
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not listed:
+        raise OptionError("format is an empty list; name one format at least, as in format='tfrecord'")
+    found: dict[str, ShardFormat] = {}
+    for one in listed:
+        made = get_format(one) if isinstance(one, str) else one
+        if not isinstance(made, ShardFormat):
+            raise OptionError(f"format holds {one!r}; want a name such as 'tfrecord', a ShardFormat, or a list of them")
+        other = found.setdefault(made.extension, made)
+        if other is not made:
+            raise OptionError(
+                f"format names {other.name!r} and {made.name!r}, which both write files ending in .{made.extension}; "
+                "leave one out, or write it to another output"
+            )
+    return tuple(made.with_features(features) for made in found.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """What was asked: the arguments of `Materializer`, checked and resolved.
+
+    It travels without executor, hooks and sidecars, which belong to the process that asked.
+
+    Attributes:
+        records: where rows and their records come from: the pipeline of a writer, or a finished dataset that is
+            converted.
+        source: where the raw data is: a path, or what the writer indexes instead.
+        output: absolute path of the folder of the finished shards.
+        formats: the shard formats; readers take the first.
+        splits: share of each split where the index brings none.
+        shards: layout of samples in files.
+        copies: records per input row, for all splits or by split.
+        seed: base seed; with the sample key it decides every random draw.
+        version: what the user gave in place of the digests of code, or None.
+        include: shell patterns of the shards to make; None makes all.
+        exclude: shell patterns of the shards to leave out.
+        workers: the processes that do the work.
+        executor: the user's own executor; None for datamat's.
+        errors: policy for samples that fail.
+        hooks: `RunHook` objects that hear what happens in a run.
+        sidecars: functions of the user that return files to write beside the shards.
+        logger: logger for messages.
+        remedies: what the caller can write next, for messages.
+
+    Raises:
+        OptionError: an argument makes no sense.
+    """
+
+    records: RecordSource
+    source: Any
+    output: pathlib.Path
+    formats: tuple[ShardFormat, ...]
+    splits: Mapping[str, float] | None
+    shards: ShardOptions
+    copies: int | Mapping[str, int]
+    seed: int
+    version: str | None
+    include: str | Sequence[str] | None
+    exclude: str | Sequence[str] | None
+    workers: WorkerOptions
+    executor: Executor | None
+    errors: ErrorPolicy
+    hooks: tuple[Any, ...]
+    sidecars: tuple[Sidecar, ...]
+    logger: logging.Logger
+    remedies: Remedies = dataclasses.field(default_factory=Remedies)
+
+    def __post_init__(self) -> None:
+        _check_kinds(shards=self.shards, workers=self.workers, errors=self.errors)
+        _check_sidecars(self.sidecars)
+        _check_executor(self.executor, self.workers)
+        _check_shares(self.splits)
+        _check_copies(self.copies)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise OptionError(f"seed is {self.seed!r}; want an int, not negative")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to the process that asked."""
+        return {**self.__dict__, "executor": None, "hooks": (), "sidecars": ()}
+
+    def for_workers(self) -> Job:
+        """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
+        made = copy.copy(self)
+        if not _is_path(self.source):
+            object.__setattr__(made, "source", None)
+        return made
+
+    @property
+    def work(self) -> pathlib.Path:
+        """The `.datamat` folder of the output."""
+        return self.output / WORK
+
+    @contextlib.contextmanager
+    def planned(self) -> Iterator[PlannedJob]:
+        """Yield what a run would do if it began now; its rows exist only within the block.
+
+        Raises:
+            SourceError: the source cannot be indexed.
+            OptionError: options and rows do not fit together.
+            FingerprintError: the writer or the transform cannot be fingerprinted.
+        """
+        with tempfile.TemporaryDirectory(prefix="datamat-") as folder:
+            yield self.planned_in(pathlib.Path(folder))
+
+    def planned_in(self, folder: pathlib.Path) -> PlannedJob:
+        """Return what a run would do if it began now, with the rows in an empty folder; raises as `planned`."""
+        store = self.write_rows(folder)
+        digests = self.digests()
+        return PlannedJob(self, store, self.plan(store, digests), digests, InputFiles(store, self.work))
+
+    def write_rows(self, folder: pathlib.Path) -> RowStore:
+        """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
+        rows = self.records.index(self.source)
+        if _is_path(self.source) and not os.path.isabs(self.source):
+            rows = relative_to_source(rows, self.source, self.records.file_fields)
+        return write_rows(
+            rows,
+            folder,
+            source=self._base,
+            splits=self.splits,
+            file_fields=self.records.file_fields,
+            identity=self.shards.identity,
+        )
+
+    def digests(self) -> JobDigests:
+        """Return the digests of what decides the bytes of shards beside the rows.
+
+        Raises:
+            FingerprintError: writer or transform cannot be fingerprinted.
+            SourceError: one of the writer's `files` is missing, or cannot be read.
+        """
+        return JobDigests.of(self.records, self.formats, self.seed, self.version, self._files())
+
+    def plan(self, store: RowStore, digests: JobDigests) -> Plan:
+        """Return which row goes to which shard; raises `OptionError` where rows and options do not fit together."""
+        copies = self._copies_by_split(store)
+        augmented = {split: self._is_augmented(split) for split in store.splits}
+        of_splits = {
+            split: digests.of_split(augmented=augmented[split], copies=copies[split]) for split in store.splits
+        }
+        plan = make_plan(
+            store,
+            name=self.name,
+            options=self.shards,
+            splits={split: SplitTerms(copies[split], augmented[split], digest) for split, digest in of_splits.items()},
+            seed=self.seed,
+            costs=self.records.costs(store),
+            group_records=math.lcm(*(made.group_records for made in self.formats)),
+        )
+        return self.records.arrange(plan, store, of_splits)
+
+    def manifest(
+        self, plan: Plan, digests: JobDigests, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
+    ) -> Manifest:
+        """Return the manifest of the files of finished shards and of the index; raises `SourceError`."""
+        changed = [name for name, digest in self._files().items() if digests.files.get(name) != digest]
+        if changed:
+            raise SourceError(
+                f"{changed[0]!r}, one of the files that every sample depends on, changed while the run was under way; "
+                "run again to remake the shards"
+            )
+        by_format = zip(self.formats, zip(*finished, strict=True), strict=True)
+        (first, shards), *others = [(made.name, infos) for made, infos in by_format]
+        manifest = Manifest(
+            name=plan.name,
+            format=first,
+            features=self.records.features,
+            shards=shards,
+            seed=self.seed,
+            copies={split: shards[0].copies for split, shards in plan.splits.items()},
+            augmented=tuple(split for split, shards in plan.splits.items() if shards[0].augmented),
+            made_by={
+                "writer": self.writer_name,
+                "transform": None if self._transform is None else type(self._transform).__qualname__,
+            },
+            index=index,
+            ingredients=self.manifest_digests(digests),
+            also=dict(others),
+        )
+        return self.records.describe(manifest)
+
+    def neighbourhood(self) -> Neighbourhood:
+        """Return where files lie that `read`, `augment` or the transform may open without a row that declares them."""
+        # Writers of datamat's own know what they open: an import reads its source, whose content counts as a whole.
+        writer = self.records.writer
+        is_own = type(writer).__module__.startswith("datamat.")
+        without = [os.fspath(self.output), *([os.fspath(self.source)] if is_own and _is_path(self.source) else [])]
+        without += self._named_files().values()
+        code = [writer, self._transform, *filter(callable, vars(writer).values())]
+        return Neighbourhood.of(None if is_own else self.source, code, without=without)
+
+    @property
+    def _base(self) -> str:
+        """The folder that relative paths start from."""
+        return os.path.abspath(self.source) if _is_path(self.source) else ""
+
+    def _named_files(self) -> dict[str, str]:
+        """Return the absolute path of each of the writer's `files`, by its path or name as the writer has it."""
+        files = self.records.files
+        if isinstance(files, (str, os.PathLike)):
+            raise OptionError(f"{self.writer_name}.files is {files!r}; want a list of paths")
+        named = files if isinstance(files, Mapping) else {os.fspath(path): os.fspath(path) for path in files}
+        return {str(name): os.path.join(self._base, path) for name, path in named.items()}
+
+    def _files(self) -> dict[str, str]:
+        """Return the digest of the content of each of the writer's `files`, by its name."""
+        files = self._named_files()
+        # Hashing lets go of the interpreter, and a few threads keep a disk busy.
+        with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+            digests = threads.map(self._digest_of_file, files, files.values()) if files else ()
+            return dict(zip(files, digests, strict=True))
+
+    def _digest_of_file(self, name: str, path: str) -> str:
+        try:
+            state = file_state([path])
+            known = _hashed.get(path)
+            if known is None or known[0] != state or self.shards.identity == "content":
+                known = state, (digest_files([path], state, is_single=True, largest=1 << 62) or b"").hex()
+                _hashed[path] = known
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise SourceError(f"{self.writer_name}.files names {name!r}: {path}: {reason}; correct the path") from error
+        return known[1]
+
+    def manifest_digests(self, digests: JobDigests) -> dict[str, str]:
+        """Return the digests that the manifest stores: of the ingredients, and of each method of the writer."""
+        return {**digests.to_json(), **({} if self.version is not None else method_digests(self.records.writer))}
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset."""
+        return self.records.name
+
+    @property
+    def writer_name(self) -> str:
+        """The class of the writer, as "module:Class"."""
+        return f"{type(self.records.writer).__module__}:{type(self.records.writer).__qualname__}"
+
+    @property
+    def _transform(self) -> Any:
+        pipeline = self.records.pipeline
+        return None if pipeline is None else pipeline.augmenter.transform
+
+    def _copies_by_split(self, store: RowStore) -> dict[str, int]:
+        if isinstance(self.copies, int):
+            return dict.fromkeys(store.splits, self.copies)
+        unknown = sorted(set(self.copies) - set(store.splits))
+        if unknown:
+            raise OptionError(f"copies names the split {unknown[0]!r}; the index has {', '.join(store.splits)}")
+        return {split: self.copies.get(split, 1) for split in store.splits}
+
+    def _is_augmented(self, split: str) -> bool:
+        named = isinstance(self.copies, int) or split in self.copies
+        pipeline = self.records.pipeline
+        return named and pipeline is not None and not pipeline.augmenter.is_empty
+
+
+_HASHING_THREADS = 4
+_hashed: dict[str, tuple[FileState, str]] = {}  # by path: a plan and its run hash a file once
+
+
+def _is_path(source: Any) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(source, (str, os.PathLike))
+
+
+def _check_kinds(**options: Any) -> None:
+    """Raise where an option is a plain number, a common first guess, and show what is wanted."""
+    for name, kind, example in (
+        ("shards", ShardOptions, "ShardOptions(num_shards=8)"),
+        ("workers", WorkerOptions, "WorkerOptions(num_workers=4)"),
+        ("errors", ErrorPolicy, 'ErrorPolicy("skip", max_errors=0.01)'),
+    ):
+        if not isinstance(options[name], kind):
+            raise OptionError(f"{name} is {options[name]!r}; want something like {example}, or None for the default")
+
+
+def _check_sidecars(sidecars: Sequence[Sidecar]) -> None:
+    wrong = [sidecar for sidecar in sidecars if not callable(sidecar)]
+    if wrong:
+        raise OptionError(f"sidecars holds {wrong[0]!r}; want functions of a manifest that return files by name")
+
+
+def _check_executor(executor: Executor | None, workers: WorkerOptions) -> None:
+    for name in ("sample_timeout_s", "max_rss"):
+        if executor is not None and getattr(workers, name) is not None:
+            raise OptionError(
+                f"WorkerOptions: only datamat's own workers, which can be replaced, enforce {name}; leave out "
+                f"executor, or {name}"
+            )
+
+
+def _check_shares(splits: Mapping[str, float] | None) -> None:
+    if splits is None:
+        return
+    total = sum(splits.values())
+    if not splits or any(share <= 0 for share in splits.values()) or not np.isclose(total, 1):
+        raise OptionError(f"splits is {dict(splits)}; want positive shares that add up to 1 (they add up to {total:g})")
+
+
+def _check_copies(copies: int | Mapping[str, int]) -> None:
+    for number in copies.values() if isinstance(copies, Mapping) else [copies]:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise OptionError(f"copies is {copies!r}; want a number of at least 1, or such numbers by split")
+
+
+# ---------------------------------------------------------------- the source and the options as they are now
+#
+# The source and the options as they are now: what a finished directory is compared with, and recomputed from.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlannedJob:
+    """A job with the rows of its source and its plan, as they are now.
+
+    Attributes:
+        job: the job that was asked for.
+        store: the rows, in the order of the plan.
+        plan: shard and place of each row.
+        digests: what decides the bytes of shards beside their rows.
+        inputs: comparison of the input files with their former state.
+    """
+
+    job: Job
+    store: RowStore
+    plan: Plan
+    digests: JobDigests
+    inputs: InputFiles
+
+    @functools.cached_property
+    def chosen(self) -> tuple[ShardSpec, ...]:
+        """The shards that `include` and `exclude` choose."""
+        return tuple(self.plan.select(self.job.include, self.job.exclude))
+
+    @functools.cached_property
+    def manifest_digests(self) -> dict[str, str]:
+        """The digests as the manifest has them."""
+        return self.job.manifest_digests(self.digests)
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """Makes the records of rows in this process: with a copy of the writer, which `setup_worker` may change."""
+        made = self.job.records.pipeline
+        assert made is not None  # a conversion is not replayed
+        return Pipeline.of(copy.copy(made.writer), made.augmenter.transform, made.seed, made.augmenter.untouched)
+
+    def find(self, row_key: str) -> tuple[IndexRow, ShardSpec]:
+        """Return the row of a key, its paths joined to the source, and the shard that it goes to.
+
+        Raises:
+            OptionError: the source has no such row.
+        """
+        number = self.store.find(row_key)
+        if number is None:
+            number = self.store.find(safe_key(row_key))
+        if number is None:
+            some = join_problems(self.store.keys(np.arange(min(len(self.store), 20))))
+            raise OptionError(f"the source has no row {row_key!r}; it has {some}")
+        (row,) = self.store.read(np.array([number]))
+        return row, self.plan.shard_at(self.store.place_in_order(number))

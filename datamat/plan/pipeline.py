@@ -1,0 +1,648 @@
+"""From an input row to its encoded records: read, augment, encode. Workers spend their time here.
+
+    row ── writer.read ──> sample ──┬── as it is ────────────────────────────> encode ──> KEY
+                                    └── decode once ── augment, per copy ────> encode ──> KEY#0 KEY#1 ...
+
+Where `read` or a transform gives several samples, each gets a number: KEY#0-0 KEY#0-1 ... One that is left out is a
+`Skip` in its place, and keeps its number: it never changes the keys of the others.
+
+Nothing here knows files, processes or plans: a row gives the same records wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import numpy as np
+import xxhash
+
+from datamat.directory.keys import RecordKey, RecordNames, safe_key
+from datamat.directory.rows import nested_paths, stored_rows
+from datamat.errors import OptionError, SampleError, SchemaError, Skip
+from datamat.features import dtype_of, holds_numbers, num_bytes_of
+from datamat.features.base import as_array
+from datamat.fingerprint import fingerprint
+from datamat.parallel.logs import get_logger
+from datamat.transforms import Augmenter
+from datamat.transforms.augmenter import each_sample
+from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
+from datamat.writers.base import DatasetWriter
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+    from typing import TypeAlias
+
+    from datamat.directory.manifest import Manifest
+    from datamat.directory.rows import IndexRow, RowBlock, RowStore
+    from datamat.features import Column, Features
+    from datamat.features.base import Shape
+    from datamat.plan.plan import Plan
+    from datamat.transforms.seeding import RandomStreams
+    from datamat.writers.base import Sample
+
+    _Made: TypeAlias = dict[str, Column] | Skip
+    """The columns of a record, or why it was left out."""
+
+
+__all__ = ["Pipeline", "RecordSource"]
+
+OUTPUT_VERSION = 1
+"""Incremented when rows give other records or keys: all shards are then rebuilt."""
+
+_AS_IS = frozenset({np.ndarray, bytes, str, int, float, bool})  # values of these types need no conversion
+_MOST_READS = 3  # before a second read counts as failed: disks and networks fail now and then
+_ROWS_COMPARED = 64  # of a block that is made twice
+_BLOCK_BYTES, _LEAST_BLOCK_ROWS, _MOST_BLOCK_ROWS = 16 << 20, 64, 1 << 16
+_TYPICAL_SIZE = 256  # of a dimension that varies, and of a text
+_NOT_IN_BLOCKS = (
+    "they would depend on how rows form blocks; draw in read, where they depend on (seed, key) alone, and "
+    "return None from read_block"
+)
+_MOST_HELD_BYTES = 16 << 20  # of a copy of many samples, until it is known to differ from earlier ones
+_MOST_ATTEMPTS = 8  # to draw a copy unlike the earlier ones; then a transform that changes nothing is accepted
+
+
+class RecordSource(Protocol):
+    """A source of rows and of their encoded records: what a job writes into shards.
+
+    There are two. `Pipeline` reads, transforms and encodes the samples of a writer; `StoredRecords` (`run/convert.py`)
+    copies the records of a finished dataset. A source travels to each worker with its job, and gives the same records
+    for a row in every process.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset; the names of its shards begin with it."""
+
+    @property
+    def features(self) -> Features:
+        """Schema of the records, without `key`."""
+
+    @property
+    def file_fields(self) -> Sequence[str] | None:
+        """Names of the index fields that hold paths of input files; None finds them by their values."""
+
+    @property
+    def files(self) -> Sequence[str | os.PathLike[str]] | Mapping[str, str]:
+        """Paths of further input files that every record depends on."""
+
+    @property
+    def writer(self) -> Any:
+        """The object whose code and attributes decide the records: a plug-in, or what stands for copied records."""
+
+    def setup_worker(self) -> None:
+        """Prepare a worker process, once, before its first record."""
+
+    def index(self, source: Any) -> Iterable[IndexRow] | Iterable[RowBlock]:
+        """Return one row per input sample, always in the same order; all of them in blocks, where they come so."""
+
+    def costs(self, store: RowStore) -> np.ndarray:
+        """Return int64 (num_rows,): the bytes that each row takes to make, by which work is divided."""
+
+    def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
+        """Return the plan with the shards that this source wants.
+
+        Args:
+            plan: shard of each row by the options of the job.
+            store: the rows, in the order of the plan.
+            fingerprint: digest of all but the rows that decides the bytes of a shard, by split.
+        """
+
+    def describe(self, manifest: Manifest) -> Manifest:
+        """Return the manifest of the finished run with what this source knows of its records."""
+
+    def records(
+        self,
+        row: IndexRow,
+        *,
+        copies: int,
+        augmented: bool,
+        read: MutableMapping[str, str] | None = None,
+        dropped: MutableMapping[str, Skip] | None = None,
+    ) -> Iterator[tuple[str, dict[str, Column]]]:
+        """Yield (key, columns) of each record of one row; raises `SampleError`. See `Pipeline.records`."""
+
+    def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
+        """Raise `OptionError` where the row would give other records another time. See `Pipeline.check_determined`."""
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline that reads samples, by which many rows can be made at once; None where records are copied."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Takes a sample from its row to its records: the `RecordSource` of ordinary jobs.
+
+    `Pipeline.of` makes the one of a job.
+
+    Args:
+        writer: the plug-in that indexes the source and reads samples.
+        augmenter: draws the copies, by the writer's `augment` and the transform.
+        seed: base seed; with key and copy it decides every random draw.
+    """
+
+    writer: DatasetWriter
+    augmenter: Augmenter
+    seed: int
+    _read_drawing: Callable[[Any, np.random.Generator], Any] | None = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_read_drawing", with_rng(self.writer.read))
+
+    @classmethod
+    def of(cls, writer: DatasetWriter, transform: Any, seed: int, untouched: tuple[str, ...] = ()) -> Pipeline:
+        """Return the pipeline that draws copies by the writer's `augment`, if it has one, and then by the transform.
+
+        Args:
+            writer: the plug-in, bound to its source.
+            transform: an albumentations pipeline, a callable of (sample) or (sample, rng), or None.
+            seed: base seed; with key and copy it decides every random draw.
+            untouched: names of the fields that an albumentations pipeline leaves alone on purpose.
+
+        Raises:
+            OptionError: features or transform make no sense, or do not fit together.
+        """
+        writer.features.check()
+        augment = writer.augment if type(writer).augment is not DatasetWriter.augment else None
+        return cls(writer, Augmenter(writer.features, transform, augment, untouched), seed)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """This pipeline."""
+        return self
+
+    @property
+    def name(self) -> str:
+        """The writer's own name, or that of its class in lower case."""
+        return self.writer.name or type(self.writer).__name__.lower()
+
+    @property
+    def features(self) -> Features:
+        """The features that the writer declares."""
+        return self.writer.features
+
+    @property
+    def file_fields(self) -> Sequence[str] | None:
+        """The file fields that the writer declares."""
+        return self.writer.file_fields
+
+    @property
+    def files(self) -> Sequence[str | os.PathLike[str]] | Mapping[str, str]:
+        """The further input files that the writer declares."""
+        return self.writer.files
+
+    @property
+    def draws_in_read(self) -> bool:
+        """Whether `read` takes a random generator."""
+        return self._read_drawing is not None
+
+    def setup_worker(self) -> None:
+        """Prepare the writer for this process."""
+        self.writer.setup_worker()
+
+    def index(self, source: Any) -> Iterable[IndexRow] | Iterable[RowBlock]:
+        """Return the rows that the writer finds, in blocks where it has them so."""
+        return stored_rows(self.writer.index(source))
+
+    def costs(self, store: RowStore) -> np.ndarray:
+        """Return int64 (num_rows,): the bytes of the input files of each row."""
+        return store.input_bytes()
+
+    def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
+        """Return the plan as it is."""
+        del store, fingerprint
+        return plan
+
+    def describe(self, manifest: Manifest) -> Manifest:
+        """Return the manifest as it is."""
+        return manifest
+
+    def records(
+        self,
+        row: IndexRow,
+        *,
+        copies: int,
+        augmented: bool,
+        read: MutableMapping[str, str] | None = None,
+        dropped: MutableMapping[str, Skip] | None = None,
+    ) -> Iterator[tuple[str, dict[str, Column]]]:
+        """Yield (key, columns) of each record of one row: none where `read` leaves it out.
+
+        Args:
+            row: the input row, with paths that can be opened.
+            copies: number of records to draw.
+            augmented: whether the writer's `augment` and the transform apply.
+            read: receives the digest of each field that was read, for `check_determined`.
+            dropped: receives why a record was left out, by its key.
+
+        Raises:
+            SampleError: any error, with the key of the row and the first of its files.
+        """
+        try:
+            samples = self._read(row)
+            if read is not None:
+                read.update(_digests_of_all(samples))
+            records = self._drawn(row, samples, copies) if augmented else self._kept(row, samples, copies)
+            for key, columns in records:
+                if not isinstance(columns, Skip):
+                    yield key, {**columns, "key": key.encode()}
+                elif dropped is not None:
+                    dropped[key] = columns
+        except SampleError:
+            raise
+        except Exception as error:
+            _let_go(error)
+            raise SampleError(row.key, _reason(row, error)) from error
+
+    @property
+    def gathers_samples(self) -> bool:
+        """Whether all features encode many values faster than one by one."""
+        return all(feature.encodes_blocks() for feature in self.writer.features.values())
+
+    def encode_samples(self, samples: Sequence[Sample]) -> dict[str, Any] | None:
+        """Return the columns of untransformed samples, or None where one does not match its declaration."""
+        features = self.writer.features
+        names = tuple(features.as_declared)
+        if any(len(sample) != len(names) for sample in samples):
+            return None
+        with contextlib.suppress(Exception):  # encoded alone, each shows whether it is to blame
+            return features.encode_block({name: [sample[name] for sample in samples] for name in names})
+        return None
+
+    @property
+    def makes_blocks(self) -> bool:
+        """Whether the writer has a `read_block` of its own."""
+        return type(self.writer).read_block is not DatasetWriter.read_block
+
+    @property
+    def rows_per_block(self) -> int:
+        """Number of rows that take about 16 MB by their declaration."""
+        row_bytes = sum(_expected_bytes(*feature.value_type()) for feature in self.writer.features.values())
+        return min(max(_BLOCK_BYTES // row_bytes, _LEAST_BLOCK_ROWS), _MOST_BLOCK_ROWS)
+
+    def block(self, keys: list[str], fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the columns of many untransformed rows at once, or None where the writer reads row by row.
+
+        Raises:
+            SampleError: the block is not as declared; the key is that of its first row.
+            OptionError: random numbers were drawn, which would depend on how rows form blocks.
+        """
+        before = GlobalState.take()
+        try:
+            found = self.writer.read_block(keys, fields)
+            block = None if found is None else self.writer.features.encode_block({**found, "key": keys})
+        except Exception as error:
+            _let_go(error)
+            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {type(error).__name__}: {error}") from error
+        if block is not None and GlobalState.take() != before:
+            raise OptionError(f"{self._name_of('read_block')} drew random numbers: {_NOT_IN_BLOCKS}")
+        return block
+
+    def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
+        """Raise `OptionError` where the same rows give two results.
+
+        Args:
+            keys: keys of the rows of a block.
+            fields: index fields of these rows, by name.
+        """
+        few = list(keys[:_ROWS_COMPARED])
+        theirs = {name: values[:_ROWS_COMPARED] for name, values in fields.items()}
+        first, again = (_digests(self.writer.read_block(few, dict(theirs)) or {}) for _ in range(2))
+        differing = _differing(first, again)
+        if differing:
+            raise OptionError(
+                f"{self._name_of('read_block')}: the same {len(few)} rows gave two results, in {differing}: "
+                f"{_NOT_IN_BLOCKS}"
+            )
+
+    def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
+        """Raise `OptionError` where random draws depend on anything but seed, key and copy.
+
+        Args:
+            row: a row whose records were made.
+            read: digests that `records` noted for it.
+            augmented: whether the transform applies, and is checked, too.
+        """
+        samples = self._read_again(row)
+        differing = _differing(read, _digests_of_all(samples))
+        if differing:
+            raise OptionError(
+                f"{self._name_of('read')}: reading sample {row.key!r} twice gave two results, in {differing}; want one "
+                "that depends on (seed, key) alone: ask for a second argument, rng, and draw from it, or draw from "
+                "random, numpy.random, torch or tf.random, which are seeded for each row; not from a generator that is "
+                "kept from row to row, the clock, or a count of calls"
+            )
+        sample = next((sample for sample in samples if not isinstance(sample, Skip)), None)
+        if augmented and sample is not None:
+            self.augmenter.check_determined(self.writer.features.prepare(sample), key=row.key, seed=self.seed)
+
+    def _read_again(self, row: IndexRow) -> list[Sample | Skip]:
+        for attempt in range(1, _MOST_READS + 1):
+            try:
+                return self._read(row)
+            except Exception as error:
+                if attempt == _MOST_READS:
+                    raise OptionError(
+                        f"{self._name_of('read')}: sample {row.key!r} was read once, and cannot be read again "
+                        f"({type(error).__name__}: {error}); want one that returns the same on every call: leave input "
+                        "files unchanged, and take nothing from iterators"
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def _name_of(self, method: str) -> str:
+        fn = getattr(self.writer, "fn", None)  # of `materialize`
+        return f"{type(self.writer).__qualname__}.{method}" if fn is None else getattr(fn, "__qualname__", repr(fn))
+
+    def samples(self, row: IndexRow) -> list[Sample | Skip]:
+        """Return what `read` gives for a row: one sample or several, each with its key, or why it is left out.
+
+        Raises:
+            SampleError: any error, as for `records`.
+        """
+        try:
+            found = self._read(row)
+        except Exception as error:
+            _let_go(error)
+            raise SampleError(row.key, _reason(row, error)) from error
+        if len(found) > 1:
+            for number, sample in enumerate(found):
+                if not isinstance(sample, Skip):
+                    sample["key"] = RecordKey.format(row.key, 0, number)
+        return found
+
+    def _called(self, row: IndexRow) -> Any:
+        """Return what `read` returns, with all generators seeded for this row; a list of what it yields, or raises."""
+        # Seeding takes as long as all else that a small row costs, and few plug-ins draw. So the generators rest until
+        # a row has drawn: that row is read again, and from then on they are seeded for each.
+        is_seeded = global_draws.are_expected
+        seeded = seed_row(self.seed, row.key, uses_globals=is_seeded)
+        mark = () if is_seeded else global_draws.rest(self.seed)
+        read = self._read_drawing
+        try:
+            sample = self.writer.read(row) if read is None else read(row, row_rng(self.seed, row.key))
+            if type(sample) is not dict:
+                sample = [_own(one) for one in each_sample(sample, "read")]
+        except Skip as skip:
+            sample = [skip]
+        except Exception:
+            if is_seeded or global_draws.mark() == mark:
+                raise
+        if not is_seeded and global_draws.mark() != mark:
+            global_draws.are_expected = True
+            return self._called(row)
+        # A library that `read` itself imported was not seeded when `read` drew from it.
+        return sample if loaded_libraries() == seeded else self._called(row)
+
+    def _read(self, row: IndexRow) -> list[Sample | Skip]:
+        found = self._called(row)
+        if type(found) is dict:
+            return [self._checked(row, found)]
+        return [one if isinstance(one, Skip) else self._checked(row, one) for one in found]
+
+    def _checked(self, row: IndexRow, sample: Sample) -> Sample:
+        found = dict(sample)
+        for name, value in sample.items():
+            if type(value) not in _AS_IS:
+                found[name] = as_array(value)
+                # None is what cv2.imread and cv2.imdecode return for a file that they cannot decode.
+                if found[name] is None and not self._takes_none(name):
+                    raise SchemaError(
+                        f"read returned None for the field {name!r}; want a value: did its file not decode? A field "
+                        f"that may be missing is declared as Optional: features={{{name!r}: Optional(...)}}"
+                    )
+        if (given := str(found.setdefault("key", row.key))) != row.key and safe_key(given) != row.key:
+            raise SchemaError(
+                f"read returned the key {found['key']!r}, but keys come from the index, where this sample is "
+                f"{row.key!r}; leave the field out, or set the keys there (key= of materialize)"
+            )
+        found["key"] = row.key
+        return found
+
+    def _takes_none(self, name: str) -> bool:
+        try:
+            return name in self.writer.features and getattr(self.writer.features[name], "takes_none", False)
+        except OptionError:  # of `materialize`, before they are inferred
+            return False
+
+    def _kept(self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int) -> Iterator[tuple[str, _Made]]:
+        for number, sample in enumerate(samples):
+            made = sample if isinstance(sample, Skip) else self.writer.features.encode(sample)
+            names = RecordNames(copies, augmented=False).of(row.key)
+            if len(samples) > 1:
+                names = [RecordKey.format(row.key, copy, number) for copy in range(copies)]
+            for key in names:
+                yield key, made
+
+    def _drawn(self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int) -> Iterator[tuple[str, _Made]]:
+        if len(samples) == 1:
+            for copy, found in self._copies(samples[0], row.key, copies):
+                yield from _numbered(found, row.key, copy)
+            return
+        numbers: Counter[int] = Counter()
+        for place, sample in enumerate(samples):
+            # Each sample draws from streams of its own. No row has such a key: rows' keys hold no "#".
+            for copy, found in self._copies(sample, f"{row.key}#{place}", copies):
+                for made in found:
+                    yield RecordKey.format(row.key, copy, numbers[copy]), made
+                    numbers[copy] += 1
+
+    def _copies(self, sample: Sample | Skip, name: str, copies: int) -> Iterator[tuple[int, Iterable[_Made]]]:
+        """Yield each copy of a sample, with its number; one must be used up before the next is drawn.
+
+        Args:
+            sample: as it was read.
+            name: name of its random streams.
+            copies: number of copies.
+        """
+        if isinstance(sample, Skip):
+            yield from ((copy, [sample]) for copy in range(copies))
+            return
+        decoded = self.writer.features.prepare(sample)  # once, for all copies
+        earlier: set[tuple[object, ...]] = set()
+        for copy in range(copies):
+            if not copy:  # nothing to compare it with: its records leave as they are made
+                digests: list[object] = []
+                yield copy, self._encoded(decoded, name, copy, digests=digests if copies > 1 else None)
+            else:
+                digests, found = self._unlike(earlier, decoded, name, copy)
+                yield copy, found
+            if digests:  # else there is nothing that another copy could repeat
+                earlier.add(tuple(digests))
+
+    def _unlike(
+        self, earlier: Collection[tuple[object, ...]], decoded: Sample, key: str, copy: int
+    ) -> tuple[list[object], Iterable[_Made]]:
+        """Return a copy that differs from earlier ones, if there is one, as digests and columns of its records.
+
+        Transforms with probabilities leave some copies unchanged: two of those would be the same record twice.
+        """
+        for attempt in range(_MOST_ATTEMPTS):
+            streams = self.augmenter.seeded_streams(key, copy, self.seed, attempt)
+            digests: list[object] = []
+            held: list[_Made] | None = []
+            num_bytes = 0
+            for columns in self._encoded(decoded, key, copy, streams, digests=digests):
+                num_bytes += 0 if isinstance(columns, Skip) else sum(map(num_bytes_of, columns.values()))
+                if num_bytes > _MOST_HELD_BYTES:
+                    held = None  # they will be made again, with the same result
+                if held is not None:
+                    held.append(columns)
+            if tuple(digests) not in earlier:
+                break
+            if self.augmenter.ignores_chance(streams, len(digests)):
+                _tell_once(self.augmenter.name)
+                break
+        return digests, self._encoded(decoded, key, copy, attempt=attempt) if held is None else held
+
+    def _encoded(
+        self,
+        decoded: Sample,
+        key: str,
+        copy: int,
+        streams: RandomStreams | None = None,
+        *,
+        attempt: int = 0,
+        digests: list[object] | None = None,
+    ) -> Iterator[_Made]:
+        """Yield the columns of each sample of a copy.
+
+        Args:
+            decoded: the sample, with decoded images.
+            key: key of the row that the copy is of.
+            copy: number of the copy, from 0.
+            streams: its generators, seeded just now; None makes them.
+            attempt: above 0 to draw the copy again, where `streams` is None.
+            digests: receives the digest of each.
+        """
+        if streams is None:
+            streams = self.augmenter.seeded_streams(key, copy, self.seed, attempt)
+        for result in self.augmenter.stream(decoded, streams):
+            if isinstance(result, Skip):
+                yield result
+                continue
+            columns = self.writer.features.encode({**result, "key": key})
+            if digests is not None:
+                digests.append(_digest_of(columns))
+            # The next sample may use the same arrays.
+            yield {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+
+
+def _numbered(records: Iterable[_Made], key: str, copy: int) -> Iterator[tuple[str, _Made]]:
+    """Yield each record of a copy under its key, which has a number where there are several."""
+    iterator = iter(records)
+    first, second = next(iterator), next(iterator, None)
+    if second is None:
+        yield RecordKey.format(key, copy, None), first
+        return
+    for number, columns in enumerate(itertools.chain((first, second), iterator)):
+        yield RecordKey.format(key, copy, number), columns
+
+
+def _own(sample: Sample | Skip) -> Sample | Skip:
+    """Return the sample with arrays of its own: a generator may fill the same one for the next sample."""
+    if isinstance(sample, Skip):
+        return sample
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
+
+
+def _digest_of(columns: Mapping[str, Column]) -> object:
+    """Return a digest that equal records share; a record with NaN, which equals nothing, has one of its own."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(columns):
+        value = columns[name]
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind == "f" and np.isnan(value).any():
+                return object()
+            value = (value + 0 if value.dtype.kind == "f" else value).tobytes()  # -0.0 equals 0.0
+        for part in [value] if isinstance(value, bytes) else value:
+            digest.update(b"%d " % len(part))
+            digest.update(part)
+    return digest.digest()
+
+
+_told: set[str] = set()  # of this process
+
+
+def _tell_once(name: str) -> None:
+    if name not in _told:
+        _told.add(name)
+        get_logger("datamat").info(
+            "%s draws no random numbers for some samples: all copies of these are equal. Ask for one copy, or add a "
+            "transform that differs from copy to copy",
+            name,
+        )
+
+
+def _expected_bytes(dtype: str, shape: Shape) -> int:
+    """Return the bytes that a value may take; an open size is taken for a typical one."""
+    if not holds_numbers(dtype):
+        return _TYPICAL_SIZE
+    return dtype_of(dtype).itemsize * math.prod(_TYPICAL_SIZE if size is None else size for size in shape)
+
+
+def _digests_of_all(samples: Sequence[Sample | Skip]) -> dict[str, str]:
+    """Return the digests of all samples of a row, as `_digests` does for one."""
+    if len(samples) == 1:
+        return {} if isinstance(samples[0], Skip) else _digests(samples[0])
+    return {
+        f"{name} of sample {place}": digest
+        for place, sample in enumerate(samples)
+        if not isinstance(sample, Skip)
+        for name, digest in _digests(sample).items()
+    }
+
+
+def _digests(sample: Mapping[str, Any]) -> dict[str, str]:
+    """Return digests of those values of a sample or block that consist of arrays, numbers, text and bytes."""
+    plain = {name: _plain(value) for name, value in sample.items()}
+    return {name: fingerprint(value, where=name) for name, value in plain.items() if value is not _OPAQUE}
+
+
+_OPAQUE: Any = object()
+_PLAIN = (np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type(None))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as arrays, numbers, text and bytes, in lists and dicts; else `_OPAQUE`.
+
+    Whether two objects of another type mean the same is unknown.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        value = [part for item in value.items() for part in item]
+    elif hasattr(value, "__array__"):  # tensors, images of Pillow
+        return np.asarray(value)
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return _OPAQUE if any(part is _OPAQUE for part in parts) else parts
+    return _OPAQUE
+
+
+def _differing(some: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Return the names of the fields in which two samples differ, for a message."""
+    names = [name for name in {**some, **others} if some.get(name) != others.get(name)]
+    fields = "field" if len(names) == 1 else "fields"
+    return f"{fields} {', '.join(map(repr, names))}" if names else ""
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what the frames of a `MemoryError` hold: reporting it takes memory, and so do later rows."""
+    if isinstance(error, MemoryError):
+        traceback.clear_frames(error.__traceback__)
+
+
+def _reason(row: IndexRow, error: BaseException) -> str:
+    files = [path for value in (*row.fields.values(), list(row.files)) for path in nested_paths(value) if "/" in path]
+    where = f" ({files[0]})" if files else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,443 @@
+"""Which row goes into which shard, and how the work is cut: a pure function of the rows and the options.
+
+    rows ── split ── order drawn from (seed, key) ── shards (files) ── parts (runs of rows: the unit of work)
+
+Where a sample lies depends on its own key: the split by the hash of the key, the shard by another. So samples that are
+added never move old ones between splits, nor between shards as long as their number stays. Nothing here knows how
+many workers there are.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import fnmatch
+import functools
+import html
+import itertools
+import math
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import xxhash
+
+from datamat.directory.keys import DATASET_NAME, ShardName, mix64
+from datamat.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from datamat.directory.rows import RowStore
+    from datamat.options import ShardOptions
+
+
+__all__ = ["PartSpec", "Plan", "ShardSpec", "SplitTerms", "make_plan"]
+
+OUTPUT_VERSION = 1
+"""Raised when the same rows are put in another order, or cut into other parts: all shards are then made again."""
+
+
+# Work is cut by estimated cost, in bytes of input: large parts for little overhead (about a millisecond each), and
+# small ones at the end of each shard, run last, so that workers finish together. There are enough parts to keep many
+# cores busy even where rows name no files and what they cost cannot be seen. Only the plan decides: never the number
+# of workers.
+_PARTS_PER_PLAN = 40
+_LARGEST_PART = 32 << 20
+_TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
+_ROW_COST = 256  # bytes of input that one row costs at least: a tiny row takes as long as this much of an image
+_MOST_PART_ROWS = 65_536
+# Readers read records that are stored together as one piece, so parts end where groups do. Parts of less than this
+# share of a group stay as they are: few rows that take long should keep many cores busy, and little is read twice.
+_GROUP_SHARE = 4
+
+_WILDCARD = re.compile(r"[*?[]")
+
+_EVEN_BELOW = 4
+"""Rows per shard under which shards are cut evenly: hashing would leave some empty. At r rows on average, one of n
+shards is empty with a probability under n * exp(-r), and then, too, they are cut evenly."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartSpec:
+    """A run of consecutive rows of a shard: what one call of `Materializer.write_part` does.
+
+    Attributes:
+        shard: name of the shard.
+        number: position among the parts of the shard, of which there are `num_parts`.
+        start: first row, as a position in the order of the plan; `stop` is one past the last.
+        cost: estimated cost, in bytes of input.
+        copies: records per row.
+        augmented: whether the transform applies, and keys end in `#COPY`.
+        fingerprint: fingerprint of the shard.
+    """
+
+    shard: str
+    number: int
+    start: int
+    stop: int
+    cost: int
+    copies: int
+    augmented: bool
+    fingerprint: str
+    num_parts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """One output file to write.
+
+    Attributes:
+        name: file name without extension: NAME-SPLIT-XXXXX-of-YYYYY.
+        split: the split that it belongs to.
+        number: position among the shards of the split.
+        fingerprint: digest of all that decides its bytes.
+        parts: the work, in the order of the records.
+    """
+
+    name: str
+    split: str
+    number: int
+    fingerprint: str
+    parts: tuple[PartSpec, ...]
+
+    def __post_init__(self) -> None:
+        # Workers complete a shard once they see as many parts as `num_parts` says.
+        if any(part.num_parts != len(self.parts) for part in self.parts):
+            raise ValueError(f"{self.name} has {len(self.parts)} parts; they say {self.parts[0].num_parts}")
+
+    @property
+    def start(self) -> int:
+        """First row, as a position in the order of the plan."""
+        return self.parts[0].start
+
+    @property
+    def stop(self) -> int:
+        """One past the last row."""
+        return self.parts[-1].stop
+
+    @property
+    def num_rows(self) -> int:
+        """Number of input rows."""
+        return self.stop - self.start
+
+    @property
+    def copies(self) -> int:
+        """Records per row."""
+        return self.parts[0].copies
+
+    @property
+    def augmented(self) -> bool:
+        """Whether the transform applies."""
+        return self.parts[0].augmented
+
+    @property
+    def cost(self) -> int:
+        """Estimated cost, in bytes of input."""
+        return sum(part.cost for part in self.parts)
+
+    def matches(self, pattern: str) -> bool:
+        """Tell whether a shell pattern means this shard: `train-0000?`, `test-*`, or its whole name."""
+        short = ShardName.parse(self.name).short
+        return any(fnmatch.fnmatchcase(name, pattern) for name in (short, self.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which rows go to which shard. Prints as a table, also in a notebook.
+
+    Attributes:
+        name: name of the dataset.
+        shards: every output file, sorted by split and number.
+        ranks: number of training processes that are to share the shards; None where nobody said.
+    """
+
+    name: str
+    shards: tuple[ShardSpec, ...]
+    ranks: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of input rows."""
+        return sum(shard.num_rows for shard in self.shards)
+
+    @property
+    def num_records(self) -> int:
+        """Number of records, where every draw of the transform gives one sample."""
+        return sum(shard.num_rows * shard.copies for shard in self.shards)
+
+    @functools.cached_property
+    def splits(self) -> dict[str, tuple[ShardSpec, ...]]:
+        """The shards of each split, in order."""
+        found: dict[str, list[ShardSpec]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.split, []).append(shard)
+        return {split: tuple(shards) for split, shards in found.items()}
+
+    def rank_records(self, split: str, num_records: Mapping[str, int] | None = None) -> list[int]:
+        """Return how many records each rank has of a split: rank r takes the shards r, r + ranks, r + 2 ranks, ...
+
+        That is how `webdataset.split_by_node`, `tf.data.Dataset.shard` and Hugging Face's `split_dataset_by_node` share
+        shards out.
+
+        Args:
+            split: name of the split.
+            num_records: of each shard by name, where they are known; None takes those of the plan.
+
+        Example:
+            >>> plan.rank_records("train")   # doctest: +SKIP
+            [371, 371, 371, 371]
+        """
+        shards, ranks = self.splits[split], self.ranks or 1
+        planned = {shard.name: shard.num_rows * shard.copies for shard in shards}
+        found = [(num_records or planned)[shard.name] for shard in shards]
+        return [sum(found[rank::ranks]) for rank in range(ranks)]
+
+    def uneven(self, num_records: Mapping[str, int] | None = None) -> dict[str, str]:
+        """Return the splits whose records the ranks do not share evenly, with the consequences; see `rank_records`."""
+        messages = {}
+        for split, shards in self.splits.items():
+            found = self.rank_records(split, num_records)
+            if min(found) == max(found):
+                continue
+            num_rows = sum(shard.num_rows for shard in shards)
+            why = "rows failed or were left out, or gave more or fewer samples than copies"
+            if num_records is None:
+                why = f"{num_rows:,} rows do not divide by {self.ranks}, and all copies of a row are in one shard"
+            messages[split] = (
+                f"split {split!r} gives its {self.ranks} ranks {min(found):,} to {max(found):,} records: {why}; have "
+                f"every rank end its epoch after {min(found):,}"
+            )
+        return messages
+
+    def shard_at(self, place: int) -> ShardSpec:
+        """Return the shard that holds the row at a position in the order of the plan."""
+        return self.shards[bisect.bisect_right(self.shards, place, key=lambda shard: shard.start) - 1]
+
+    def select(self, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> tuple[ShardSpec, ...]:
+        """Return the shards that wildcard patterns name.
+
+        Args:
+            include: shell patterns such as `train-0000?` or `test-*`; None takes all.
+            exclude: shell patterns of shards to leave out.
+
+        Raises:
+            OptionError: a pattern names no shard.
+        """
+        chosen = self._named(include, "include") if include is not None else {shard.name for shard in self.shards}
+        if exclude is not None:
+            chosen -= self._named(exclude, "exclude")
+        return tuple(shard for shard in self.shards if shard.name in chosen)
+
+    def _named(self, patterns: str | Sequence[str], option: str) -> set[str]:
+        found: set[str] = set()
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            # Without wildcards it means one shard, whose place is known: a job array names thousands of them so.
+            exact = None if _WILDCARD.search(pattern) else self._by_name.get(pattern)
+            shards = self.shards if exact is None else (exact,)
+            names = {shard.name for shard in shards if shard.matches(pattern)}
+            if not names:
+                known = ", ".join(ShardName.parse(shard.name).short for shard in self.shards[:6])
+                raise OptionError(f"{option}={pattern!r} names no shard of the plan; its shards are {known}, ...")
+            found |= names
+        return found
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, ShardSpec]:
+        """Each shard by its name, and by its name within the dataset."""
+        short = {ShardName.parse(shard.name).short: shard for shard in self.shards}
+        return {**short, **{shard.name: shard for shard in self.shards}}
+
+    def _table(self) -> list[list[str]]:
+        rows = [["split", "shards", "rows", "copies", "records", "parts", "input"]]
+        rows[0] += ["records per rank"] if self.ranks else []
+        for split, shards in self.splits.items():
+            num_rows = sum(shard.num_rows for shard in shards)
+            num_parts = sum(len(shard.parts) for shard in shards)
+            megabytes = sum(shard.cost for shard in shards) / max(shards[0].copies, 1) / 1e6
+            copies = shards[0].copies
+            numbers = [len(shards), num_rows, copies, num_rows * copies, num_parts]
+            rows.append([split, *(f"{number:,}" for number in numbers), f"{megabytes:,.1f} MB"])
+            if self.ranks:
+                found = sorted(set(self.rank_records(split)))
+                rows[-1].append(" or ".join(f"{number:,}" for number in found))
+        return rows
+
+    def __repr__(self) -> str:
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join([f"Plan of {self.name!r}: {len(self.shards)} shards, {self.num_records:,} records", *lines])
+
+    def _repr_html_(self) -> str:
+        head, *body = [[html.escape(cell) for cell in row] for row in self._table()]
+        rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
+        title = f"Plan of <b>{html.escape(self.name)}</b>: {len(self.shards)} shards, {self.num_records:,} records"
+        return f"<table><caption>{title}</caption><tr><th>{'</th><th>'.join(head)}</th></tr>{''.join(rows)}</table>"
+
+
+class SplitTerms(NamedTuple):
+    """What holds for all rows of a split.
+
+    Attributes:
+        copies: records per row.
+        augmented: whether the transform applies.
+        fingerprint: digest of all but the rows that decides the bytes of a shard.
+    """
+
+    copies: int
+    augmented: bool
+    fingerprint: str
+
+
+def make_plan(
+    store: RowStore,
+    *,
+    name: str,
+    options: ShardOptions,
+    splits: Mapping[str, SplitTerms],
+    seed: int,
+    costs: np.ndarray,
+    group_records: int = 1,
+) -> Plan:
+    """Order the rows, cut them into shards and parts, and write the order to the store.
+
+    Args:
+        store: rows of the index, as they were written; receives their order.
+        name: name of the dataset; the names of the shards begin with it.
+        options: number or size of the shards, and whether rows are shuffled.
+        splits: terms for the rows of each split.
+        seed: base seed; with the key it decides the place of each row.
+        costs: int64 (num_rows,), the bytes that each row takes to make.
+        group_records: number of records that a format stores together: parts end where such a group does, unless they
+            are much smaller.
+
+    Raises:
+        OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
+    """
+    if not DATASET_NAME.match(name):
+        raise OptionError(f"dataset name {name!r}: want letters, digits, _ and -: it begins the names of the shards")
+    places = _places(store.hashes, seed) if options.shuffle else None
+    costs = costs + _ROW_COST
+    codes = store.split_codes
+    present = np.flatnonzero(np.bincount(codes, minlength=len(store.splits)))
+    order, shards, target = [], [], _part_cost(costs, codes, [splits[split].copies for split in store.splits])
+    first = 0
+    for code in present.tolist():
+        split = store.splits[code]
+        copies, augmented, fingerprint = splits[split]
+        rows = np.flatnonzero(codes == code)
+        if places is not None:
+            rows = rows[np.argsort(places[rows], kind="stable")]
+        bounds = _bounds(rows, places, costs[rows], copies, options, split)
+        order.append(rows.astype(np.uint32))
+        digests = store.identities[rows]
+        work = np.cumsum(costs[rows] * copies)
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            shard_name = str(ShardName(name, split, number, len(bounds) - 1))
+            digest = xxhash.xxh3_128(fingerprint.encode())
+            digest.update(np.ascontiguousarray(digests[start:stop]).data)
+            shard_fingerprint = digest.hexdigest()  # one text, which all its parts share
+            cuts = _cut(work, start, stop, target, group_records // math.gcd(group_records, copies))
+            parts = tuple(
+                PartSpec(
+                    shard=shard_name,
+                    number=part,
+                    start=first + a,
+                    stop=first + b,
+                    cost=int(work[b - 1] - (work[a - 1] if a else 0)),
+                    copies=copies,
+                    augmented=augmented,
+                    fingerprint=shard_fingerprint,
+                    num_parts=len(cuts),
+                )
+                for part, (a, b) in enumerate(cuts)
+            )
+            shards.append(ShardSpec(shard_name, split, number, shard_fingerprint, parts))
+        first += len(rows)
+    store.set_order(np.concatenate(order))
+    return Plan(name, tuple(shards), options.ranks)
+
+
+def _places(hashes: np.ndarray, seed: int) -> np.ndarray:
+    """Return uint64 (n,): the place of each row in the order of its split, uniform and drawn from (seed, key)."""
+    return mix64(hashes ^ np.uint64(xxhash.xxh3_64_intdigest(f"order {seed}".encode())))
+
+
+def _part_cost(costs: np.ndarray, codes: np.ndarray, copies: Sequence[int]) -> int:
+    total = sum(int(costs[codes == code].sum()) * number for code, number in enumerate(copies))
+    return min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
+
+
+def _bounds(
+    rows: np.ndarray,
+    places: np.ndarray | None,
+    costs: np.ndarray,
+    copies: int,
+    options: ShardOptions,
+    split: str,
+) -> list[int]:
+    """Return where the shards of a split begin, and its end: increasing positions among its rows."""
+    count = len(rows)
+    if options.records_per_shard is not None:
+        step = max(options.records_per_shard // copies, 1)
+        return [*range(0, count, step), count]
+    wanted = options.num_shards or _power_of_two(-(-int(costs.sum()) * copies // options.shard_bytes))
+    if options.ranks is not None:
+        return _rank_bounds(count, wanted, options.ranks, split)
+    number = min(wanted, count)
+    even = [count * shard // number for shard in range(number + 1)]
+    if places is None or count < _EVEN_BELOW * number:
+        return even
+    # By equal shares of the range of the hash: a shard's rows depend on no other row.
+    limits = np.array([(shard << 64) // number for shard in range(1, number)], np.uint64)
+    bounds = [0, *np.searchsorted(places[rows], limits).tolist(), count]
+    return bounds if len(set(bounds)) == len(bounds) else even
+
+
+def _rank_bounds(count: int, wanted: int, ranks: int, split: str) -> list[int]:
+    """Return bounds of shards that each rank has as many of, and as many rows, or one more where they do not divide.
+
+    Every `ranks` shards in a row are a layer, of which each rank takes one; all shards of a layer are of one size.
+    What does not divide goes to the first shards of the first layer, which no layer is smaller than.
+    """
+    if count < ranks:
+        raise OptionError(
+            f"split {split!r} has {count} rows, too few for one in each of {ranks} shards, one for each rank; lower "
+            "ranks, or leave the split out of the source and write it to an output of its own"
+        )
+    each, left = divmod(count, ranks)
+    layers = min(-(-wanted // ranks), each)
+    sizes = [each * (layer + 1) // layers - each * layer // layers for layer in range(layers) for _ in range(ranks)]
+    sizes[:left] = [size + 1 for size in sizes[:left]]
+    return [0, *itertools.accumulate(sizes)]
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _cut(work: np.ndarray, start: int, stop: int, target: int, step: int) -> list[tuple[int, int]]:
+    """Cut rows start:stop into parts of about `target` cost, smaller ones at the end.
+
+    Args:
+        work: cumulated cost of the rows.
+        start: number of the first row.
+        stop: one past the number of the last row.
+        target: wanted cost of a part.
+        step: rows that fill groups of records: parts that come near it have a multiple of it.
+    """
+    base = int(work[start - 1]) if start else 0
+    tail_from = base + (int(work[stop - 1]) - base) * (1 - _TAIL_SHARE)
+    cuts, here = [], start
+    while here < stop:
+        done = int(work[here - 1]) if here else 0
+        size = target if done < tail_from else target // _TAIL_DIVISOR
+        end = int(np.searchsorted(work, done + size, side="right"))
+        end = min(max(end, here + 1), here + _MOST_PART_ROWS)
+        if _GROUP_SHARE * (end - here) >= step:
+            end = here + max((end - here) // step, 1) * step
+        end = min(end, stop)
+        cuts.append((here, end))
+        here = end
+    return cuts

@@ -1,0 +1,384 @@
+"""Batches of sequences: padded to one length, bucketed by length within a budget of tokens, or packed into rows.
+
+    measured    one pass over one field: the length of each record
+    planned     for each epoch, the places of its order in windows: sorted by length and cut into batches, or fitted
+                into rows (`Planner`)
+    shaped      the lists of a batch as arrays (`Padding`, `Packing`)
+
+A plan is a pure function of lengths, order and epoch. Its units (batches of a bucket, packed rows) take the place of
+records in the schedule, so that ranks, workers and states work as they do for records.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+from collections.abc import Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import xxhash
+
+from datamat.errors import OptionError, SampleError
+from datamat.readers.batches import permuted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from datamat.readers.batches import EpochOrder
+
+
+__all__ = ["Budget", "Packing", "Padding", "Planner", "check_padded", "one_budget", "packed_fields"]
+
+_WINDOW = 4096  # places whose records are sorted or fitted together
+
+
+# ---------------------------------------------------------------- plans
+
+
+@final
+class Planner:
+    """Cuts the epochs of an order into units of several records. Thread-safe and picklable.
+
+    Args:
+        order: order of the records in each epoch.
+        lengths: int (num_records,), length of the record at each position.
+        budget: most tokens of a unit: of a batch that is padded to its longest record, or of a packed row.
+        most: most records of a batch, or None; ignored for rows.
+        seed: base seed of the order of the units.
+        packs: whether units are packed rows.
+        shuffles: whether units come in random order; otherwise in that of the records, window by window.
+
+    Raises:
+        OptionError: a record is longer than the budget.
+    """
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        lengths: NDArray[np.int64],
+        budget: int,
+        most: int | None,
+        seed: int,
+        *,
+        packs: bool,
+        shuffles: bool,
+    ) -> None:
+        self._order = order
+        self._lengths = lengths
+        self._budget = budget
+        self._most = most
+        self._seed = seed
+        self._packs = packs
+        self._shuffles = shuffles
+        self._plans: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        if len(lengths) and lengths.max() > budget:
+            raise OptionError(
+                f"the record at position {int(lengths.argmax())} has {int(lengths.max())} tokens, and the budget is "
+                f"{budget}; filter or cut such records (map), or set a larger budget"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}
+
+    @property
+    def packs(self) -> bool:
+        """Whether units are packed rows; otherwise each is a batch."""
+        return self._packs
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the units beside the order, as JSON values."""
+        digest = xxhash.xxh3_64_hexdigest(self._lengths.astype("<i8").tobytes())
+        return {"units": [self._packs, self._budget, None if self._packs else self._most, self._shuffles, digest]}
+
+    def num_units(self, epoch: int) -> int:
+        """Return the number of units of an epoch."""
+        return len(self._plan(epoch)[1]) - 1
+
+    def unit(self, epoch: int, number: int) -> NDArray[np.int64]:
+        """Return the positions of the records of a unit, int64 (n,).
+
+        Args:
+            epoch: number of the epoch, from 0.
+            number: number of the unit in the epoch, from 0.
+        """
+        positions, bounds = self._plan(epoch)
+        return positions[bounds[number] : bounds[number + 1]]
+
+    def _plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        found = self._plans.get(epoch)
+        if found is None:
+            units = [
+                unit for first in range(0, self._order.num_records, _WINDOW) for unit in self._window(epoch, first)
+            ]
+            sizes = np.fromiter(map(len, units), np.int64, len(units))
+            positions = np.concatenate([np.empty(0, np.int64), *units])
+            found = positions, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            self._plans = {epoch: found}
+        return found
+
+    def _window(self, epoch: int, first: int) -> list[NDArray[np.int64]]:
+        places = np.arange(first, min(first + _WINDOW, self._order.num_records), dtype=np.int64)
+        positions = self._order.positions(epoch, places)
+        lengths = self._lengths[positions]
+        by_length = np.argsort(lengths, kind="stable")
+        cut = _rows if self._packs else _batches
+        units = [positions[unit] for unit in cut(by_length, lengths, self._budget, self._most)]
+        if self._shuffles and len(units) > 1:
+            shuffled = permuted(np.arange(len(units)), len(units), self._seed, epoch, first, 1)
+            units = [units[place] for place in shuffled.tolist()]
+        return units
+
+
+def _batches(
+    by_length: NDArray[np.int64], lengths: NDArray[np.int64], budget: int, most: int | None
+) -> Iterator[NDArray[np.int64]]:
+    """Yield batches of neighbours in length, as many records as the budget allows once all are as long as the last."""
+    ordered = lengths[by_length].tolist()
+    first = 0
+    while first < len(ordered):
+        limit = len(ordered) if most is None else min(len(ordered), first + most)
+        ends = range(first + 1, limit + 1)
+        count = bisect.bisect_right(ends, budget, key=functools.partial(_padded_tokens, ordered, first))
+        yield by_length[first : first + max(1, count)]
+        first += max(1, count)
+
+
+def _padded_tokens(ordered: list[int], first: int, end: int) -> int:
+    return (end - first) * ordered[end - 1]
+
+
+def _rows(
+    by_length: NDArray[np.int64], lengths: NDArray[np.int64], budget: int, most: int | None
+) -> list[NDArray[np.int64]]:
+    """Return rows of records, by best fit: the longest first, each into the fullest row that has room for it."""
+    del most
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens that fit, number of the row), sorted
+    for place in by_length[::-1].tolist():
+        length = int(lengths[place])
+        found = bisect.bisect_left(room, (length, -1))
+        left, row = room.pop(found) if found < len(room) else (budget, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(place)
+        bisect.insort(room, (left - length, row))
+    return [np.array(row, np.int64) for row in rows]
+
+
+# ---------------------------------------------------------------- shapes
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Padding:
+    """Makes one array of the values of a field that differ in their first dimension.
+
+    Attributes:
+        values: what fills the rest, by field.
+    """
+
+    values: Mapping[str, float]
+
+    def __call__(self, batch: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the batch with (n, longest, ...) in place of n arrays, and their lengths as NAME_length.
+
+        Args:
+            batch: arrays and lists by feature name.
+            rows: ignored.
+        """
+        del rows
+        found = dict(batch)
+        for name, value in self.values.items():
+            if name not in batch:
+                raise OptionError(f"pad: the batch has no field {name!r}; it has {', '.join(batch)}")
+            items = [np.asarray(item) for item in batch[name]]
+            if len({(item.dtype, item.shape[1:]) for item in items}) > 1 or not items[0].ndim:
+                shapes = ", ".join(sorted({f"{item.dtype} {item.shape}" for item in items}))
+                raise OptionError(f"pad: the values of {name!r} differ in more than their length ({shapes})")
+            lengths = np.array([len(item) for item in items], np.int64)
+            shape = (len(items), lengths.max(), *items[0].shape[1:])
+            padded = np.full(shape, _filler(name, value, items[0].dtype), items[0].dtype)
+            for row, item in zip(padded, items, strict=True):
+                row[: len(item)] = item
+            found[name], found[f"{name}_length"] = padded, lengths
+        return found
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packing:
+    """Lays the sequences of each row one behind another, and says which token belongs to which.
+
+    Attributes:
+        fields: fields that are packed, which have as many tokens as each other in every record.
+        length: tokens of a row.
+        values: what fills the rest, by field; 0 for those that it does not name.
+    """
+
+    fields: tuple[str, ...]
+    length: int
+    values: Mapping[str, float]
+
+    def __call__(self, batch: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the packed batch.
+
+        Args:
+            batch: arrays and lists by feature name.
+            rows: int64 (n,), number of the row of each record, in order.
+
+        Returns:
+            for each packed field (rows, length, ...); `segment_ids` and `positions`, int32 (rows, length); every other
+            field as a list of lists, one for each row.
+
+        Raises:
+            SampleError: the fields of a record differ in length, or no longer fit into the row.
+        """
+        _, rows = np.unique(rows, return_inverse=True)
+        num_rows = int(rows.max()) + 1
+        segments, places = np.zeros((2, num_rows, self.length), np.int32)
+        columns: dict[str, np.ndarray] = {}
+        for name in self.fields:
+            if name not in batch:
+                raise OptionError(f"pack: the batch has no field {name!r}; it has {', '.join(batch)}")
+            first = np.asarray(batch[name][0])
+            shape = (num_rows, self.length, *first.shape[1:])
+            columns[name] = np.full(shape, _filler(name, self.values.get(name, 0), first.dtype), first.dtype)
+        used, count = [0] * num_rows, [0] * num_rows
+        for record, row in enumerate(rows.tolist()):
+            values = [np.asarray(batch[name][record]) for name in self.fields]
+            size, start = len(values[0]), used[row]
+            if any(len(value) != size for value in values) or start + size > self.length:
+                lengths = ", ".join(f"{name}: {len(value)}" for name, value in zip(self.fields, values, strict=True))
+                raise SampleError(
+                    str(batch["key"][record]) if "key" in batch else "?",
+                    f"its fields have {lengths} tokens, and {self.length - start} are left in the row that was planned "
+                    f"for it by the length of {self.fields[0]!r}; change lengths by map, before the reader plans",
+                )
+            for name, value in zip(self.fields, values, strict=True):
+                columns[name][row, start : start + size] = value
+            count[row] += 1
+            segments[row, start : start + size] = count[row]
+            places[row, start : start + size] = np.arange(size)
+            used[row] = start + size
+        others = {name: _by_row(values, rows, num_rows) for name, values in batch.items() if name not in self.fields}
+        return {**others, **columns, "segment_ids": segments, "positions": places}
+
+
+def _filler(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return what fills up the values of a field.
+
+    Raises:
+        OptionError: the dtype of the values does not have it: it would become another number.
+    """
+    is_number = isinstance(value, (Real, np.number, np.bool_))
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        fits = is_number and limits.min <= value <= limits.max and value == int(value)
+    else:
+        fits = is_number and (dtype.kind != "b" or value in (0, 1))
+    if not fits:
+        raise OptionError(
+            f"pad: {value!r} is no {dtype}, as the values of {name!r} are; convert these by map, as in "
+            "values.astype('int64'), or choose another number"
+        )
+    return value
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Budget:
+    """Holds batches of a bucket to their budget, where a function may have changed the lengths that were planned with.
+
+    Attributes:
+        field: field by which records were put together.
+        tokens: most tokens of a batch that is padded to its longest record.
+    """
+
+    field: str
+    tokens: int
+
+    def __call__(self, batch: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the batch unchanged.
+
+        Args:
+            batch: arrays and lists by feature name, or a list of samples under "".
+            rows: ignored.
+
+        Raises:
+            SampleError: the batch has more tokens than its budget, or a value has no length.
+        """
+        del rows
+        samples = batch.get("")
+        values = batch.get(self.field, []) if samples is None else [sample.get(self.field, ()) for sample in samples]
+        lengths = [len(value) for value in values]
+        if lengths and len(lengths) * max(lengths) > self.tokens:
+            longest = lengths.index(max(lengths))
+            keys = batch.get("key") if samples is None else [sample.get("key", "?") for sample in samples]
+            raise SampleError(
+                "?" if keys is None else str(keys[longest]),
+                f"its field {self.field!r} has {lengths[longest]} tokens now, so its batch of {len(lengths)} has more "
+                f"than {self.tokens}: lengths are measured once, before the first epoch; change them in the same way "
+                "in each epoch, or after they are batched",
+            )
+        return batch
+
+
+def _by_row(values: Any, rows: NDArray[np.int64], num_rows: int) -> list[list[Any]]:
+    found: list[list[Any]] = [[] for _ in range(num_rows)]
+    for row, value in zip(rows.tolist(), values, strict=True):
+        found[row].append(value)
+    return found
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def one_budget(name: str, value: Any, features: Mapping[str, Any] | None) -> tuple[str, int]:
+    """Return field and tokens of `bucket={field: tokens}`.
+
+    Raises:
+        OptionError: the value is no such dict, or names no field.
+    """
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise OptionError(f"{name} is {value!r}; want one field and its most tokens, as in {name}={{'tokens': 4096}}")
+    return next(iter(_checked(name, value, features).items()))
+
+
+def packed_fields(value: Any, features: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
+    """Return the fields and tokens of `pack={field: tokens, ...}`.
+
+    Raises:
+        OptionError: the value is no such dict, names no field, or gives fields rows of different lengths.
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise OptionError(f"pack is {value!r}; want fields and the tokens of a row, as in pack={{'tokens': 2048}}")
+    found = _checked("pack", value, features)
+    if len(set(found.values())) > 1:
+        raise OptionError(f"pack is {value!r}; want one length of rows for all fields")
+    return tuple(found), next(iter(found.values()))
+
+
+def check_padded(value: Any, features: Mapping[str, Any] | None) -> None:
+    """Raise `OptionError` unless `pad` is None or a dict of what fills up fields of the samples."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise OptionError(f"pad is {value!r}; want fields and what fills them up, as in pad={{'tokens': 0}}")
+    unknown = [name for name in value if features is not None and name not in features]
+    if unknown:
+        raise OptionError(f"pad names {unknown[0]!r}; want a field of the samples: {', '.join(features or ())}")
+
+
+def _checked(name: str, value: Mapping[Any, Any], features: Mapping[str, Any] | None) -> dict[str, int]:
+    for field, tokens in value.items():
+        if features is not None and field not in features:
+            raise OptionError(f"{name} names {field!r}; want a field of the samples: {', '.join(features)}")
+        if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or tokens < 1:
+            raise OptionError(f"{name}: {field!r} has {tokens!r} tokens; want a number, 1 or more")
+    return {str(field): int(tokens) for field, tokens in value.items()}

@@ -1,0 +1,1 @@
+"""Reads shards as a `tf.data.Dataset`."""

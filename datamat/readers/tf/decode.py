@@ -1,0 +1,383 @@
+"""Decodes records into values of features within `tf.data`: one record at a time, or many at once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import weakref
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
+from datamat.features import Text, decode_raw, dtype_of, holds_numbers, tf_dtype, tf_value
+from datamat.parallel.affinity import physical_cores
+from datamat.readers.loader import DecodingThreads, MemoryPool, keep_freed_pages
+from datamat.readers.tf.exit import free_iterators_at_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from datamat.features import Feature, Features, Kind
+    from datamat.features.base import Shape
+
+
+__all__ = [
+    "PictureDecoder",
+    "as_block",
+    "as_one",
+    "as_read",
+    "block_signature",
+    "converted",
+    "decode_many",
+    "decode_one",
+    "decodes_in_blocks",
+    "is_fixed",
+    "pictures_of",
+    "signature",
+    "tensorflow",
+]
+
+# ---------------------------------------------------------------- features
+#
+# Values of features from encoded records: one record at a time, or many at once.
+#
+# decode_one     any schema                  one record            TensorFlow's own operations only, also for pictures
+# decode_many    `decodes_in_blocks` only    a block of records    one call of `tf.io.parse_example` for all
+# as_block       `decodes_in_blocks` only    a batch of `to_numpy`
+# signature      any schema                  (nothing)             what the values are, for tf.data
+
+
+def tensorflow() -> Any:
+    """Return the module `tensorflow`.
+
+    Raises:
+        MissingDependencyError: it is not installed, or its import fails.
+    """
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "to_tf needs the package tensorflow; install it with: pip install datamat"
+        ) from error
+    except Exception as error:
+        raise MissingDependencyError(
+            f"to_tf needs the package tensorflow, whose import fails with {type(error).__name__}: {error}; repair its "
+            "installation, or read with to_numpy or to_torch"
+        ) from error
+    return tf
+
+
+def decodes_in_blocks(features: Features) -> bool:
+    """Return whether many records decode at once: no value varies in size but along its first dimension."""
+    return all(_is_fixed(feature) or _is_list(feature) for feature in features.values())
+
+
+def is_fixed(features: Features) -> bool:
+    """Return whether the schema fixes the shape of every value, so that a block is taken apart again for little.
+
+    A row of a ragged tensor costs as much to take out of a block as to decode.
+    """
+    return all(_is_fixed(feature) for feature in features.values())
+
+
+def signature(features: Features) -> dict[str, Any]:
+    """Return the `tf.TensorSpec` of each field that `decode_one` returns."""
+    tf = tensorflow()
+    types = {name: feature.tf_type() for name, feature in features.items()}
+    return {name: tf.TensorSpec(shape, tf_dtype(dtype)) for name, (dtype, shape) in types.items()}
+
+
+def block_signature(features: Features, num_rows: int | None) -> dict[str, Any]:
+    """Return the spec of each field that `decode_many` returns.
+
+    Args:
+        features: schema of the records, which gives each field its tensor.
+        num_rows: number of records in each block; None where it varies.
+    """
+    tf = tensorflow()
+    ragged = {"ragged_rank": 1, "row_splits_dtype": tf.int64}
+    return {
+        name: tf.RaggedTensorSpec((num_rows, *one.shape), one.dtype, **ragged)
+        if _is_list(features[name])
+        else tf.TensorSpec((num_rows, *one.shape), one.dtype)
+        for name, one in signature(features).items()
+    }
+
+
+def as_block(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
+    """Return a batch of numpy arrays and lists of arrays as `decode_many` would: lists as ragged tensors."""
+    tf = tensorflow()
+    changed = converted(features)
+    found: dict[str, Any] = {}
+    for name, value in features.nesting.split(values).items():
+        feature = features.get(name)
+        if feature is not None and _is_list(feature):
+            found[name] = _ragged(
+                tf, feature, [changed[name].tf_value(row) for row in value] if name in changed else value
+            )
+        elif name not in changed:
+            found[name] = value
+        elif isinstance(value, list):
+            found[name] = [changed[name].tf_value(one) for one in value]
+        else:
+            found[name] = tf_value(value, changed[name].value_type()[0])
+    return features.nesting.join_batch(found)
+
+
+def _ragged(tf: Any, feature: Feature, values: Sequence[Any]) -> Any:
+    """Return n arrays (k, ...) as a ragged tensor."""
+    dtype, shape = feature.tf_type()
+    sizes = [size or 0 for size in shape]
+    dtypes = {"string": object, "int64": np.int64}
+    empty = np.empty(
+        sizes, dtypes[tf_dtype(dtype)] if tf_dtype(dtype) != dtype or dtype == "string" else dtype_of(dtype)
+    )
+    rows = tf.constant(np.concatenate([empty, *values]), tf_dtype(dtype))
+    lengths = np.array([len(row) for row in values], np.int64)
+    return tf.RaggedTensor.from_row_lengths(rows, lengths, validate=False)
+
+
+@functools.lru_cache(maxsize=16)
+def converted(features: Features) -> Mapping[str, Feature]:
+    """Return the fields whose values TensorFlow has as others: bytes, what JSON holds, times, lists, None."""
+    return {name: feature for name, feature in features.items() if _is_converted(feature)}
+
+
+def _is_converted(feature: Feature) -> bool:
+    dtype, shape = feature.value_type()
+    if feature.tf_type() != (dtype, shape) or (shape and not holds_numbers(dtype)):
+        return True
+    return dtype != "string" and tf_dtype(dtype) != dtype
+
+
+def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
+    """Return a sample with what converts to tensors in place of other values, the fields of dicts beside all others.
+
+    Args:
+        values: values by name, as `load` or a transform returns them.
+        features: schema of the samples.
+    """
+    changed, flat = converted(features), features.nesting.split(values)
+    return {name: _as_tf(value, changed[name]) if name in changed else value for name, value in flat.items()}
+
+
+def as_read(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
+    """Return tensors as `load` gives their values: text as str, JSON decoded, arrays that may be written to.
+
+    Args:
+        values: what TensorFlow gives for numpy: arrays, numbers and bytes by name, the fields of dicts beside all
+            others.
+        features: schema of the samples; bytes of fields that it lacks are text.
+    """
+    changed = converted(features)
+    return features.nesting.join({name: changed.get(name, _TEXT).value_of_tf(value) for name, value in values.items()})
+
+
+_TEXT = Text()
+
+
+def _as_tf(value: Any, feature: Feature) -> Any:
+    """Return a value as TensorFlow has it, unless a transform made numbers of it."""
+    has_same_shape = feature.tf_type() == feature.value_type()
+    if has_same_shape and isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "MO":
+        return value
+    return feature.tf_value(value)
+
+
+def decode_one(record: Any, features: Features) -> dict[str, Any]:
+    """Return the decoded sample of one record.
+
+    Args:
+        record: a string tensor (), a `tf.train.Example`.
+        features: schema of the record, without `key`.
+    """
+    tf = tensorflow()
+    columns = {
+        name: tf.io.FixedLenSequenceFeature([], _kinds(tf)[kind], allow_missing=True)
+        for name, kind in features.columns.items()
+    }
+    parsed = tf.io.parse_single_example(record, columns)
+    return features.nesting.join_batch({name: feature.decode_tf(name, parsed) for name, feature in features.items()})
+
+
+def decode_many(
+    records: Any, features: Features, decode_pictures: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return a block of decoded samples: what `decode_one` returns, with a leading dimension.
+
+    Values that vary in size become ragged tensors, whose row splits are int64.
+
+    Args:
+        records: a string tensor (n,) of `tf.train.Example`s.
+        features: their schema; `decodes_in_blocks` is true of it.
+        decode_pictures: function of all columns that returns the pixels of the fields that are pictures.
+    """
+    tf = tensorflow()
+    columns = {name: _parsed_as(tf, feature, features.columns[name]) for name, feature in features.items()}
+    parsed = tf.io.parse_example(records, columns)
+    pixels = decode_pictures(parsed) if decode_pictures else {}
+    return features.nesting.join_batch(
+        {
+            name: pixels[name] if name in pixels else _block(tf, feature, parsed[name])
+            for name, feature in features.items()
+        }
+    )
+
+
+def _is_fixed(feature: Feature) -> bool:
+    dtype, shape = feature.tf_type()
+    form = feature.tf_block()
+    return form is not None and None not in shape and 0 not in shape and (form == "tensor" or holds_numbers(dtype))
+
+
+def _is_list(feature: Feature) -> bool:
+    """Return whether values are lists of any length, whose items are all of one shape."""
+    _, shape = feature.tf_type()
+    is_open = bool(shape) and shape[0] is None and None not in shape[1:] and 0 not in shape[1:]
+    return is_open and feature.tf_block() == "tensor"
+
+
+def _kinds(tf: Any) -> dict[str, Any]:
+    return {"bytes": tf.string, "bytes_list": tf.string, "int64": tf.int64, "float32": tf.float32}
+
+
+def _parsed_as(tf: Any, feature: Feature, kind: Kind) -> Any:
+    """Return what `tf.io.parse_example` makes of the column of a feature."""
+    if kind == "bytes":
+        return tf.io.FixedLenFeature([], tf.string)
+    if _is_list(feature):
+        return tf.io.RaggedFeature(_kinds(tf)[kind], row_splits_dtype=tf.int64)
+    return tf.io.FixedLenFeature(feature.tf_type()[1], _kinds(tf)[kind])
+
+
+def _block(tf: Any, feature: Feature, column: Any) -> Any:
+    dtype, shape = feature.tf_type()
+    if not holds_numbers(dtype):
+        return column
+    if isinstance(column, tf.RaggedTensor) and column.dtype == tf.string:
+        return column.with_flat_values(tf.reshape(decode_raw(dtype, column.flat_values), [-1, *shape[1:]]))
+    if _is_list(feature):
+        return _lists(tf, dtype, shape[1:], column)
+    if column.dtype == tf.string:
+        return tf.reshape(decode_raw(dtype, column), [-1 if column.shape[0] is None else column.shape[0], *shape])
+    return tf.cast(column, tf_dtype(dtype))
+
+
+def _lists(tf: Any, dtype: str, shape: Shape, column: Any) -> Any:
+    """Return n lists of items of a shape as a ragged tensor, from n encoded strings or from n lists of numbers."""
+    per_item = math.prod(size or 1 for size in shape)
+    if column.dtype == tf.string:
+        per_item *= dtype_of(dtype).itemsize
+        values, num_rows = decode_raw(dtype, tf.strings.reduce_join(column)), column.shape[0]
+        splits = tf.concat([[0], tf.cumsum(tf.cast(tf.strings.length(column), tf.int64))], 0)
+    else:
+        values, splits, num_rows = tf.cast(column.values, dtype), column.row_splits, column.shape[0]
+    if per_item > 1:
+        whole = tf.debugging.Assert(
+            tf.reduce_all(splits % per_item == 0), ["a record holds a part of an item of shape", list(shape)]
+        )
+        with tf.control_dependencies([whole]):
+            splits = splits // per_item
+    splits = tf.ensure_shape(splits, [None if num_rows is None else num_rows + 1])
+    # Made of lengths that were found above: to check them again would take longer than to find them.
+    return tf.RaggedTensor.from_row_splits(tf.reshape(values, [-1, *shape]), splits, validate=False)
+
+
+# ---------------------------------------------------------------- pictures
+#
+# Images of many records at once, by datamat's decoders: the same pixels as TensorFlow's, in less time.
+#
+# The calling thread of TensorFlow decodes, and threads of this process help it, row by row. So two calls keep all cores
+# busy, with two batches in memory however many cores there are. The decoders release the GIL.
+
+
+def pictures_of(features: Features) -> dict[str, Feature]:
+    """Return the fields whose blocks are decoded by Python: pictures, masks, and what other packages pack like them."""
+    return {name: feature for name, feature in features.items() if feature.tf_block() == "python"}
+
+
+@final
+class PictureDecoder:
+    """Decodes the pictures of blocks of records.
+
+    Args:
+        features: the schema of the records; all pictures are of a declared shape.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._features = {name: (feature, *_declared(feature)) for name, feature in pictures_of(features).items()}
+        self._memory = MemoryPool()
+
+    def keep_memory_with(self, dataset: Any) -> None:
+        """Release the memory when a `tf.data.Dataset` is gone; the function that it calls lives as long as the process.
+
+        Args:
+            dataset: `tf.data.Dataset` whose pipeline calls this decoder.
+        """
+        weakref.finalize(dataset, self._memory.close).atexit = False
+
+    def decode(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the pixels of a block of n records.
+
+        Args:
+            columns: string tensors (n,) by field name: the encoded images, and `key`.
+
+        Returns:
+            Tensors (n, *shape) by field name, of the dtypes of the fields: uint8 for pictures.
+        """
+        tf = tensorflow()
+        free_iterators_at_exit()
+        names = list(self._features)
+        inputs = [columns["key"], *(columns[name] for name in names)]
+        found = tf.numpy_function(self._decode, inputs, [self._features[name][2] for name in names], stateful=False)
+        return {
+            name: tf.ensure_shape(pixels, (columns["key"].shape[0], *self._features[name][1]))
+            for name, pixels in zip(names, found, strict=True)
+        }
+
+    def _decode(self, keys: np.ndarray, *files: np.ndarray) -> list[np.ndarray]:
+        keep_freed_pages()
+        num_rows = len(keys)
+        fields = [
+            (name, feature, column, self._memory.allocate((num_rows, *shape), np.dtype(dtype)))
+            for (name, (feature, shape, dtype)), column in zip(self._features.items(), files, strict=True)
+        ]
+        rows = itertools.count()  # its steps are atomic: each row goes to one thread
+
+        def work() -> None:
+            while (row := next(rows)) < num_rows:
+                for name, feature, column, pixels in fields:
+                    _decode_into(pixels[row], name, feature, column[row], keys[row])
+
+        threads = _helpers()
+        helping = [threads.submit(work) for _ in range(min(num_rows, len(physical_cores())) - 1)]
+        work()
+        for helper in helping:
+            helper.result()
+        return [pixels for _, _, _, pixels in fields]
+
+
+def _declared(feature: Feature) -> tuple[tuple[int, ...], str]:
+    dtype, shape = feature.value_type()
+    return tuple(size for size in shape if size is not None), dtype
+
+
+@functools.cache
+def _helpers() -> DecodingThreads:
+    """Return the helper threads, which all datasets of the process share."""
+    return DecodingThreads(max(1, len(physical_cores()) - 1), "datamat-help")
+
+
+def _decode_into(out: np.ndarray, name: str, feature: Feature, file: bytes, key: bytes) -> None:
+    try:
+        # TensorFlow has checked the record's checksum.
+        pixels = feature.decode_into(name, {name: file}, out, are_intact=True)
+        if pixels.shape != out.shape:
+            raise SchemaError(f"field {name!r} is declared {feature.declared()} but is {pixels.shape}")
+    except (InputError, SchemaError) as error:
+        remedy = "datamat verify names its shard; remove that and run the job again"
+        raise CorruptDataError(f"the record of key {key.decode()!r} is damaged: {error}; {remedy}") from error
+    if pixels is not out:
+        out[...] = pixels

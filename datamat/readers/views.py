@@ -1,0 +1,672 @@
+"""What a dataset reads: the records of one or more directories, and a selection of them. Both are values.
+
+    Part          the records of one directory, as some of their fields, each through the functions of `map`
+    Records       parts, end to end: a position leads to a part and a record of it
+    Selection     positions in an order: a range, or an index array made when it is first needed
+    Member        records and a selection: what `mix` mixes
+
+Each view of a dataset is another selection of the same records, or the same selection of others. So an order over the
+places of a selection serves them all, and a state is a place in it with a digest of the records and the selection.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import math
+import re
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import xxhash
+
+from datamat.errors import OptionError, SampleError
+from datamat.parallel import physical_cores
+from datamat.readers.batches import Order, Selected, records_at
+from datamat.readers.loader import DecodingThreads
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from datamat.directory.manifest import Manifest, ShardInfo
+    from datamat.errors import CorruptDataError
+    from datamat.features import Features
+    from datamat.readers.batches import EpochOrder
+    from datamat.readers.records import SampleReader
+    from datamat.readers.remote import RemotePath
+    from datamat.transforms.augmenter import SampleTransform
+
+
+__all__ = [
+    "Part",
+    "Records",
+    "Selection",
+    "kept_by_expression",
+    "kept_by_function",
+    "kept_by_row",
+    "lengths_of",
+    "order_of",
+]
+
+# ---------------------------------------------------------------- records
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The records of one directory.
+
+    Attributes:
+        path: the directory, or its URL.
+        manifest: manifest of the directory, as it was when this was loaded.
+        split: split to read, or None for all splits.
+        reader: decoded samples of the split, by position.
+        maps: what each sample goes through, in this order.
+    """
+
+    path: pathlib.Path | RemotePath
+    manifest: Manifest
+    split: str | None
+    reader: SampleReader
+    maps: tuple[SampleTransform, ...] = ()
+
+    @property
+    def shards(self) -> Sequence[ShardInfo]:
+        """The shards of the split, in order."""
+        return self.manifest.shards if self.split is None else self.manifest.splits[self.split]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the records: it changes when any record does."""
+        return xxhash.xxh3_64_hexdigest(",".join(info.checksum for info in self.shards).encode())
+
+    def with_fields(self, names: Sequence[str]) -> Part:
+        """Return the part with some of the fields of its records; `key` stays.
+
+        Raises:
+            OptionError: the records have no such field.
+        """
+        features = self.reader.features
+        unknown = [name for name in names if name not in features]
+        if unknown:
+            raise OptionError(
+                f"the records of {self.path} have no field {unknown[0]!r}; want some of {', '.join(features)}"
+            )
+        chosen = features.only(names)
+        return dataclasses.replace(self, reader=dataclasses.replace(self.reader, features=chosen))
+
+    def mapped(self, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
+        """Return what the functions of `map` make of a sample; its key stays."""
+        key = sample["key"]
+        for function in self.maps:
+            sample = {"key": key, **function(sample, epoch, seeds_globals=seeds_globals)}
+        return sample
+
+
+@final
+class Records:
+    """The records of parts that have the same fields, end to end. Thread-safe and picklable.
+
+    Args:
+        parts: the parts, at least one.
+
+    Raises:
+        OptionError: the parts differ in their fields.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        first, *others = self.parts
+        for other in others:
+            _check_same(first, other)
+        self._ends = list(accumulate(len(part.reader.records) for part in self.parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def starts(self) -> list[int]:
+        """Position of the first record of each part."""
+        return [0, *self._ends[:-1]]
+
+    @property
+    def features(self) -> Features:
+        """Schema of the records."""
+        return self.parts[0].reader.features
+
+    @property
+    def digest(self) -> str:
+        """Digest of all records: that of the part, if there is one."""
+        if len(self.parts) == 1:
+            return self.parts[0].digest
+        return xxhash.xxh3_64_hexdigest("+".join(part.digest for part in self.parts).encode())
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether samples go through functions of `map`."""
+        return any(part.maps for part in self.parts)
+
+    def changed(self, change: Callable[[Part], Part]) -> Records:
+        """Return the records with each part changed."""
+        return Records([change(part) for part in self.parts])
+
+    def place(self, position: int) -> tuple[Part, int]:
+        """Return the part that holds a record, and the position of the record in it."""
+        number = bisect.bisect_right(self._ends, position)
+        return self.parts[number], position - (self._ends[number - 1] if number else 0)
+
+    # What `BatchMaker` calls.
+
+    @property
+    def read_or_skip(self) -> Callable[..., dict[str, Any] | None]:
+        """Function of a position and memory that returns the stored sample, or None; as that of `SampleReader`."""
+        return self.parts[0].reader.read_or_skip if len(self.parts) == 1 else self._read_or_skip
+
+    def _read_or_skip(self, position: int, memory: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+        part, own = self.place(position)
+        return part.reader.read_or_skip(own, memory)
+
+    @property
+    def block_records(self) -> int:
+        """How many records to read at once by `read_block`; 0 where one by one is as fast."""
+        return min(part.reader.block_records for part in self.parts)
+
+    def read_block(self, positions: NDArray[np.int64], num_threads: int = 1) -> dict[str, Any] | None:
+        """Return many stored samples by field, or None where they are to be read one by one."""
+        if len(self.parts) == 1:
+            return self.parts[0].reader.read_block(positions, num_threads)
+        which = np.searchsorted(self._ends, positions, side="right")
+        order = np.argsort(which, kind="stable")
+        blocks = []
+        for number in np.unique(which).tolist():
+            own = positions[which == number] - self.starts[number]
+            block = self.parts[number].reader.read_block(own, num_threads)
+            if block is None:
+                return None
+            blocks.append(block)
+        back = np.argsort(order)
+        return {name: _joined([block[name] for block in blocks], back) for name in self.features}
+
+    def transformed(
+        self, last: SampleTransform | None
+    ) -> Callable[[int, dict[str, Any], int, bool], dict[str, Any]] | None:
+        """Return the function that `BatchMaker` calls with each sample, or None where nothing is to be done.
+
+        Args:
+            last: what all samples go through after the functions of `map`.
+        """
+        return _Steps(self, last) if self.is_mapped or last is not None else None
+
+    def sample(self, position: int) -> dict[str, Any]:
+        """Return a sample as it is in the first epoch.
+
+        Raises:
+            CorruptDataError: the record is damaged.
+        """
+        part, own = self.place(position)
+        return part.mapped(part.reader.read_sample(own), 0, False)
+
+    def sample_or_skip(self, position: int) -> dict[str, Any] | None:
+        """Return a sample as it is in the first epoch, or None where its record is damaged and skipped."""
+        part, own = self.place(position)
+        found = part.reader.read_or_skip(own)
+        return None if found is None else part.mapped(found, 0, False)
+
+    # Damaged records that were skipped, as `loader.Skipped` wants them.
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether damaged records of any part are skipped."""
+        return any(part.reader.skipped.is_skipping for part in self.parts)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the records that were skipped, each once, also where several parts are the same directory."""
+        found = {
+            (id(part.reader.skipped), one): start + one
+            for start, part in zip(self.starts[::-1], self.parts[::-1], strict=True)
+            for one in part.reader.skipped.positions
+        }
+        return tuple(sorted(found.values()))
+
+    def add(self, positions: Iterable[int]) -> None:
+        """Count records that another process has skipped and logged."""
+        for position in positions:
+            part, own = self.place(position)
+            part.reader.skipped.add([own])
+        for part in self.parts:
+            part.reader.skipped.add([])
+
+    # Keys.
+
+    def positions_of(self, key: str) -> Iterator[int]:
+        """Yield the positions of the records with a key: one in each part at most."""
+        for start, part in zip(self.starts, self.parts, strict=True):
+            found = part.reader.keys.position_of(key)
+            if found is not None:
+                yield start + found
+
+    def keys(self) -> list[str]:
+        """Return the keys of all records, in order."""
+        return [key for part in self.parts for key in part.reader.keys.keys()]  # noqa: SIM118 -- not a dict
+
+    # Files.
+
+    def damage_in(self, file: str) -> CorruptDataError:
+        """Return what is wrong with a shard of which not all records could be read."""
+        owner = next(part for part in self.parts if file in {str(part.path / info.file) for info in part.shards})
+        return owner.reader.damage_in(file)
+
+    def blocks(self) -> tuple[NDArray[np.int64], int, int] | None:
+        """Return how formats want neighbours to be read; None where each reads records one by one.
+
+        Returns:
+            position at which each group of neighbours begins; the most records of one; how many to mix if all are.
+        """
+        groups = [part.reader.records.groups for part in self.parts]
+        if not any(groups):
+            return None
+        found = [group or (_BLOCK_RECORDS, 1) for group in groups]
+        return (
+            self.starts_of_blocks([size for size, _ in found]),
+            max(size for size, _ in found),
+            max(map(math.prod, found)),
+        )
+
+    def starts_of_blocks(self, sizes: Sequence[int]) -> NDArray[np.int64]:
+        """Return the position at which each block of neighbours begins, given the most records of one in each part."""
+        found = [np.empty(0, np.int64)]
+        for first, part, size in zip(self.starts, self.parts, sizes, strict=True):
+            start = first
+            for info in part.shards:
+                found.append(np.arange(start, start + info.num_records, size, dtype=np.int64))
+                start += info.num_records
+        return np.concatenate(found)
+
+
+_BLOCK_RECORDS = 64
+
+
+def _check_same(one: Part, other: Part) -> None:
+    features, others = one.reader.features, other.reader.features
+    for name in {**features, **others}:
+        if features.get(name) != others.get(name):
+            declared = [part.get(name) for part in (features, others)]
+            first, second = ("missing" if feature is None else feature.declared() for feature in declared)
+            raise OptionError(
+                f"field {name!r} is {first} in {one.path} and {second} in {other.path}; choose fields that both have "
+                "by columns(...), or write one of them again"
+            )
+
+
+def _joined(pieces: Sequence[Any], order: NDArray[np.int64]) -> Any:
+    """Return a column of several blocks as one, its rows in another order."""
+    kinds = {(piece.dtype, piece.shape[1:]) if isinstance(piece, np.ndarray) else None for piece in pieces}
+    if len(kinds) == 1 and None not in kinds:
+        return np.concatenate(pieces)[order]
+    rows = [row for piece in pieces for row in piece]
+    return [rows[place] for place in order.tolist()]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Steps:
+    """All that a sample goes through. Picklable if the functions are."""
+
+    records: Records
+    last: SampleTransform | None
+
+    def __call__(self, position: int, sample: dict[str, Any], epoch: int, seeds_globals: bool) -> dict[str, Any]:
+        part, _ = self.records.place(position)
+        sample = part.mapped(sample, epoch, seeds_globals)
+        return sample if self.last is None else self.last(sample, epoch, seeds_globals=seeds_globals)
+
+
+# ---------------------------------------------------------------- selections
+
+
+@final
+class Selection:
+    """Positions of records in an order. Thread-safe; a pickled copy has the index array.
+
+    Args:
+        made: the positions, or a function that returns them, called when they are first needed.
+    """
+
+    def __init__(self, made: range | NDArray[np.int64] | Callable[[], range | NDArray[np.int64]]) -> None:
+        self._make = made if callable(made) else lambda: made
+        if not callable(made):
+            self.__dict__["positions"] = _as_range(made)
+
+    @functools.cached_property
+    def positions(self) -> range | NDArray[np.int64]:
+        """The positions: a range, or an int64 array (n,)."""
+        return _as_range(self._make())
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"positions": self.positions}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def at(self, place: int) -> int:
+        """Return the position at a place."""
+        return int(self.positions[place])
+
+    def place_of(self, positions: Iterable[int]) -> int | None:
+        """Return the first place at which one of these positions is, or None."""
+        found = [place for position in positions if (place := self._place_of(position)) is not None]
+        return min(found, default=None)
+
+    def _place_of(self, position: int) -> int | None:
+        if isinstance(self.positions, range):
+            return self.positions.index(position) if position in self.positions else None
+        order = self._by_position
+        place = int(np.searchsorted(self.positions, position, sorter=order))
+        return int(order[place]) if place < len(order) and self.positions[order[place]] == position else None
+
+    @functools.cached_property
+    def _by_position(self) -> NDArray[np.int64]:
+        return np.argsort(self.positions, kind="stable")
+
+    def then(self, choose: Callable[[Selection], range | NDArray[np.int64]]) -> Selection:
+        """Return what a function selects of this selection, which it returns as places in it."""
+
+        def make() -> range | NDArray[np.int64]:
+            places = choose(self)
+            if isinstance(places, range) and isinstance(self.positions, range):
+                whole = self.positions
+                first, behind = (whole.start + whole.step * place for place in (places.start, places.stop))
+                return range(first, behind, whole.step * places.step)
+            return records_at(self.positions, np.asarray(places, np.int64))
+
+        return Selection(make)
+
+    def is_all(self, total: int) -> bool:
+        """Return whether these are all positions, in order."""
+        return self.positions == range(total) if isinstance(self.positions, range) else False
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Digest of the positions."""
+        if isinstance(self.positions, range):
+            return str(self.positions)
+        return xxhash.xxh3_64_hexdigest(self.positions.astype("<i8").tobytes())
+
+
+def _as_range(positions: range | NDArray[np.int64]) -> range | NDArray[np.int64]:
+    """Return consecutive positions as a range, so that equal selections are equal however they were made."""
+    if isinstance(positions, range):
+        return positions if len(positions) else range(0)
+    if not len(positions):
+        return range(0)
+    first = int(positions[0])
+    if int(positions[-1]) - first == len(positions) - 1 and (np.diff(positions) == 1).all():
+        return range(first, first + len(positions))
+    return positions
+
+
+def order_of(records: Records, selection: Selection, shuffle: bool | int, seed: int) -> EpochOrder:
+    """Return the order in which an epoch takes the records of a selection.
+
+    Args:
+        records: the records.
+        selection: which of them, and in which order where nothing is shuffled.
+        shuffle: False for that order, True to mix all records, or the size of the window.
+        seed: base seed of the shuffling, 0 or more.
+
+    Raises:
+        OptionError: an argument is invalid.
+    """
+    if shuffle > 1:
+        for part in records.parts:
+            part.reader.records.keep_window(min(int(shuffle), len(selection)))
+    if len(records.parts) == 1 and selection.is_all(len(records)):
+        part = records.parts[0]
+        return Order.of([info.num_records for info in part.shards], shuffle, seed, groups=part.reader.records.groups)
+    blocks = records.blocks()
+    found = Order.of((len(selection),), shuffle, seed, groups=None if blocks is None else (blocks[1], 1))
+    if not found.window:
+        return Selected(found, selection.positions)
+    starts = records.starts_of_blocks([_BLOCK_RECORDS] * len(records.parts)) if blocks is None else blocks[0]
+    window = found.window if blocks is None or shuffle is not True else blocks[2]
+    runs = _runs(selection.positions, starts)
+    return Selected(Order(runs, found.seed, window, found.block, has_runs=True), selection.positions)
+
+
+def _runs(positions: range | NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[int, ...]:
+    """Return the lengths of the runs of positions within one block, given where blocks start."""
+    at = np.arange(positions.start, positions.stop, positions.step) if isinstance(positions, range) else positions
+    blocks = np.searchsorted(starts, at, side="right")
+    cuts = np.flatnonzero(np.diff(blocks)) + 1
+    return tuple(np.diff([0, *cuts.tolist(), len(at)]).tolist()) if len(at) else (0,)
+
+
+# ---------------------------------------------------------------- filters
+#
+# What a condition keeps of a selection, as places in it. A function gets every sample; an expression gets the fields
+# that it names, from the index where the samples do not have them: then no shard is read.
+
+
+_CHUNK = 1024
+
+
+def kept_by_function(
+    condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the places of the samples for which a function is true; skipped records are left out.
+
+    Args:
+        condition: function of a sample as it is in the first epoch.
+        records: the records.
+        positions: the positions of those to ask about.
+    """
+
+    def kept(first: int) -> list[int]:
+        chunk = positions[first : first + _CHUNK]
+        own = np.asarray(chunk, np.int64)
+        block = records.read_block(own) if records.block_records and not records.is_mapped else None
+        if block is None:
+            samples = (records.sample_or_skip(int(position)) for position in own)
+        else:
+            samples = ({name: values[row] for name, values in block.items()} for row in range(len(own)))
+        return [first + row for row, sample in enumerate(samples) if sample is not None and _is_true(condition, sample)]
+
+    with DecodingThreads(len(physical_cores()), "datamat-filter") as threads:
+        found = list(threads.map(kept, range(0, len(positions), _CHUNK)))
+    return np.array([place for places in found for place in places], np.int64)
+
+
+def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> NDArray[np.int64]:
+    """Return the length of the values of a field, int64 (records,) at the positions; 0 elsewhere and where skipped.
+
+    Raises:
+        OptionError: the values have no length.
+    """
+    found = np.zeros(len(records), np.int64)
+
+    def measure(first: int) -> None:
+        own = positions[first : first + _CHUNK]
+        block = records.read_block(own) if records.block_records and not records.is_mapped else None
+        if block is not None:
+            found[own] = [len(value) for value in block[field]]
+            return
+        for position in own.tolist():
+            sample = records.sample_or_skip(position)
+            if sample is not None:
+                found[position] = len(sample[field])
+
+    try:
+        with DecodingThreads(len(physical_cores()), "datamat-measure") as threads:
+            list(threads.map(measure, range(0, len(positions), _CHUNK)))
+    except (TypeError, KeyError) as error:
+        raise OptionError(f"bucket and pack want a field of sequences, and {field!r} is none ({error!r})") from error
+    return found
+
+
+def kept_by_row(
+    condition: Callable[[dict[str, Any]], Any], records: Records, positions: range | NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the places of the records for which a function of their row in the index is true.
+
+    Args:
+        condition: function of a dict with the fields of the row, and the `key` of the record.
+        records: the records.
+        positions: the positions of those to ask about.
+    """
+    rows = _index_table(records, ["key"]).take(np.asarray(positions, np.int64))
+    return np.flatnonzero([_is_true(condition, row) for row in rows.to_pylist()])
+
+
+def _is_true(condition: Callable[[dict[str, Any]], Any], sample: dict[str, Any]) -> bool:
+    """Return whether a function is true of a sample or row, which it may write to.
+
+    Raises:
+        SampleError: the function raised, or returned what is neither true nor false.
+    """
+    key = sample["key"]
+    try:
+        return bool(condition(sample))
+    except Exception as error:
+        raise SampleError(key, f"filter: the condition raised {type(error).__name__}: {error}") from error
+
+
+def kept_by_expression(
+    expression: Any, records: Records, positions: range | NDArray[np.int64], *, on_index: bool
+) -> NDArray[np.int64]:
+    """Return the places of the records for which a `pyarrow.compute.Expression` is true.
+
+    Args:
+        expression: the condition.
+        records: the records.
+        positions: the positions of those to ask about.
+        on_index: whether names stand for fields of the index, also where samples have a field of that name.
+
+    Raises:
+        OptionError: the expression names a field that neither samples nor index have, or does not fit its type.
+    """
+    import pyarrow as pa
+
+    places = np.asarray(positions, np.int64)
+    fields = functools.cache(lambda: _index_table(records, ["key"]))
+    type_of = functools.partial(_type_of, features=records.features, fields=fields, on_index=on_index)
+    names = _names_in(expression, type_of, {} if on_index else records.features)
+    from_samples = [] if on_index else [name for name in names if name in records.features and name != "key"]
+    if records.is_mapped and from_samples:
+        raise OptionError(
+            f"filter: the expression names {from_samples[0]!r}, which a function of map may change; filter before "
+            "map, or by a function of the sample"
+        )
+    table = pa.table({"": pa.array(np.arange(len(places)))})
+    of_index = [name for name in names if name not in from_samples]
+    if of_index:
+        rows = fields().take(places)
+        for name in of_index:
+            if name not in rows.column_names:
+                known = ", ".join(dict.fromkeys([*([] if on_index else records.features), *rows.column_names]))
+                raise OptionError(f"filter: neither samples nor index have a field {name!r}; want some of {known}")
+            table = table.append_column(name, rows[name])
+    if from_samples:
+        values = _values(records.changed(lambda part: part.with_fields(from_samples)), places)
+        table = table.take(np.array(values[""], np.int64))
+        for name in from_samples:
+            plain = [value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in values[name]]
+            table = table.append_column(name, pa.array(plain, type_of(name)))
+    try:
+        return np.asarray(table.filter(expression)[""].to_numpy(), np.int64)
+    except (pa.ArrowException, TypeError) as error:
+        raise _misfit(expression, error, names, {} if on_index else records.features) from error
+
+
+def _misfit(expression: Any, error: Exception, names: Iterable[str], features: Mapping[str, Any]) -> OptionError:
+    """Return the error for an expression that Arrow cannot evaluate, with what the fields are that it names."""
+    declared = ", ".join(f"{name!r} is {features[name].declared()}" for name in names if name in features)
+    return OptionError(f"filter: {expression} does not fit the fields ({error}){declared and '; ' + declared}")
+
+
+def _names_in(expression: Any, type_of: Callable[[str], Any], features: Mapping[str, Any]) -> list[str]:
+    """Return the fields that an expression names: Arrow says which one is missing, one after the other."""
+    import pyarrow as pa
+
+    types: dict[str, Any] = {}
+    while True:
+        try:
+            pa.table({name: pa.nulls(0, kind) for name, kind in types.items()}).filter(expression)
+        except (pa.ArrowException, TypeError) as error:
+            found = re.match(r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)", str(error))
+            if found is None or found[1] in types:
+                raise _misfit(expression, error, types, features) from error
+            types[found[1]] = type_of(found[1])
+        else:
+            return list(types)
+
+
+def _type_of(name: str, features: Features, fields: Callable[[], Any], *, on_index: bool) -> Any:
+    """Return the Arrow type of a field of samples or index; that of null where neither has it.
+
+    Raises:
+        OptionError: Arrow has no type for the values.
+    """
+    import pyarrow as pa
+
+    if name not in features or name == "key" or on_index:
+        table = fields()
+        return table.schema.field(name).type if name in table.column_names else pa.null()
+    if name in features.nesting.groups:
+        children = ", ".join(features.nesting.children[name])
+        raise OptionError(f"filter: {name!r} is a dict; name a field in it, as in field({children.split(', ')[0]!r})")
+    dtype, shape = features[name].value_type()
+    others = {"string": pa.string(), "bytes": pa.binary(), "datetime64[us]": pa.timestamp("us")}
+    try:
+        found = others[dtype] if dtype in others else pa.from_numpy_dtype(np.float32 if dtype == "bfloat16" else dtype)
+    except (pa.ArrowException, TypeError) as error:
+        raise OptionError(
+            f"filter: {name!r} is {features[name].declared()}, which Arrow lacks; filter by a function of the sample"
+        ) from error
+    for _ in shape:
+        found = pa.list_(found)
+    return found
+
+
+def _index_table(records: Records, names: Sequence[str]) -> Any:
+    """Return the fields of the row of each record as a `pyarrow.Table`, and its key if that is wanted."""
+    import pyarrow as pa
+
+    tables = []
+    for part in records.parts:
+        table = part.reader.keys.fields()
+        if "key" in names:
+            table = table.append_column("key", pa.array(part.reader.keys.keys(), pa.string()))
+        tables.append(table)
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _values(records: Records, positions: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the stored values of some records by field, and under "" the places of those that were not skipped."""
+    found: dict[str, list[Any]] = {name: [] for name in ["", *records.features]}
+
+    def read(first: int) -> dict[str, Any]:
+        own = positions[first : first + _CHUNK]
+        block = records.read_block(own) if records.block_records else None
+        if block is not None:
+            return {"": range(first, first + len(own)), **block}
+        samples = [(first + row, records.sample_or_skip(int(position))) for row, position in enumerate(own)]
+        there = [(place, sample) for place, sample in samples if sample is not None]
+        split = records.features.nesting.split
+        flat = [split(sample) for _, sample in there]
+        columns = {name: [sample[name] for sample in flat] for name in records.features}
+        return {"": [place for place, _ in there], **columns}
+
+    with DecodingThreads(len(physical_cores()), "datamat-filter") as threads:
+        for block in threads.map(read, range(0, len(positions), _CHUNK)):
+            for name, values in found.items():
+                values.extend(block[name])
+    return found

@@ -1,0 +1,366 @@
+"""`convert`: a finished directory in another format or other shards, without computing a sample again."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import xxhash
+
+from datamat.directory.files import expand_home, regular_path
+from datamat.directory.index_files import column_values, field_of_column, read_index
+from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
+from datamat.directory.manifest import Manifest, index_file
+from datamat.directory.rows import IndexRow
+from datamat.directory.verify import verify
+from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
+from datamat.formats import get_format
+from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
+from datamat.parallel import get_logger
+from datamat.plan.job import Job, resolve_formats
+from datamat.plan.plan import PartSpec, Plan, ShardSpec
+from datamat.readers.cache import RecordCache
+from datamat.readers.records import RecordFiles
+from datamat.run.materializer import checked_hooks, local_folder, start
+from datamat.run.worker import PartWorker
+
+if TYPE_CHECKING:
+    import datetime
+    import logging
+    import os
+    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+    from concurrent.futures import Executor
+
+    from datamat.directory.rows import RowStore
+    from datamat.directory.sidecars import Sidecar
+    from datamat.features import Column
+    from datamat.formats import ShardFormat
+    from datamat.run.report import RunHook, RunReport
+
+
+__all__ = ["SHARD", "StoredRecords", "convert"]
+
+# ---------------------------------------------------------------- records as they are stored
+#
+# The source of a conversion: rows and records of a finished directory, found by its index and never decoded.
+#
+#     _index/SPLIT.index  ──> StoredRecords.index: one row per input row, with the place of its records
+#     shards, offsets     ──> StoredRecords.records: their columns, checksums verified, bit for bit
+
+
+SHARD, _RECORD, _RECORDS = "from_shard", "from_record", "from_records"
+"""Fields of a row: number of the shard in its split, number of its first record there, and how many it has."""
+_OWN = {SHARD, _RECORD, _RECORDS}
+
+_BATCH_ROWS = 16_384
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """What decides the records of a conversion.
+
+    Attributes:
+        manifest: digest of the manifest of the directory that is converted, 32 hex digits.
+    """
+
+    manifest: str
+
+
+@final
+class StoredRecords:
+    """The rows of a finished dataset and their records, keys included: the `RecordSource` of a conversion.
+
+    What counts in fingerprints is the manifest, never the folder. One shard is open at a time: rows come in order, and
+    no system opens thousands of files.
+
+    Args:
+        folder: finished directory that is converted; only read.
+        manifest: manifest of that directory; its digest counts in fingerprints.
+        keeps_shards: whether each new shard holds the records of an old one.
+    """
+
+    file_fields: Sequence[str] = ()
+    files: Sequence[str] = ()
+    pipeline = None
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest, *, keeps_shards: bool) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._keeps_shards = keeps_shards
+        self.name = manifest.name
+        self.features = manifest.features
+        self.writer = _Stored(xxhash.xxh3_128_hexdigest(manifest.render()))
+        self._format = get_format(manifest.format).with_features(manifest.features)
+        self._opened: tuple[str, int, RecordFiles] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open shard behind."""
+        return {**self.__dict__, "_opened": None}
+
+    def setup_worker(self) -> None:
+        """Do nothing: shards are opened when their first record is read."""
+
+    def index(self, source: Any) -> Iterator[IndexRow]:
+        """Return the rows that gave records, in the order of the shards, with the fields that they had.
+
+        Raises:
+            CorruptDataError: the index or a shard cannot be read.
+        """
+        del source  # the folder of this object
+        for split in self._manifest.splits:
+            yield from self._rows(split)
+
+    def costs(self, store: RowStore) -> np.ndarray:
+        """Return int64 (num_rows,): the mean bytes of a row's records in the shard that holds them."""
+        costs = np.zeros(len(store), np.int64)
+        shard_of = _shards_of(store)
+        for code, split in enumerate(store.splits):
+            infos = self._manifest.splits.get(split, ())
+            rows = store.split_codes == code
+            sizes = [info.num_bytes // max(info.num_done, 1) for info in infos]
+            costs[rows] = np.array(sizes, np.int64)[shard_of[rows]]
+        return costs
+
+    def arrange(self, plan: Plan, store: RowStore, fingerprint: Mapping[str, str]) -> Plan:
+        """Return the plan, with the old cuts between shards where they stay; shards without records are left out."""
+        return _with_old_cuts(plan, store, fingerprint, self._manifest) if self._keeps_shards else plan
+
+    def describe(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with what the old one says of how the records were made."""
+        return dataclasses.replace(
+            manifest,
+            augmented=tuple(split for split in manifest.splits if split in self._manifest.augmented),
+            made_by={**self._manifest.made_by, "converted_from": self._manifest.format},
+        )
+
+    def records(
+        self,
+        row: IndexRow,
+        *,
+        copies: int,
+        augmented: bool,
+        read: MutableMapping[str, str] | None = None,
+        dropped: MutableMapping[str, Skip] | None = None,
+    ) -> Iterator[tuple[str, dict[str, Column]]]:
+        """Yield (key, columns) of each record of one row; raises `SampleError` where one is damaged."""
+        del augmented, read
+        shard, first, count = (int(row.fields[name]) for name in (SHARD, _RECORD, _RECORDS))
+        there: set[int | None] = set()
+        try:
+            stored = self._open(str(row.split), shard)
+            for number in range(first, first + count):
+                columns: Any = stored.read_record(number)
+                key = stored_key(columns)
+                if RecordKey.row_of(key) != row.key:
+                    raise CorruptDataError(f"record {number} of {row.origin} is {key!r}, the index says {row.key!r}")
+                if copies > 1:
+                    there.add(RecordKey.parse(key).copy)
+                yield key, columns
+            if dropped is not None and copies > 1:
+                for copy in set(range(copies)) - there:
+                    dropped[RecordKey.format(row.key, copy)] = Skip("left out of the dataset that was converted")
+        except CorruptDataError as error:
+            raise SampleError(row.key, f"CorruptDataError: {error}") from error
+
+    def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
+        """Do nothing: stored records are not drawn."""
+
+    def _open(self, split: str, shard: int) -> RecordFiles:
+        """Return the records of a shard, by number."""
+        if self._opened is None or self._opened[:2] != (split, shard):
+            info = self._manifest.splits[split][shard]
+            self._opened = split, shard, RecordFiles(self._folder, [info], self._format, RecordCache(0))
+        return self._opened[2]
+
+    def _rows(self, split: str) -> Iterator[IndexRow]:
+        infos = self._manifest.splits[split]
+        table = read_index(self._folder, index_file(split), num_rows=sum(info.num_rows for info in infos))
+        names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _OWN}
+        copies = self._manifest.copies.get(split, 1)
+        places: Mapping[str, tuple[int, int]] = {}
+        shard_of_places = -1
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+            columns = {name: column_values(batch, name) for name in ("key", "shard", "record", *names)}
+            for key, shard, record, *values in zip(*columns.values(), strict=True):
+                first, count = record, copies
+                if record is None:
+                    if shard != shard_of_places:
+                        shard_of_places, places = shard, records_by_row(self._open(split, shard).stored_keys(0))
+                    first, count = places.get(key, (0, 0))
+                if count:  # else the row failed, and has no records
+                    fields = {
+                        SHARD: shard,
+                        _RECORD: first,
+                        _RECORDS: count,
+                        **dict(zip(names.values(), values, strict=True)),
+                    }
+                    yield IndexRow(key, split, fields, infos[shard].file)
+
+
+# ---------------------------------------------------------------- the conversion
+#
+#     finished directory ──> rows of its index ──> plan ──> workers: stored columns, read by number ──> shards
+#                                                                                        manifest, index, offsets
+#
+# `convert` is an ordinary run with another `RecordSource`. So it uses all cores, resumes where it was stopped, and
+# gives the same bytes for any number of workers.
+
+
+_PART_BYTES = 32 << 20
+_PARTS_PER_PLAN = 40
+_MOST_PART_ROWS = 65_536
+
+
+def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
+    shards: int | ShardOptions | None = None,
+    workers: WorkerOptions | None = None,
+    executor: Executor | None = None,
+    logger: logging.Logger | None = None,
+    sidecars: Sequence[Sidecar] = (),
+    hooks: Sequence[RunHook] = (),
+    deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+    max_disk: str | float | None = None,
+    progress: bool = True,
+) -> RunReport:
+    """Rewrite a finished directory in another format, or in another number of shards.
+
+    Records are copied as they are stored: images keep their bytes, keys their copies (`KEY#COPY`), and splits their
+    order. The new directory has all that a run leaves: shards, offsets, index, manifest, ledger. Its index keeps the
+    fields of each row and says where its records came from (`from_shard`, `from_record`, `from_records`), but not the
+    sizes and times of input files. Rows that failed or were left out are not in it.
+
+    If it is stopped at any moment, the same call resumes it; with nothing to do it returns at once.
+
+    Args:
+        path: the finished directory, which is only read.
+        output: folder of the new directory.
+        format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
+        shards: number of shards in each split, or `ShardOptions`, whose `shuffle` is ignored because the order stays.
+            None keeps the shards: each holds the records that it held.
+        workers: the processes that do the work.
+        executor: any `concurrent.futures.Executor`, in place of datamat's own.
+        logger: receives messages; None takes the logger "datamat".
+        sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
+        hooks: `RunHook` objects that hear what happens in the conversion.
+        deadline: time by which to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`.
+        max_disk: most that the output may take on disk, as "20GB" or in bytes.
+        progress: show a bar and a summary on standard error.
+
+    Returns:
+        A report of what was done.
+
+    Raises:
+        OptionError: neither `format` nor `shards` is given, or the output is the directory itself.
+        OutputError: `path` is not finished, or the output cannot be written.
+        CorruptDataError: a file of the directory is damaged; names it and the record.
+
+    Example:
+        >>> convert("out/camvid", "out/camvid-parquet", format="parquet", shards=16)   # doctest: +SKIP
+    """
+    folder, output = pathlib.Path(expand_home(path)).absolute(), expand_home(output)
+    if format is None and shards is None:
+        raise OptionError(f"convert: nothing to change in {folder}; give format= or shards=")
+    if folder.resolve() in (target := pathlib.Path(output).resolve(), *target.parents):
+        raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
+    before = Manifest.read(folder)
+    _check_whole(folder, before)
+    job = Job(
+        records=StoredRecords(folder, before, keeps_shards=shards is None),
+        source=folder,
+        output=local_folder(output),
+        formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
+        splits=None,
+        shards=_shard_options(shards),
+        copies={split: number for split, number in before.copies.items() if _has_records(before, split)},
+        seed=before.seed,
+        version=None,
+        include=None,
+        exclude=None,
+        workers=WorkerOptions() if workers is None else workers,
+        executor=executor,
+        errors=ErrorPolicy(),
+        hooks=checked_hooks(hooks),
+        sidecars=tuple(sidecars),
+        logger=logger or get_logger("datamat"),
+        remedies=Remedies(again="convert()", refuse=""),
+    )
+    return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress)
+
+
+def _has_records(manifest: Manifest, split: str) -> bool:
+    return any(info.num_records for info in manifest.splits.get(split, ()))
+
+
+def _shard_options(shards: int | ShardOptions | None) -> ShardOptions:
+    options = shards if isinstance(shards, ShardOptions) else ShardOptions(num_shards=shards)
+    return dataclasses.replace(options, shuffle=False)
+
+
+def _check_whole(folder: pathlib.Path, manifest: Manifest) -> None:
+    """Raise where a shard differs from the manifest: not every format would notice when a record is read."""
+    for info in manifest.shards:
+        try:
+            is_same = info.is_whole(regular_path(folder, info.file))
+        except (FileNotFoundError, IsADirectoryError, CorruptDataError):
+            is_same = False
+        if not is_same:
+            raise CorruptDataError(f"{verify(folder)}\nnothing was converted: repair the directory, and convert again")
+
+
+def _shards_of(store: RowStore) -> np.ndarray:
+    """Return int64 (num_rows,): the number of the shard that the records of each row come from."""
+    name, numbers = next(store.columns(np.arange(store.num_rows)))
+    assert name == SHARD
+    return np.asarray(numbers)
+
+
+def _with_old_cuts(plan: Plan, store: RowStore, fingerprint: Mapping[str, str], before: Manifest) -> Plan:
+    """Return the plan with the cuts between shards that a directory has; shards without records are left out."""
+    shard_of = _shards_of(store)[store.order]
+    least_parts = -(-_PARTS_PER_PLAN // len(before.shards))
+    shards: list[ShardSpec] = []
+    for split, planned in plan.splits.items():
+        start, stop = planned[0].start, planned[-1].stop
+        sources, firsts = np.unique(shard_of[start:stop], return_index=True)
+        bounds = [*(firsts + start).tolist(), stop]
+        for number, source in enumerate(sources.tolist()):
+            rows = store.digests[store.order[bounds[number] : bounds[number + 1]]]
+            model = dataclasses.replace(
+                planned[0].parts[0],
+                shard=str(ShardName(plan.name, split, number, len(sources))),
+                start=bounds[number],
+                stop=bounds[number + 1],
+                cost=before.splits[split][source].num_bytes,
+                fingerprint=xxhash.xxh3_128_hexdigest(
+                    fingerprint[split].encode() + np.ascontiguousarray(rows).tobytes()
+                ),
+            )
+            parts = _parts(model, least_parts)
+            shards.append(ShardSpec(model.shard, split, number, model.fingerprint, parts))
+    return Plan(plan.name, tuple(shards))
+
+
+def _parts(whole: PartSpec, least: int) -> tuple[PartSpec, ...]:
+    """Return a shard, given as one part, in even parts: by its bytes alone, never by the number of workers."""
+    count = whole.stop - whole.start
+    wanted = max(least, -(-whole.cost // _PART_BYTES), -(-count // _MOST_PART_ROWS))
+    number = min(wanted, count)
+    bounds = [whole.start + count * part // number for part in range(number + 1)]
+    return tuple(
+        dataclasses.replace(
+            whole,
+            number=part,
+            start=start,
+            stop=stop,
+            cost=whole.cost * (stop - start) // count,
+            num_parts=number,  # by which workers know when the shard is complete
+        )
+        for part, (start, stop) in enumerate(itertools.pairwise(bounds))
+    )

@@ -1,0 +1,489 @@
+"""Hands the parts of a run to workers, seals the shards, and handles the deaths of workers.
+
+    parts ── submit ──> executor ── receipts ──> the run ── all of a shard are there ──> seal ──> executor ──> the run
+               ^            └── WorkerDied: which row was it at? ── once: again ── twice: without that row, as failed
+               └────────────────────────────────────────────────────┘
+
+Datamat's own workers get the parts of a shard one after another, so that each goes straight onto the end of the shard's
+file: there are as many shards under way as workers, and one more, so that a worker that is done need not wait. Where
+fewer shards are left, several workers are at one, and some of its parts lie apart first. Another executor may run a
+call twice at once, so its workers never append.
+
+A limit of time or disk ends the stream of receipts early; so does an error. Whatever happens, no worker is writing to
+the output when the stream has ended.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import itertools
+import os
+import queue
+import signal
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from datamat.directory.ledger import FailedRow
+from datamat.errors import SampleError, TaskTimeout, WorkerDied
+from datamat.parallel import PathosExecutor, physical_cores
+from datamat.plan.plan import PartSpec
+from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
+from datamat.run.receipts import DamagedPartError, Receipt, Sealed
+from datamat.run.report import WorkerLost, WorkersStarted
+from datamat.run.shards import remove_folder
+from datamat.run.worker import RowMark, set_up_process
+
+if TYPE_CHECKING:
+    import logging
+    import pathlib
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor, Future
+
+    from datamat.directory.rows import RowStore
+    from datamat.options import WorkerOptions
+    from datamat.plan.changes import ReusedRows
+    from datamat.plan.job import Job
+    from datamat.plan.plan import ShardSpec
+    from datamat.run.limits import Deadline, DiskLimit
+    from datamat.run.report import RunEvents
+
+
+__all__ = ["PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "own_executor"]
+
+_CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
+
+_MOST_NAMED = 5
+"""Files that a warning lists."""
+
+_MOST_UNDER_WAY = 4096
+"""Parts that an executor of the user's has at a time: its number of workers is not known, and each part takes 2 KB."""
+
+_MOST_UNBEGUN = 8
+"""Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
+
+
+class Tasks(Protocol):
+    """The bound methods that travel to workers."""
+
+    def write_part(
+        self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None, run: str
+    ) -> Receipt:
+        """Write a part."""
+
+    def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
+        """Complete a shard whose parts are done."""
+
+
+class PartOrder:
+    """The parts that wait, and which of them comes next.
+
+    The parts of a shard come in their order, and one at a time as long as there are other shards: then each finds the
+    one before it in the file.
+
+    Args:
+        parts: parts to make.
+        appends: whether workers append; otherwise all parts lie apart, and none waits for another.
+    """
+
+    def __init__(self, parts: Iterable[PartSpec] = (), *, appends: bool = True) -> None:
+        self._appends = appends
+        self._waiting: dict[str, collections.deque[PartSpec]] = {}
+        self._cost: collections.Counter[str] = collections.Counter()  # of the waiting parts
+        self._under_way: dict[str, set[int]] = collections.defaultdict(set)
+        self._begun: set[str] = set()
+        self._ready: list[tuple[bool, int, str]] = []  # a heap: shards whose next part may be appended
+        self._is_ready: set[str] = set()
+        self._num_waiting = 0
+        self.add(parts)
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def add(self, parts: Iterable[PartSpec]) -> None:
+        """Have more parts wait, at their place among those of their shard."""
+        for shard, mine in itertools.groupby(parts, key=lambda part: part.shard):
+            found = [*self._waiting.get(shard, ()), *mine]
+            self._cost[shard] = sum(part.cost for part in found)
+            self._num_waiting += len(found) - len(self._waiting.get(shard, ()))
+            self._waiting[shard] = collections.deque(sorted(found, key=lambda part: part.number))
+            self._note(shard)
+
+    def next(self, *, may_lie_apart: bool) -> PartSpec | None:
+        """Return the part to hand out next; None where none waits.
+
+        A shard that is begun goes before another one, and of these the one with the most work left.
+
+        Args:
+            may_lie_apart: whether it may be one that cannot be appended, because the one before it is under way.
+        """
+        if self._ready:
+            _, _, shard = heapq.heappop(self._ready)
+            self._is_ready.discard(shard)
+            part = self._taken(shard, 0)
+            if not self._appends:
+                self._note(shard)
+            return part
+        waiting = [shard for shard, numbers in self._under_way.items() if numbers and self._waiting.get(shard)]
+        if not waiting or not may_lie_apart:
+            return None
+        shard = max(waiting, key=lambda shard: (self._cost[shard], shard))
+        # The very next part is left for the worker that finishes the one before it.
+        return self._taken(shard, min(1, len(self._waiting[shard]) - 1))
+
+    def end(self, part: PartSpec) -> None:
+        """Note that a part is no longer under way."""
+        numbers = self._under_way[part.shard]
+        numbers.discard(part.number)
+        if not numbers:
+            del self._under_way[part.shard]
+        self._note(part.shard)
+
+    def _taken(self, shard: str, place: int) -> PartSpec:
+        waiting = self._waiting[shard]
+        part = waiting[place]
+        del waiting[place]
+        self._num_waiting -= 1
+        self._cost[shard] -= part.cost
+        self._begun.add(shard)
+        self._under_way[shard].add(part.number)
+        if not waiting:
+            del self._waiting[shard], self._cost[shard]
+        return part
+
+    def _note(self, shard: str) -> None:
+        waiting = self._waiting.get(shard)
+        if not waiting or shard in self._is_ready:
+            return
+        under_way = self._under_way.get(shard, ()) if self._appends else ()
+        if all(number > waiting[0].number for number in under_way):
+            self._is_ready.add(shard)
+            heapq.heappush(self._ready, (shard not in self._begun, -self._cost[shard], shard))
+
+
+def count_workers(job: Job) -> int:
+    """Return how many workers datamat's own executor may have for a job."""
+    return job.workers.num_workers or len(physical_cores())
+
+
+def own_executor(options: WorkerOptions, num_workers: int, logger: logging.Logger) -> PathosExecutor:
+    """Return datamat's own executor. It retries nothing: `PartQueue` decides that by row."""
+    return PathosExecutor(
+        num_workers,
+        start_method=options.start_method,
+        affinity=options.affinity,
+        initializer=set_up_process,
+        max_retries=0,
+        logger=logger,
+    )
+
+
+class PartQueue:
+    """The parts of a run that are still to do, and the workers that do them.
+
+    Args:
+        job: the job; its executor, workers and error policy count here.
+        tasks: the bound methods that travel.
+        store: the rows, in the order of the plan.
+        run: mark of this run, which lets datamat's own workers append to the shards' files.
+        deadline: time at which no further part is started.
+        disk: bytes on disk at which no further part is started.
+        events: passes on the start and the deaths of workers.
+
+    Attributes:
+        stopped: "deadline" or "max_disk" where that ended the stream, else "".
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        tasks: Tasks,
+        store: RowStore,
+        *,
+        run: str,
+        deadline: Deadline,
+        disk: DiskLimit,
+        events: RunEvents,
+    ) -> None:
+        self.stopped: Literal["", "deadline", "max_disk"] = ""
+        self._job = job
+        self._tasks = tasks
+        self._store = store
+        self._run = run
+        self._deadline = deadline
+        self._disk = disk
+        self._events = events
+        self._is_own = job.executor is None
+        self._num_workers = count_workers(job)
+        self._reused: Mapping[str, ReusedRows] = {}
+        self._waiting = PartOrder(appends=self._is_own)
+        self._to_seal: collections.deque[ShardSpec] = collections.deque()
+        self._to_remove: collections.deque[pathlib.Path] = collections.deque()
+        self._under_way: dict[Future[Any], PartSpec | ShardSpec] = {}
+        self._removing: dict[Future[Any], pathlib.Path] = {}
+        self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._lost: dict[tuple[str, int], list[FailedRow]] = {}
+        self._num_unbegun = 0  # deaths in a row before any row was begun
+        self._has_warned_of_undeclared = False
+        self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
+
+    def of(self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows]) -> Generator[Receipt | Sealed]:
+        """Yield the receipt of each part, and each sealed shard, in the order in which they finish.
+
+        Args:
+            parts: parts to make, those of a shard in their order.
+            reused: rows whose records are there already, by name of the shard.
+
+        Raises:
+            SampleError: a row failed, or ended its worker more often than `max_retries` allows, and the policy is
+                "raise".
+            WorkerDied: workers died repeatedly before they started a row.
+        """
+        if not parts and not self._to_seal:
+            return
+        self._waiting.add(parts)
+        self._reused = reused
+        if self._job.executor is not None:
+            yield from self._results(self._job.executor)
+            return
+        self._num_workers = min(self._num_workers, len(parts) + len(self._to_seal))
+        with own_executor(self._job.workers, self._num_workers, self._job.logger) as executor:
+            yield from self._results(executor)
+
+    def again(self, parts: Sequence[PartSpec]) -> None:
+        """Queue parts once more; only while `of` yields."""
+        self._waiting.add(parts)
+
+    def seal(self, shard: ShardSpec) -> None:
+        """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
+        self._to_seal.append(shard)
+
+    def remove(self, folder: pathlib.Path) -> None:
+        """Have a worker remove a folder that nobody looks into any more; only while `of` yields."""
+        if self._disk.is_set:
+            remove_folder(folder)  # the room counts for the next part
+        else:
+            self._to_remove.append(folder)
+
+    def _results(self, executor: Executor) -> Iterator[Receipt | Sealed]:
+        try:
+            if self._deadline.has_come:
+                self.stopped = "deadline"
+                return
+            self._submit(executor)
+            self._events.emit(self._workers_started(executor))
+            while self._under_way:
+                raise_swallowed()
+                result = self._next(executor)
+                if result is not None:
+                    yield result
+                if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal):
+                    self.stopped = "deadline"
+                    yield from self._last_results()
+                    return
+                self._submit(executor)
+            wait(list(self._removing), self._deadline.left_s)
+        except Exception:
+            self._let_end(LONGEST_GRACE_S)  # parts under way may finish, and stay
+            raise
+        finally:
+            self._end(executor)
+
+    def _workers_started(self, executor: Executor) -> WorkersStarted:
+        stats = executor.stats() if isinstance(executor, PathosExecutor) else None
+        return WorkersStarted(
+            num_workers=0 if executor is self._job.executor else self._num_workers,
+            start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
+        )
+
+    def _submit(self, executor: Executor) -> None:
+        """Hand out what waits: one task for each of datamat's own workers, and one more that need not lie apart.
+
+        Another executor gets as much as the largest may have use for, or only what surely fits where disk is limited.
+        """
+        self._submit_removals(executor)
+        while self._to_seal:
+            shard = self._to_seal.popleft()
+            call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
+            future = executor.submit(self._tasks.seal_shard, *call)
+            self._add(future, shard)
+        most = self._num_workers + 1 if self._is_own or self._disk.is_set else _MOST_UNDER_WAY
+        while self._waiting and len(self._under_way) < most:
+            part = self._waiting.next(may_lie_apart=len(self._under_way) < self._num_workers)
+            if part is None:
+                return
+            if self._disk.is_set and not self._disk.allows([part.cost, *self._costs_under_way()]):
+                self._waiting.end(part)
+                self._waiting.add([part])
+                if not self._under_way:  # else those may turn out smaller than estimated
+                    self.stopped = "max_disk"
+                return
+            lost = self._lost.get((part.shard, part.number))
+            reused = self._reused.get(part.shard)
+            mine = reused and reused.of(part.start, part.stop)
+            self._add(
+                executor.submit(self._tasks.write_part, part, lost, mine, self._run if self._is_own else ""), part
+            )
+
+    def _submit_removals(self, executor: Executor) -> None:
+        while self._to_remove:
+            folder = self._to_remove[0]
+            try:
+                future = executor.submit(remove_folder, os.fspath(folder))
+            except RuntimeError:  # it takes nothing more: `_end` removes the folder
+                return
+            self._removing[future] = self._to_remove.popleft()
+            future.add_done_callback(self._removing.pop)
+
+    def _costs_under_way(self) -> list[int]:
+        return [task.cost for task in self._under_way.values() if isinstance(task, PartSpec)]
+
+    def _add(self, future: Future[Any], task: PartSpec | ShardSpec) -> None:
+        self._under_way[future] = task
+        future.add_done_callback(self._done.put)
+
+    def _next(self, executor: Executor) -> Receipt | Sealed | None:
+        """Return the next result; None where a worker died, or the deadline came first."""
+        try:
+            future = self._done.get(timeout=self._deadline.left_s)
+        except queue.Empty:
+            return None
+        task = self._under_way.pop(future)
+        if isinstance(task, PartSpec):
+            self._waiting.end(task)
+        try:
+            result: Receipt | Sealed = future.result()
+        except WorkerDied as error:
+            if executor is self._job.executor:
+                raise
+            self._lose(task, error)
+            return None
+        except DamagedPartError as error:
+            if isinstance(task, PartSpec):
+                raise
+            return Sealed(task.name, damaged=error)
+        self._num_unbegun = 0
+        if isinstance(result, Receipt):
+            assert isinstance(task, PartSpec)
+            self._warn_of_undeclared(result)
+            self._deadline.add(result.elapsed_s)
+            self._disk.add(task.cost, result.num_bytes)
+        return result
+
+    def _warn_of_undeclared(self, receipt: Receipt) -> None:
+        """Warn once about files that decide records although no row declares them."""
+        if not receipt.undeclared or self._has_warned_of_undeclared:
+            return
+        self._has_warned_of_undeclared = True
+        others = len(receipt.undeclared) - _MOST_NAMED
+        files = ", ".join(map(repr, receipt.undeclared[:_MOST_NAMED])) + (f" and {others} more" if others > 0 else "")
+        self._job.logger.warning(
+            "read, augment or the transform opened %s, which no row of the index declares: when one of them changes, "
+            "finished shards stay as they are. Declare a file of one sample by IndexRow(files=[...]), or by its path "
+            "in the items of materialize; a file of all samples by the attribute `files` of the writer; or pass "
+            "version='1', and raise it with every change",
+            files,
+        )
+
+    def _last_results(self) -> Iterator[Receipt | Sealed]:
+        """Yield what arrives within the grace period."""
+        self._let_end(self._deadline.grace_s)
+        while not self._done.empty():
+            future = self._done.get()
+            if not future.cancelled() and future.exception() is None:
+                yield future.result()
+
+    def _let_end(self, grace_s: float) -> None:
+        """Cancel what has not started, and give the rest a little time."""
+        for future in self._under_way:
+            future.cancel()
+        wait([future for future in self._under_way if not future.done()], grace_s)
+
+    def _end(self, executor: Executor) -> None:
+        """Leave nothing running: datamat's own workers are ended by force, which leaves no half of a part."""
+        removing = dict(self._removing)
+        for future in (*self._under_way, *removing):
+            future.cancel()
+        left = [future for future in self._under_way if not future.done()]
+        if left and isinstance(executor, PathosExecutor) and executor is not self._job.executor:
+            executor.terminate()
+        else:
+            wait([future for future in (*left, *removing) if not future.done()])
+        for folder in (*self._to_remove, *removing.values()):
+            remove_folder(folder)
+        self._to_remove.clear()
+
+    # ------------------------------------------------------------ deaths
+
+    def _lose(self, task: PartSpec | ShardSpec, error: WorkerDied) -> None:
+        """Queue a task again whose worker died, without the row that caused it if that has happened too often.
+
+        Raises:
+            SampleError: it has, and the policy is "raise".
+            WorkerDied: workers died too often before they started a row.
+        """
+        mark = None
+        place: tuple[str, int | None, int | None]
+        if isinstance(task, PartSpec):
+            mark = RowMark.of(error)
+            lost = self._lost.setdefault((task.shard, task.number), [])  # one row at a time from now on
+            place = (task.shard, task.number, None if mark is None else mark.position)
+            self._waiting.add([task])
+        else:
+            place = (task.name, None, None)
+            self._to_seal.append(task)
+        self._deaths[place] += 1
+        self._num_unbegun = self._num_unbegun + 1 if mark is None else 0
+        cause, message = describe_death(error, self._job.workers)
+        self._report_death(task, mark, cause, message)
+        if self._num_unbegun >= _MOST_UNBEGUN:
+            raise error
+        if self._deaths[place] <= self._job.workers.max_retries or (mark is not None and mark.num_rows > 1):
+            return  # once more; the rows of a block then run alone, and the next death shows which one it is
+        if mark is None:
+            raise error
+        failed = FailedRow(
+            position=mark.position,
+            key=self._key(mark.position),
+            error=type(cause).__name__,
+            message=f"{type(cause).__name__}: {message}",
+            action=self._job.errors.action,
+            attempts=self._deaths[place],
+        )
+        if self._job.errors.action == "raise":
+            raise SampleError(failed.key, failed.message) from cause
+        lost.append(failed)
+
+    def _report_death(
+        self, task: PartSpec | ShardSpec, mark: RowMark | None, cause: TaskTimeout | WorkerDied, message: str
+    ) -> None:
+        shard, part = (task.shard, task.number) if isinstance(task, PartSpec) else (task.name, len(task.parts) - 1)
+        self._events.emit(
+            WorkerLost(
+                shard=shard,
+                part=part,
+                key=None if mark is None else self._key(mark.position),
+                num_rows=0 if mark is None else mark.num_rows,
+                timed_out=isinstance(cause, TaskTimeout),
+                message=message,
+            )
+        )
+
+    def _key(self, position: int) -> str:
+        return self._store.keys(self._store.order[position : position + 1])[0]
+
+
+def describe_death(error: WorkerDied, workers: WorkerOptions) -> tuple[TaskTimeout | WorkerDied, str]:
+    """Return why a row ended its worker: an exception, and a message."""
+    ended = dataclasses.replace(error.worker_exit, stack=_own_frames(error.worker_exit.stack), log_lines=())
+    if workers.sample_timeout_s is not None and ended.signal == signal.SIGALRM:
+        message = ended.describe_timeout("sample_timeout_s", workers.sample_timeout_s)
+        return TaskTimeout(message), message
+    return error, f"its worker ended by {ended.describe()}"
+
+
+def _own_frames(stack: str) -> str:
+    """Return a stack without the outer frames, which are the same for all rows."""
+    lines = itertools.takewhile(lambda line: not any(caller in line for caller in _CALLERS), stack.splitlines())
+    return "\n".join(lines).strip()

@@ -1,0 +1,285 @@
+"""`materialize`: shards from a function and its inputs, without a class."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from datamat.directory.keys import safe_key
+from datamat.errors import IncompleteRunError, SampleError, Skip, WorkerDied
+from datamat.features import Features
+from datamat.options import ErrorPolicy, Remedies, WorkerOptions
+from datamat.parallel import get_logger
+from datamat.parallel.process_role import is_worker
+from datamat.plan.pipeline import Pipeline
+from datamat.run.dispatch import describe_death, own_executor
+from datamat.run.limits import signals_raised
+from datamat.run.materializer import Materializer
+from datamat.run.module_state import ModuleState
+from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
+from datamat.transforms import Augmenter
+from datamat.transforms.seeding import global_state_kept
+from datamat.writers.function import function_writer
+
+if TYPE_CHECKING:
+    import datetime
+    import logging
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from datamat.directory.rows import IndexRow
+    from datamat.run.report import RunReport
+    from datamat.run.run import Rebuild
+    from datamat.writers.base import Sample
+    from datamat.writers.function import FunctionWriter
+
+
+__all__ = ["infer_features", "materialize"]
+
+# ---------------------------------------------------------------- features of what a function returns
+#
+# The features of what a function returns are those of its first sample, which a worker makes.
+#
+# A function that crashes, loops or exits does so in that worker, as in the run itself, and the error names the key.
+# Items that fail are skipped where the policy says so; the run then meets them again, and records them in the ledger.
+
+
+_MOST_FAILED = 1000  # items in a row, after which none is expected to work
+
+
+def infer_features(
+    writer: FunctionWriter,
+    *,
+    seed: int,
+    workers: WorkerOptions,
+    executor: Executor | None,
+    errors: ErrorPolicy,
+    logger: logging.Logger,
+) -> Features:
+    """Return the features of the first sample that the function returns.
+
+    Args:
+        writer: plug-in that calls the function.
+        seed: base seed of what the function draws.
+        workers: options of the worker, and the limits of an item.
+        executor: the user's own executor, or None.
+        errors: what happens to items that fail.
+        logger: receives messages, such as that a worker died.
+
+    Raises:
+        SampleError: an item failed, ended its worker or ran out of time, and the policy is to raise.
+        IncompleteRunError: more failed than the policy allows, or all of the first ones.
+        WorkerDied: a worker died before it reached an item.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(signals_raised())
+        search = _Search(writer, seed, workers, errors, is_own_pool=executor is None)
+        run_here = executor or stack.enter_context(own_executor(workers, 1, logger))
+        deaths: collections.Counter[int] = collections.Counter()
+        start, last = 0, ""
+        while True:
+            try:
+                return run_here.submit(search.features, start, last).result()
+            except WorkerDied as error:
+                if run_here is executor:
+                    raise
+                start, last = search.after_death(error, deaths)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Goes through the items; travels to a worker.
+
+    Args:
+        writer: plug-in that calls the function.
+        seed: base seed of what the function draws.
+        workers: options of the worker: time and memory that one item may take.
+        errors: what happens to items that fail.
+        is_own_pool: whether the worker is datamat's own.
+        state: state of the user's modules in the caller, which the worker restores.
+    """
+
+    writer: FunctionWriter
+    seed: int
+    workers: WorkerOptions
+    errors: ErrorPolicy
+    is_own_pool: bool
+    state: ModuleState | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Take along what modules of the user hold, as the run does."""
+        return {**self.__dict__, "state": ModuleState.of(self._pipeline, is_own_pool=self.is_own_pool)}
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(self.writer, Augmenter(Features({})), self.seed)
+
+    def features(self, start: int, last: str) -> Features:
+        """Return the features of the first item from `start` on that gives a sample.
+
+        Args:
+            start: number of the first item to try; all before it failed.
+            last: why the item before it failed; "" where that is unknown.
+        """
+        if self.state is not None:
+            self.state.settle(self._pipeline)
+        if self.workers.max_rss is not None and is_worker():
+            limit_memory(self.workers.max_rss)
+        pipeline = self._pipeline
+        rows = self.writer.index(None)
+        error: SampleError | None = None
+        num_dropped = 0
+        with global_state_kept(), RowWatch(self.workers.sample_timeout_s) as watch:
+            for position, given in enumerate(itertools.islice(rows, start, None), start):
+                row = given._replace(key=safe_key(given.key))  # as the run will have it
+                watch.at(position)
+                try:
+                    return self._inferred(pipeline, row)
+                except Skip as skip:
+                    num_dropped, last = num_dropped + 1, f"sample {row.key!r}: {skip.reason}"
+                    continue
+                except SampleError as raised:
+                    error, last = raised, str(raised)
+                self._check(position + 1 - num_dropped, error)
+        what = "failed" if not num_dropped else "failed or were left out" if error else "were left out"
+        raise IncompleteRunError(
+            f"materialize: all {len(self.writer):,} inputs {what}, so there is no sample to infer the features from"
+            + (f"; the last: {last}" if last else "")
+        ) from error
+
+    def after_death(self, error: WorkerDied, deaths: collections.Counter[int]) -> tuple[int, str]:
+        """Return the item to resume at after the death of a worker, and why the one it was at is skipped."""
+        mark = RowMark.of(error)
+        if mark is None:
+            raise error
+        deaths[mark.position] += 1
+        if deaths[mark.position] <= self.workers.max_retries:
+            return mark.position, ""
+        cause, message = describe_death(error, self.workers)
+        row = next(itertools.islice(self.writer.index(None), mark.position, None))
+        failed = SampleError(row.key, f"{type(cause).__name__}: {message}")
+        failed.__cause__ = cause
+        self._check(mark.position + 1, failed)
+        return mark.position + 1, str(failed)
+
+    def _inferred(self, pipeline: Pipeline, row: IndexRow) -> Features:
+        """Return the features of an item's first sample; raises `Skip` where the function leaves the item out."""
+        for attempt in itertools.count(1):
+            try:
+                samples = pipeline.samples(row)
+                sample = next((sample for sample in samples if not isinstance(sample, Skip)), samples[0])
+                if isinstance(sample, Skip):
+                    raise sample
+                try:
+                    return Features.infer(sample)
+                except Exception as error:
+                    raise SampleError(row.key, f"{type(error).__name__}: {error}") from error
+            except (SampleError, SystemExit) as raised:
+                failure = raised if isinstance(raised, SampleError) else exit_error(row, raised)
+                if attempt > self.errors.retries or not may_pass(failure):
+                    raise failure from failure.__cause__
+                pause(failure, attempt)
+        raise AssertionError("unreachable")
+
+    def _check(self, num_failed: int, error: SampleError) -> None:
+        """Raise where the policy allows no more failures."""
+        if self.errors.action == "raise":
+            raise error
+        limit = self.errors.limit(len(self.writer))
+        if limit is not None and num_failed > limit:
+            raise IncompleteRunError(
+                f"materialize: {num_failed:,} inputs failed, more than max_errors={self.errors.max_errors} allows; the "
+                f"last: {error}"
+            ) from error
+        if num_failed >= _MOST_FAILED:
+            raise IncompleteRunError(
+                f"materialize: the first {num_failed:,} inputs failed, so there is no sample to infer the features "
+                f"from; fix the function, or pass features=; the last: {error}"
+            ) from error
+
+
+# ---------------------------------------------------------------- materialize
+
+
+_REMEDIES = Remedies(
+    again="the same call",
+    retry="materialize(..., retry_failed=True)",
+    refuse="materialize(..., rebuild='refuse')",
+)
+
+
+def materialize(  # noqa: PLR0913 -- what a run takes, and the function
+    fn: Callable[[Any], Sample],
+    inputs: Iterable[Any],
+    output: str | os.PathLike[str],
+    *,
+    name: str = "data",
+    features: Features | None = None,
+    key: Callable[[Any], str] | str | None = None,
+    files: Sequence[str | os.PathLike[str]] = (),
+    block: Callable[[Any], Mapping[str, Any] | None] | None = None,
+    deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+    max_disk: str | float | None = None,
+    progress: bool = True,
+    rebuild: Rebuild = "allow",
+    retry_failed: bool = False,
+    **options: Any,
+) -> RunReport:
+    """Write `fn(item)` of each input as one record: no class needed.
+
+    Args:
+        fn: callable of (item), or of (item, rng) if it draws random numbers, that returns a dict of values by feature
+            name; called in the workers, in any order. A list of such dicts, or a generator of them, gives several
+            samples, with the keys KEY#0-0, KEY#0-1 and so on. None, or `Skip("too dark")`, raised or returned, leaves
+            the item out.
+        inputs: the items; each is one sample.
+        output: folder of the finished shards.
+        name: name of the dataset; the names of its shards begin with it.
+        features: the schema; None infers it, without loss, from the first item that works, in a worker.
+        key: function that returns the key of an item, a str or int; or, where items are dicts, the name of the field
+            that holds it. None: a path or string, also of an array, is its own key (with a hash where it holds `/`, is
+            long or appears twice); other items have their position, so that inserting one changes all after it.
+        files: paths of input files that every sample depends on, as a label map that `fn` opens; a change of one
+            remakes all shards. Items that are paths of files, or hold such paths (in tuples, lists, sets, dicts,
+            dataclasses, arrays), count by themselves.
+        block: callable of many items at once, a list of them (an array where `inputs` is one), that returns what `fn`
+            does for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
+            costs more than the item. It draws nothing. Where it returns None or raises, `fn` is called for each item.
+        deadline: time by which to return, as for `Materializer.run`.
+        max_disk: most that the output may take on disk, as for `Materializer.run`.
+        progress: show a bar and a summary on standard error.
+        rebuild: "refuse" raises where a finished shard would be replaced or removed.
+        retry_failed: retry the items that failed in earlier calls, as `Materializer.rerun_failed` does.
+        options: further arguments of `Materializer`, such as `format`, `transform`, `copies` or `workers`.
+
+    Raises:
+        OptionError: there are no inputs, `block` is given and `fn` draws, or `Materializer` refuses an option.
+        SourceError: `key` gives no key for an item, or the same for two.
+        SampleError: an item failed, and the policy is to raise.
+
+    Example:
+        >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares")   # doctest: +SKIP
+
+        The same by the block:
+
+        >>> squares = lambda items: {"square": np.square(items)}
+        >>> materialize(lambda n: {"square": n * n}, range(10), "out/squares", block=squares)   # doctest: +SKIP
+    """
+    writer = function_writer(fn, inputs, name=name, features=features, key=key, files=files, block=block)
+    if features is None:
+        writer.features = infer_features(
+            writer,
+            seed=options.get("seed", 0),
+            workers=options.get("workers") or WorkerOptions(),
+            executor=options.get("executor"),
+            errors=ErrorPolicy.of(options.get("errors")),
+            logger=options.get("logger") or get_logger("datamat"),
+        )
+    job = Materializer(writer, None, output, **options)
+    job.job = dataclasses.replace(job.job, remedies=_REMEDIES)
+    run = job.rerun_failed if retry_failed else job.run
+    return run(deadline=deadline, max_disk=max_disk, progress=progress, rebuild=rebuild)

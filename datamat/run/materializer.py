@@ -1,0 +1,494 @@
+"""The `Materializer`: from raw samples to finished shards, on all cores.
+
+    index ──> rows on disk ──> plan ──> parts ──(largest first)──> workers: Materializer.write_part
+                                                                       │ receipts, never pixels
+    manifest <── index files <── shards, flushed and named <── parts joined in order <──┘
+
+Whatever stops a run, the next one takes over each finished part and continues from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from datamat.directory.files import expand_home, locked, refuse_links
+from datamat.directory.manifest import INDEX_FOLDER
+from datamat.directory.provenance import find_provenance
+from datamat.directory.verify import VerifyReport, verify
+from datamat.errors import OptionError, OutputError, SourceError, require_package
+from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
+from datamat.parallel import get_logger
+from datamat.parallel.byvalue import run_top_level_once
+from datamat.plan.job import Job, checked_version, resolve_formats
+from datamat.plan.pipeline import Pipeline
+from datamat.run.estimate import estimate
+from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
+from datamat.run.repair import end_repair, prepare_repair, set_aside
+from datamat.run.replay import replay, verify_sample
+from datamat.run.report import RunHook
+from datamat.run.run import RunRequest, run_job, work_folder
+from datamat.run.status import compared_status, read_status
+from datamat.run.worker import PartWorker
+from datamat.transforms.augmenter import field_names
+from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_and_source
+
+if TYPE_CHECKING:
+    import datetime
+    import logging
+    from collections.abc import Collection, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from datamat.directory.ledger import FailedRow
+    from datamat.directory.provenance import Provenance
+    from datamat.directory.sidecars import Sidecar
+    from datamat.formats import ShardFormat
+    from datamat.plan.changes import ReusedRows
+    from datamat.plan.plan import PartSpec, Plan
+    from datamat.run.dispatch import Tasks
+    from datamat.run.estimate import Estimate
+    from datamat.run.receipts import Receipt, Sealed
+    from datamat.run.report import RunReport
+    from datamat.run.run import Rebuild
+    from datamat.run.status import Status
+
+
+__all__ = ["Materializer", "checked_hooks", "local_folder", "start"]
+
+_MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
+
+
+class Materializer:
+    """Turns a source into finished shards.
+
+    Args:
+        writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class"; or what needs no
+            class: a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None
+            finds out the kind of the source.
+        source: what the writer indexes, usually the folder of the raw data; `~` is your home folder.
+        output: folder of the finished shards, created if missing; `~` is your home folder.
+        format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one of
+            another package), a `ShardFormat` with its own options, or a list of these: each sample is then read and
+            drawn once and written in every format. `load` reads the first, unless you ask for another.
+        splits: share of each split ({"train": .8, "val": .2}) where the index names none, drawn by a hash of the key.
+        shards: how samples are laid out in files.
+        transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or
+            several.
+        copies: records per input row, for all splits or by split. A split that a dict does not name gets one copy,
+            untransformed. The key of a copy is KEY#COPY.
+        seed: base seed, not negative; with the sample key it decides every random draw.
+        include: shell patterns of the shards to make ("train-0000?"); None makes all.
+        exclude: shell patterns of the shards to leave out.
+        workers: the processes that do the work.
+        executor: any `concurrent.futures.Executor`, instead of datamat's own.
+        errors: what to do with bad samples: an `ErrorPolicy`, or its action alone.
+        logger: where messages go; the writer can use it too, also in workers.
+        version: replaces the digests of the code of writer and transform and of what they hold: shards are rebuilt when
+            you give another version, and no longer when code or attributes change. None compares the code.
+        untouched: fields that geometric transforms leave alone on purpose, such as ("embedding",). An albumentations
+            pipeline that flips, rotates or crops is refused if it leaves out any other array field; its own
+            `additional_targets` names further fields for it to take.
+        columns: fields to store, of a source without a class; None stores all. The name of a struct means all its
+            fields.
+        rename: new names of such fields, by their names in the source.
+        drop: such fields to leave out.
+        sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
+        hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
+
+    Raises:
+        OptionError: an argument makes no sense.
+
+    Example:
+        >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
+    """
+
+    def __init__(  # noqa: PLR0913 -- all options of a run, by name
+        self,
+        writer: DatasetWriter | type[DatasetWriter] | str | Any = None,
+        source: Any = None,
+        output: str | os.PathLike[str] | None = None,
+        *,
+        format: str | ShardFormat | Sequence[str | ShardFormat] = "tfrecord",  # noqa: A002 -- the field's word, and DESIGN's
+        splits: Mapping[str, float] | None = None,
+        shards: ShardOptions | None = None,
+        transform: Any = None,
+        copies: int | Mapping[str, int] = 1,
+        seed: int = 0,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        workers: WorkerOptions | None = None,
+        executor: Executor | None = None,
+        errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
+        logger: logging.Logger | None = None,
+        version: str | int | None = None,
+        untouched: Collection[str] = (),
+        columns: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+        sidecars: Sequence[Sidecar] = (),
+        hooks: Sequence[RunHook] = (),
+    ) -> None:
+        writer, source = writer_and_source(writer, source)
+        if output is None:
+            raise OptionError("output is missing; name the folder of the finished shards, as in output='out/mine'")
+        source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
+        fields = {"columns": columns, "rename": rename, "drop": drop}
+        chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
+        writer = resolve_writer(writer, source, chosen)
+        self.job = Job(
+            records=Pipeline.of(writer, transform, seed, field_names(untouched)),
+            source=source,
+            output=local_folder(output),
+            formats=resolve_formats(format, writer.features),
+            splits=None if splits is None else dict(splits),
+            shards=ShardOptions() if shards is None else shards,
+            copies=copies if isinstance(copies, int) else dict(copies),
+            seed=seed,
+            version=checked_version(version),
+            include=include,
+            exclude=exclude,
+            workers=WorkerOptions() if workers is None else workers,
+            executor=executor,
+            errors=ErrorPolicy.of(errors),
+            hooks=checked_hooks(hooks),
+            sidecars=tuple(sidecars),
+            logger=logger or get_logger("datamat"),
+        )
+        self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
+
+    @property
+    def writer(self) -> DatasetWriter:
+        """The plug-in that reads the samples."""
+        found: DatasetWriter = self.job.records.writer
+        return found
+
+    @property
+    def output(self) -> pathlib.Path:
+        """The folder of the finished shards, absolute."""
+        return self.job.output
+
+    def plan(self) -> Plan:
+        """Return which rows go to which shard; writes nothing but temporary files.
+
+        Raises:
+            SourceError: the source cannot be indexed.
+            OptionError: options and rows do not fit together.
+            FingerprintError: the writer or the transform cannot be fingerprinted.
+        """
+        with self.job.planned() as planned:
+            return planned.plan
+
+    def estimate(self, num_samples: int = 32) -> Estimate:
+        """Process a few rows in one worker, and return what a run from scratch will take: time, bytes, memory.
+
+        Nothing is written. The rows are spread over the shards that `include` and `exclude` choose; those that fail
+        are listed and not counted.
+
+        Args:
+            num_samples: number of rows to process; each split has at least one.
+
+        Warns:
+            UserWarning: the disk of the output has not enough free space.
+
+        Raises:
+            SampleError: every row of a split failed.
+            WorkerDied: a row ended the worker.
+            SourceError, OptionError, FingerprintError: as for `plan`.
+        """
+        return estimate(self.job, num_samples)
+
+    def run(
+        self,
+        *,
+        deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+        max_disk: str | float | None = None,
+        progress: bool = True,
+        rebuild: Rebuild = "allow",
+    ) -> RunReport:
+        """Make what is missing in the output, and nothing else.
+
+        Where source, writer or options have changed, the affected shards are rebuilt. If that is more than a tenth of
+        what is finished, a warning says why before the work begins.
+
+        Rows that failed in earlier runs, which the ledger lists, are not tried again; see `rerun_failed`.
+
+        Args:
+            deadline: when to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`. With an
+                `executor` of your own, running parts end first.
+            max_disk: how much the output folder may hold, as "20GB" or in bytes.
+            progress: show a bar and a summary on standard error.
+            rebuild: "refuse" raises, before anything is touched, where a finished shard would be replaced or removed;
+                "allow" replaces and removes.
+
+        Returns:
+            What was done. Where the deadline or limit came first, the report is not complete and says how much is done;
+            the next run continues from there. In a script, `run(...).raise_if_incomplete()` makes that an error.
+
+        Raises:
+            SourceError: the source cannot be indexed.
+            SampleError: a sample failed, or ended its worker repeatedly; names its key. What is finished stays, and
+                the next run continues there.
+            IncompleteRunError: more samples failed than the policy allows, or all of them; or earlier runs left rows
+                out, and the policy is "raise".
+            OutputLockedError: another run writes to the output.
+            OutputError: the output cannot be written, or holds another dataset; or `rebuild` is "refuse" and finished
+                shards would be replaced or removed.
+        """
+        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild)
+
+    def rerun_failed(
+        self,
+        *,
+        deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+        max_disk: str | float | None = None,
+        progress: bool = True,
+        rebuild: Rebuild = "allow",
+    ) -> RunReport:
+        """Try again the rows that failed, and complete their shards; otherwise as `run`.
+
+        Other rows of these shards are not read again if nothing that decides them has changed: their records are
+        taken from the shard as it is.
+
+        Args:
+            deadline: when to return, finished or not; as for `run`.
+            max_disk: how much the output folder may hold; as for `run`.
+            progress: show a bar and a summary on standard error.
+            rebuild: "refuse" raises where finished shards would be replaced or removed, not counting the shards of rows
+                that are tried again.
+
+        Returns:
+            What was done; `num_failed` counts the rows that failed again.
+
+        Raises:
+            SampleError, IncompleteRunError, SourceError, OutputLockedError, OutputError: as for `run`.
+        """
+        return self._run(self.job, deadline, max_disk, mode="retry", progress=progress, rebuild=rebuild)
+
+    def status(self) -> Status:
+        """Return how far the output is, and which shards `run` would rebuild, each with the reason.
+
+        Works during a run, in this process or another, and after a crash; only reads.
+        """
+        try:
+            with self.job.planned() as planned:
+                return compared_status(planned)
+        except SourceError as error:
+            note = f"the source cannot be compared: {error}"
+            return dataclasses.replace(read_status(self.job.output), note=note)
+
+    def verify(self, deep: bool = False, *, sample: float | None = None) -> VerifyReport:
+        """Compare the output with its manifest; see `datamat.verify`.
+
+        Args:
+            deep: also decode every record, not only the first of each shard.
+            sample: share of the rows, above 0 and up to 1, whose records are made again from the source, in this
+                process, and compared byte for byte; each call draws other rows.
+
+        Raises:
+            OutputError: the run is not finished.
+            OptionError: `sample` is not between 0 and 1.
+            SourceError: the source cannot be indexed.
+        """
+        if sample is None:
+            return verify(self.job.output, deep)
+        with self.job.planned() as planned:
+            return verify_sample(planned, sample, deep=deep)
+
+    def repair(self, *, progress: bool = True) -> RunReport:
+        """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
+
+        Files that belong to no shard are moved to `.datamat/quarantine/foreign`.
+
+        Args:
+            progress: show a bar and a summary on standard error.
+
+        Returns:
+            What was done.
+
+        Raises:
+            OutputError: the run is not finished; source or options are not those that the output was made from; or the
+                source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
+            SampleError, SourceError, OutputLockedError: as for `run`.
+        """
+        output, work = self.job.output, _repairable(self.job)
+        whole = dataclasses.replace(self.job, include=None, exclude=None)
+        report = None
+        for _ in range(_MOST_ROUNDS):
+            with whole.planned() as planned, locked(work / "lock"):
+                end_repair(output, work)  # one that was killed
+                found = verify(output)
+                if report is not None and found.ok:
+                    return report
+                for problem in found.problems:
+                    self.job.logger.warning("%s", problem)
+                prepare_repair(planned, found)
+            try:
+                report = self._run(whole, None, None, mode="repair", progress=progress, rebuild="allow")
+            except BaseException:
+                with contextlib.suppress(OutputError), locked(work / "lock"):
+                    end_repair(output, work)
+                raise
+            if found.ok:
+                return report
+        raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
+
+    def replay(self, key: str, copy: int = 0) -> Sample:
+        """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
+
+        For use with a debugger: everything happens in this process, with the same random draws as in the run. The
+        global random state is restored at the end.
+
+        Args:
+            key: key of the row, or of a record: KEY#COPY.
+            copy: number of the copy, where the key does not name one.
+
+        Raises:
+            OptionError: there is no such row or copy.
+            SampleError: the row fails, as it does in a run; the cause is the error of `read` or of the transform.
+        """
+        with self.job.planned() as planned:
+            return replay(planned, key, copy)
+
+    def provenance(self, key: str) -> Provenance:
+        """Return where a record came from: source paths, copy, seed, shard and position, as the index has it.
+
+        Args:
+            key: key of the record; the key of a row with several records means the first.
+
+        Raises:
+            OptionError: there is no such record.
+            OutputError: the run is not finished.
+            CorruptDataError: the index cannot be read.
+        """
+        return find_provenance(self.job.output, self.job.source, key)
+
+    def write_part(
+        self,
+        spec: PartSpec,
+        lost: Sequence[FailedRow] | None = None,
+        reused: ReusedRows | None = None,
+        run: str = "",
+    ) -> Receipt:
+        """Write one part of a shard: the bound method that a run dispatches to its workers.
+
+        Args:
+            spec: rows of a shard that make the part.
+            lost: rows to leave out as failed, because they end their worker. None for a part whose worker has not
+                died: only then are rows processed in blocks.
+            reused: rows whose records are taken from a finished shard; None where there are none.
+            run: mark of the run, whose parts may go straight onto the end of the shard's file; "" has this one lie
+                apart until the shard is sealed.
+
+        Returns:
+            The receipt, which is also on disk beside the part.
+
+        Raises:
+            SampleError: a sample failed, and the policy is "raise".
+            OutputError: the part cannot be written.
+        """
+        if self._part_worker is None:
+            raise OptionError("write_part belongs to a run; call run(), which dispatches it")
+        return self._part_worker.write_part(spec, lost, reused, run)
+
+    def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
+        """Complete a shard whose parts are done: join those that lie apart, write the offsets, flush the files.
+
+        Args:
+            shard: name of the shard.
+            fingerprint: fingerprint of the shard.
+            num_parts: number of its parts.
+            run: mark of the run: workers of an earlier one stop.
+
+        Raises:
+            DamagedPartError: the bytes of a part are no longer those of its receipt.
+        """
+        if self._part_worker is None:
+            raise OptionError("seal_shard belongs to a run; call run(), which dispatches it")
+        return self._part_worker.seal_shard(shard, fingerprint, num_parts, run)
+
+    def _run(
+        self,
+        job: Job,
+        deadline: str | float | datetime.timedelta | datetime.datetime | None,
+        max_disk: str | float | None,
+        *,
+        mode: Literal["make", "retry", "repair"],
+        progress: bool,
+        rebuild: Rebuild,
+    ) -> RunReport:
+        traveller = copy.copy(self)  # its part worker is for this run only: what workers keep must not outlive it
+        traveller._part_worker = PartWorker(job, job.work / "rows")
+        traveller.job = traveller._part_worker.job
+        return start(job, traveller, deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
+
+
+def start(
+    job: Job,
+    tasks: Tasks,
+    deadline: str | float | datetime.timedelta | datetime.datetime | None,
+    max_disk: str | float | None,
+    *,
+    mode: Literal["make", "retry", "repair"] = "make",
+    progress: bool = True,
+    rebuild: Rebuild = "allow",
+) -> RunReport:
+    """Run a job, as `Materializer.run` and `convert` do.
+
+    Args:
+        job: the job, with its options checked and resolved.
+        tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
+        deadline: when to return, finished or not; as for `Materializer.run`.
+        max_disk: how much the output folder may hold; as for `Materializer.run`.
+        mode: "make" makes what is missing; see `RunRequest`.
+        progress: show a bar and a summary on standard error.
+        rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+    """
+    if rebuild not in ("allow", "refuse"):
+        raise OptionError(f"rebuild is {rebuild!r}; want 'allow' or 'refuse'")
+    require_package("pyarrow", "the index of a dataset")
+    run_top_level_once()  # also where there is nothing to do, and no pool starts
+    request = RunRequest(
+        mode=mode,
+        rebuild=rebuild,
+        deadline=Deadline(None if deadline is None else seconds_until(deadline)),
+        max_disk=None if max_disk is None else parse_bytes(max_disk),
+        progress=progress,
+    )
+    with signals_raised():
+        return run_job(job, tasks, request)
+
+
+def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:
+    """Return the hooks of a user; raises `OptionError` for what is no instance of `RunHook`."""
+    if isinstance(hooks, RunHook):
+        raise OptionError(f"hooks is {hooks!r}; want a list of hooks, as in hooks=[{type(hooks).__name__}()]")
+    for hook in hooks:
+        if not isinstance(hook, RunHook):
+            raise OptionError(f"hooks holds {hook!r}; want instances of subclasses of datamat.RunHook")
+    return tuple(hooks)
+
+
+def _repairable(job: Job) -> pathlib.Path:
+    """Return the `.datamat` folder of an output; move aside links and folders that are in the way of index files."""
+    output, work, index = job.output, job.work, job.output / INDEX_FOLDER
+    is_folder = index.is_dir() and not index.is_symlink()
+    found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
+    wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]
+    wrong = [name for name in wrong if os.path.lexists(output / name)]
+    if wrong and work.is_dir():
+        refuse_links(work)
+        with locked(work / "lock"):
+            for name in wrong:
+                set_aside(output, work, name)
+    return work_folder(output)
+
+
+def local_folder(output: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the absolute path of an output folder; raises `OptionError` for a URL."""
+    if "://" in os.fspath(output):
+        raise OptionError(f"output {os.fspath(output)!r} is a URL; this version writes to local folders")
+    return pathlib.Path(os.path.abspath(expand_home(output)))

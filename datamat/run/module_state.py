@@ -1,0 +1,233 @@
+"""The state of the user's modules in workers: the same as in the program that called `run`, or they refuse to start.
+
+A worker that was not forked from that program imports the user's modules on its own, and gets what their files say,
+not what the program has set since (`cfg.size = 512`, the usual result of argparse). So a job that travels takes along
+what its code reads from modules: a digest of each value, and the values that can be sent.
+
+    caller   ModuleState.of(records) ── travels with the job ──> worker   settle(records)
+             examines writer and transform,                               examines both: equal, nothing to do
+             pickles what they read                                       else sets what differs, and again
+                                                                          still different: FingerprintError
+
+Workers that were forked from the program have all of its state, and compare nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import sys
+import types
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from datamat.errors import FingerprintError, OptionError, UnpicklableError
+from datamat.fingerprint import assume_versions, examine, known_versions
+from datamat.parallel.byvalue import is_by_value
+from datamat.parallel.pickling import PLAIN, PickledFunction, dumps_code, load_code
+from datamat.plan.job import as_drawn, as_written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from datamat.fingerprint import ModuleValue
+    from datamat.fingerprint.code import Home, Origin
+    from datamat.plan.pipeline import RecordSource
+
+
+__all__ = ["ModuleState"]
+
+_LARGEST = 256 << 20  # bytes of a value that is sent; a larger one belongs on the writer
+_MOST_NAMED = 3
+
+_settled: set[str] = set()  # in a worker: tokens of the states that it has compared
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModuleState:
+    """What code reads of the user's modules, in the program that called `run`.
+
+    Attributes:
+        token: unique name of the state.
+        expected: path (`writer.read -> cfg.size`) and digest of each value that is read, by where it can be set.
+        packages: versions of the installed packages that the code uses, by name.
+        versions: what is known of installed modules; empty where the worker has to look on its own.
+        values: pickles of what is read, each with the places where it is.
+    """
+
+    token: str
+    expected: Mapping[Home, tuple[str, bytes]]
+    packages: Mapping[str, str]
+    versions: Mapping[str, Origin]
+    values: tuple[tuple[tuple[Home, ...], bytes, tuple[bytes, ...]], ...]
+
+    @classmethod
+    def of(cls, records: RecordSource, *, is_own_pool: bool) -> ModuleState | None:
+        """Return what the code of a writer and a transform reads in this process; None where that cannot be found out.
+
+        Args:
+            records: where the job takes its records from, with its writer and its transform.
+            is_own_pool: whether the job goes to datamat's own workers: processes of this machine and installation,
+                which receive the globals of the main program anyway.
+        """
+        try:
+            places, packages = _examined(records)
+        except FingerprintError:  # `run` has refused it, unless the user vouches for it by a version
+            return None
+        if is_own_pool:  # code of these modules travels with what it uses of them
+            places = {home: place for home, place in places.items() if not is_by_value(home[0])}
+        sent = {home: place.value for home, place in places.items() if _is_worth_sending(home, place)}
+        return cls(
+            token=uuid.uuid4().hex,
+            expected={home: (place.path, place.digest) for home, place in places.items()},
+            packages=packages,
+            versions=known_versions() if is_own_pool else {},
+            values=tuple(_pickled(sent)),
+        )
+
+    def settle(self, records: RecordSource) -> None:
+        """In a worker, before its first part: set what modules have differently here.
+
+        Args:
+            records: the copy of what `of` was given that has travelled here.
+
+        Raises:
+            FingerprintError: a value differs and cannot be set; names it.
+        """
+        if self.token in _settled:
+            return
+        assume_versions(self.versions)
+        cause = None
+        differing, packages = self._differing(records)
+        if differing:
+            cause = self._set(differing, _main_namespaces(records.writer, _transform(records)))
+            differing, packages = self._differing(records)
+        if differing:
+            raise _refusal([self.expected[home][0] for home in differing]) from cause
+        wrong = sorted(name for name in {*packages, *self.packages} if packages.get(name) != self.packages.get(name))
+        if wrong:
+            versions = ", ".join(f"{name} {packages.get(name)}, there {self.packages.get(name)}" for name in wrong)
+            raise FingerprintError(
+                f"this worker has other packages than the program that called run: here {versions}; install the same "
+                "ones, or the shards would mix records of both"
+            )
+        _settled.add(self.token)
+
+    def _differing(self, records: RecordSource) -> tuple[list[Home], Mapping[str, str]]:
+        places, packages = _examined(records)
+        wrong = [
+            home for home, (_, digest) in self.expected.items() if home not in places or places[home].digest != digest
+        ]
+        return wrong, packages
+
+    def _set(self, differing: list[Home], main: list[dict[str, Any]]) -> Exception | None:
+        """Set what differs, as far as it was sent.
+
+        Args:
+            differing: modules and names whose values differ here.
+            main: namespaces of the main program.
+
+        Returns:
+            What went wrong, if anything.
+        """
+        cause = None
+        for homes, stream, buffers in self.values:
+            if set(homes) & set(differing):
+                try:
+                    values = load_code(stream, [bytearray(buffer) for buffer in buffers])
+                except Exception as error:  # noqa: BLE001 -- a user's __setstate__ may raise anything; see `_refusal`
+                    cause = error
+                    continue
+                for home in homes:
+                    if home in differing:
+                        _set(home, values[home], main)
+        return cause
+
+
+def _transform(records: RecordSource) -> Any:
+    return None if records.pipeline is None else records.pipeline.augmenter.transform
+
+
+def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str, str]]:
+    foreign: dict[str, type] = {}
+    with contextlib.suppress(OptionError):  # features that are not known yet are inferred: none of them is the user's
+        foreign = {name: type(feature) for name, feature in records.features.foreign.items()}
+    found = [
+        examine(as_written(records.writer), where="writer"),
+        examine(as_drawn(_transform(records)), where="transform"),
+        examine(foreign, where="writer.features"),
+    ]
+    places = {home: place for each in reversed(found) for home, place in each.module_values.items()}
+    return places, {name: version for each in found for name, version in each.packages.items()}
+
+
+def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
+    """Return whether a value may differ in a worker: what is pickled by its name is the worker's own."""
+    _, path = home
+    value = place.value
+    if isinstance(value, types.ModuleType):
+        return path.rpartition(".")[2] != value.__name__.rpartition(".")[2]
+    is_code = isinstance(value, (type, types.FunctionType))
+    return not (is_code and (value.__module__, value.__qualname__) == home)
+
+
+def _pickled(values: dict[Home, Any]) -> list[tuple[tuple[Home, ...], bytes, tuple[bytes, ...]]]:
+    """Return pickles of the values that can be sent: one per object, so that a failure affects no other."""
+    groups: dict[int, dict[Home, Any]] = {}
+    for home, value in values.items():
+        groups.setdefault(0 if type(value) in PLAIN else id(value), {})[home] = value
+    found = []
+    for group in groups.values():
+        with contextlib.suppress(UnpicklableError):
+            pickled = dumps_code(group)
+            if _num_bytes(pickled) <= _LARGEST:
+                found.append(_packed(group, pickled))
+    return found
+
+
+def _packed(values: dict[Home, Any], pickled: PickledFunction) -> tuple[tuple[Home, ...], bytes, tuple[bytes, ...]]:
+    return tuple(values), pickled.stream, tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
+
+
+def _num_bytes(pickled: PickledFunction) -> int:
+    return len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
+
+
+def _main_namespaces(writer: Any, transform: Any) -> list[dict[str, Any]]:
+    """Return the namespaces of the main program: if multiprocessing ran it again, its functions have another one."""
+    found = [vars(sys.modules["__main__"])]
+    classes = [base for each in (writer, transform) for base in type(each).__mro__]
+    for value in [
+        transform,
+        *(part for base in classes for part in vars(base).values()),
+        *getattr(writer, "__dict__", {}).values(),
+    ]:
+        held = getattr(value, "__globals__", None)
+        if isinstance(held, dict) and held.get("__name__") == "__mp_main__" and not any(held is one for one in found):
+            found.append(held)
+    return found
+
+
+def _set(home: Home, value: Any, main: list[dict[str, Any]]) -> None:
+    """Set a value in a module, or in a class of it; if that fails, the comparison that follows shows it."""
+    name, path = home
+    first, *steps = path.split(".")
+    with contextlib.suppress(AttributeError, TypeError, ImportError, KeyError):
+        for namespace in main if name == "__main__" else [vars(importlib.import_module(name))]:
+            if steps:
+                setattr(functools.reduce(getattr, steps[:-1], namespace[first]), steps[-1], value)
+            else:
+                namespace[first] = value
+
+
+def _refusal(paths: list[str]) -> FingerprintError:
+    """Return the error that names what differs: of paths where one continues another, only the longest."""
+    ends = [path for path in paths if not any(other.startswith(path) and other != path for other in paths)]
+    more = f" and {len(ends) - _MOST_NAMED} more" if len(ends) > _MOST_NAMED else ""
+    return FingerprintError(
+        f"{', '.join(ends[:_MOST_NAMED])}{more}: not the same in this worker as in the program that called run, and "
+        "cannot be set here. It was changed after its module was imported, or the file of the module was; import "
+        "the module again (restart the notebook's kernel), or pass the value as an attribute of the writer"
+    )

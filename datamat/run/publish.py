@@ -1,0 +1,254 @@
+"""The index that was used, beside the shards: `_index/SPLIT.index`, one row per input sample, in shard order.
+
+Parquet, with the columns
+
+key             string  of the input row
+shard           int32   number of the shard in the split
+record          int64   number of the row's first record in the shard; null in shards where rows differ in how many
+FIELD                   each field of the row; `field_FIELD` where it has the name of one of these
+FIELD:size      int64   of fields that hold the path of an input file: its size in bytes, ...
+FIELD:digest    binary  ... and the digest of what was read of it, XXH3-128
+
+The last two are null where the row has no such file; of several files in one field, or a folder, size is that of all,
+and digest is a digest of those of each. Further files that rows name are in the column `files`. Paths are text; lists,
+tuples, dicts and fields of mixed types are JSON, as `encode_value` writes it: `column_values` reads them back.
+Times of files are not here but below `.datamat` (see `inputs`): the same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from datamat.directory.files import commit, fsync_folder
+from datamat.directory.index_files import DIGEST, KIND, SIZE, column_of_field
+from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, index_file
+from datamat.errors import CorruptDataError, OutputError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import BinaryIO
+
+    from datamat.directory.manifest import ShardInfo
+    from datamat.directory.rows import RowField, RowStore, Texts
+    from datamat.plan.plan import Plan, ShardSpec
+
+
+__all__ = ["write_index_files"]
+
+_GROUP_ROWS = 65_536
+_READ_BYTES = 1 << 20
+
+
+_NULLABLE = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+_MOST_TEXT = (1 << 31) - 1  # bytes in an array of texts
+
+
+def write_index_files(
+    output: pathlib.Path,
+    store: RowStore,
+    plan: Plan,
+    infos: Sequence[ShardInfo],
+    inputs: Callable[[ShardSpec], np.ndarray],
+    *,
+    through: pathlib.Path,
+    before: Iterable[str] = (),
+    wanted: Iterable[IndexInfo] = (),
+) -> tuple[IndexInfo, ...]:
+    """Write the index of every split, remove those of splits that are no more, and return what the manifest says of it.
+
+    Args:
+        output: directory of the finished shards.
+        store: the rows, in the order of the plan.
+        plan: shard of each row.
+        infos: the finished shards, as in the plan.
+        inputs: returns, for a shard, what the input files of its rows held, as `INPUT` (rows, file fields).
+        through: folder for the temporary files.
+        before: the splits that the last manifest has an index of.
+        wanted: files that are to be as they were: one that is stays, and one that does not come out so is not written.
+
+    Raises:
+        OutputError: a file came out as another than was wanted.
+    """
+    folder = output / INDEX_FOLDER
+    folder.mkdir(exist_ok=True)
+    by_name = {info.name: info for info in infos}
+    written = []
+    for split, shards in groupby(plan.shards, key=lambda shard: shard.split):
+        path = output / index_file(split)
+        like = {info.split: info for info in wanted}.get(split)
+        if like is None or not _is_same(path, like):
+            with commit(path, through=through) as file:
+                _write_split(file, store, [(shard, by_name[shard.name]) for shard in shards], inputs)
+                file.flush()
+                if like is not None and _digest_so_far(file) != like.checksum:
+                    raise OutputError(
+                        f"{path} cannot be repaired: source and packages give other bytes than those of the manifest; "
+                        "give back what has changed, or remove manifest.json and call run()"
+                    )
+        written.append(IndexInfo.of_file(path))
+    for split in set(before) - plan.splits.keys():
+        (output / index_file(split)).unlink(missing_ok=True)
+    fsync_folder(folder)
+    return tuple(written)
+
+
+def _digest_so_far(file: BinaryIO) -> str:
+    """Return the digest of a file that is open for reading, too, and has no name yet."""
+    digest, done = xxhash.xxh3_128(), 0
+    while block := os.pread(file.fileno(), _READ_BYTES, done):
+        digest.update(block)
+        done += len(block)
+    return digest.hexdigest()
+
+
+def _is_same(path: pathlib.Path, info: IndexInfo) -> bool:
+    with contextlib.suppress(OSError, CorruptDataError):
+        return info.is_whole(path)
+    return False
+
+
+def _write_split(
+    file: BinaryIO,
+    store: RowStore,
+    shards: Sequence[tuple[ShardSpec, ShardInfo]],
+    inputs: Callable[[ShardSpec], np.ndarray],
+) -> None:
+    from pyarrow import parquet
+
+    writer = None
+    for table in _groups(store, shards, inputs):
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+def _groups(
+    store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]], inputs: Callable[[ShardSpec], np.ndarray]
+) -> Iterator[Any]:
+    """Yield tables of up to `_GROUP_ROWS` rows at a time: memory stays at one group."""
+    import pyarrow as pa
+
+    first, last = shards[0][0].start, shards[-1][0].stop
+    numbers = np.array([shard.number for shard, _ in shards], np.int32)
+    starts = np.array([shard.start for shard, _ in shards], np.int64)
+    even = np.array(
+        [not info.lacks_records and info.num_records == shard.num_rows * shard.copies for shard, info in shards]
+    )
+    for begin in range(first, last, _GROUP_ROWS):
+        places = np.arange(begin, min(begin + _GROUP_ROWS, last))
+        of = np.searchsorted(starts, places, side="right") - 1
+        rows = store.order[begin : begin + len(places)]
+        columns = {
+            "key": _texts(store.gathered("key", rows)),
+            "shard": _numbers(numbers[of]),
+            "record": _numbers((places - starts[of]) * shards[0][0].copies, even[of]),
+        }
+        kinds = {}
+        for field in store.fields:
+            name = column_of_field(field.name)
+            columns[name], kinds[name] = _column(field, store, rows)
+        if store.file_fields:
+            columns |= _input_columns(store, _inputs_of([shard for shard, _ in shards], places, inputs))
+        fields = [
+            pa.field(name, column.type, metadata={KIND: kinds[name]} if kinds.get(name) else None)
+            for name, column in columns.items()
+        ]
+        yield pa.table(list(columns.values()), schema=pa.schema(fields))
+
+
+def _column(field: RowField, store: RowStore, rows: np.ndarray) -> tuple[Any, str]:
+    """Return a field as an array of Arrow, and what stands behind its values: "path", "json", or "" for themselves."""
+    if field.kind == "json":
+        types = set(field.types) - {"NoneType"}
+        plain = _NULLABLE.get(next(iter(types))) if len(types) == 1 and "NoneType" in field.types else None
+        if plain is None:
+            return _texts(store.gathered(field.stem, rows)), "json"
+        values = store.column(field, rows)
+        valid = np.array([value is not None for value in values])
+        return _numbers(np.array([value or 0 for value in values], plain), valid), ""
+    values = store.column(field, rows)
+    if field.kind == "path":
+        return _nullable_texts([None if value is None else str(value) for value in values]), "path"
+    return (_nullable_texts(values) if field.kind == "text" else _numbers(values)), ""
+
+
+def _texts(texts: Texts) -> Any:
+    """Return texts as an array of Arrow, without a Python object for each."""
+    import pyarrow as pa
+
+    ends = np.concatenate([np.zeros(1, np.uint64), texts.ends])
+    if int(ends[-1]) > np.iinfo(np.int32).max:
+        return pa.array(texts.tolist(), pa.string())
+    found = pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(texts.data))
+    found.validate(full=True)
+    return found
+
+
+def _inputs_of(
+    shards: Sequence[ShardSpec], places: np.ndarray, inputs: Callable[[ShardSpec], np.ndarray]
+) -> np.ndarray:
+    """Return what the input files of consecutive rows held, from the shards that they are in."""
+    first, last = int(places[0]), int(places[-1])
+    found = []
+    for number in range(bisect.bisect_right(shards, first, key=lambda shard: shard.start) - 1, len(shards)):
+        shard = shards[number]
+        if shard.start > last:
+            break
+        found.append(inputs(shard)[max(first - shard.start, 0) : last + 1 - shard.start])
+    return np.concatenate(found)
+
+
+def _input_columns(store: RowStore, inputs: np.ndarray) -> dict[str, Any]:
+    import pyarrow as pa
+
+    columns = {}
+    for number, field in enumerate(store.file_fields):
+        found, name = inputs[:, number], column_of_field(field.name)
+        is_there = found["path"] > 0
+        columns[name + SIZE] = _numbers(found["size"], is_there)
+        digests = pa.py_buffer(found["digest"].tobytes())
+        columns[name + DIGEST] = pa.Array.from_buffers(pa.binary(16), len(found), [_validity(is_there), digests])
+    return columns
+
+
+# Arrays are made of their buffers: `pa.array` imports pandas where it is installed, which takes 0.4 s and 40 MB.
+
+
+def _numbers(values: np.ndarray, valid: np.ndarray | None = None) -> Any:
+    """Return an array of numbers or truth values; those that are not valid are null."""
+    import pyarrow as pa
+
+    is_bool = values.dtype == np.bool_
+    data = np.packbits(values, bitorder="little") if is_bool else np.ascontiguousarray(values)
+    kind = pa.bool_() if is_bool else pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [_validity(valid), pa.py_buffer(data)])
+
+
+def _nullable_texts(values: Sequence[str | None]) -> Any:
+    """Return an array of texts; None is null."""
+    import pyarrow as pa
+
+    data = [b"" if value is None else value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int64)
+    if ends[-1] > _MOST_TEXT:
+        return pa.array(values, pa.string())  # in several pieces
+    valid = _validity(np.array([value is not None for value in values], bool))
+    buffers = [valid, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(data))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def _validity(valid: np.ndarray | None) -> Any:
+    """Return the bitmap of an array that has nulls, or None."""
+    import pyarrow as pa
+
+    return None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))

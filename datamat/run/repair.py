@@ -1,0 +1,356 @@
+"""Brings a damaged directory back to what its manifest says, by rebuilding only what is damaged.
+
+    verify ──> damaged files ──> prepare_repair: what is whole stays and keeps its entry, the manifest is put aside
+      ^                                 └──> run() makes the rest, index files too ── compared with `wanted` ──┐
+      └──────────── until nothing is damaged ────────────────────────────────────── the manifest is put back <─┘
+
+Of a damaged shard, the parts that are intact in every format are copied to `.datamat/parts`, each with a receipt, as an
+interrupted run leaves them: the run then makes the damaged ones alone, and joins all of them to a new file.
+
+`.datamat/shards/repair` keeps what the manifest said about the bytes until the end: a shard or an index that comes out
+with other bytes never gets its name, and the old entry stays. Offsets need no source: they are found again in their
+shard. Files that belong to nothing are moved to `.datamat/quarantine/foreign`, not deleted; links leave a note there of
+where they led.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from datamat.directory.files import commit, commit_json, fsync_folder, publish, read_json, regular_path
+from datamat.directory.keys import KeyDigest, row_runs, stored_key
+from datamat.directory.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    by_shard,
+    file_names,
+    index_file,
+    put_aside,
+    salvaged_shards,
+)
+from datamat.directory.sidecars.exporting import known_sidecars
+from datamat.directory.verify import unreadable
+from datamat.errors import CorruptDataError, OutputError, join_problems
+from datamat.formats import Offsets, get_format
+from datamat.plan.changes import find_changes
+from datamat.plan.inputs import content_digest
+from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
+from datamat.run.shards import GrowingShard
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
+
+    from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
+    from datamat.directory.verify import VerifyReport
+    from datamat.formats import ShardFormat
+    from datamat.plan.job import PlannedJob
+    from datamat.plan.plan import PartSpec, ShardSpec
+
+
+__all__ = ["OtherBytesError", "Wanted", "end_repair", "prepare_repair", "read_wanted", "repair_offsets", "set_aside"]
+
+_WANTED = "repair"
+"""The file, among the entries, that says what a repair has to come to."""
+_COPY_BYTES = 1 << 20
+
+
+def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
+    """Prepare a damaged directory so that the next run rebuilds what is damaged, and nothing else.
+
+    Args:
+        planned: job with its rows and its plan, which must equal those of the directory.
+        report: damage that `verify` found.
+
+    Raises:
+        OutputError: source or options have changed, so what was damaged cannot come back as it was.
+    """
+    output, damaged = planned.job.output, set(report.files)
+    manifest = None if MANIFEST_FILE in damaged else Manifest.read(output)
+    infos = list(manifest.all_files) if manifest else salvaged_shards(output)
+    if manifest:
+        _check_unchanged(planned, infos)
+    damaged -= _set_strangers_aside(planned, damaged)
+    if manifest:
+        damaged -= repair_offsets(output, damaged)
+    if damaged:  # the run reads the checksums of files that it must not touch
+        hurt = {info.name for info in infos if {info.file, info.index_file} & damaged}
+        entries = planned.job.work / "shards"
+        _write_wanted(output, entries, infos, manifest)
+        put_aside(output, entries, [info for info in infos if info.name not in hurt])
+        if manifest:
+            files = by_shard(infos)
+            for shard in planned.plan.shards:
+                if shard.name in hurt:
+                    _keep_intact_parts(planned, shard, files[shard.name])
+
+
+def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles) -> None:
+    """Leave the intact parts of a damaged shard where the next run resumes from them.
+
+    A part counts if its bytes have their digest in every format, and its records are those of its rows; one that lacks
+    rows which failed is made again.
+    """
+    job = planned.job
+    growing = GrowingShard(job.work, shard.name, shard.fingerprint, job.formats, len(shard.parts))
+    found = {made.extension: info for made in job.formats for info in files if info.file.endswith(f".{made.extension}")}
+    if len(found) < len(job.formats) or not all(made.joins_parts for made in job.formats):
+        return
+    intact = set(range(len(shard.parts)))
+    for info in found.values():
+        intact &= _intact_parts(job.output, info, len(shard.parts))
+    if not intact:
+        return
+    growing.folder.mkdir(parents=True, exist_ok=True)
+    with growing.held() as is_held:
+        if is_held is False:  # by a worker that outlives a killed repair
+            return
+        kept = {number for number in intact if _is_kept(planned, shard.parts[number], growing, found)}
+    rows = sum(part.stop - part.start for part in shard.parts if part.number not in kept)
+    message = "%s: %d of %d parts are intact and stay; %d of %d rows are made again"
+    job.logger.warning(message, shard.name, len(kept), len(shard.parts), rows, shard.num_rows)
+
+
+def _intact_parts(output: pathlib.Path, info: ShardInfo, num_parts: int) -> set[int]:
+    """Return the numbers of the parts that a file of a shard holds in their places; it may also have a trailer."""
+    if len(info.parts) - num_parts not in (0, 1):  # an older plan divided it differently
+        return set()
+    with contextlib.suppress(OSError, CorruptDataError):
+        path = regular_path(output, info.file)
+        return {number for number, is_there in enumerate(info.intact_parts(path)[:num_parts]) if is_there}
+    return set()
+
+
+def _is_kept(planned: PlannedJob, part: PartSpec, growing: GrowingShard, files: Mapping[str, ShardInfo]) -> bool:
+    """Copy a part out of the files of a shard and give it a receipt; return whether it has one."""
+    if growing.receipt(part.number) is not None:  # of a killed repair
+        return True
+    store, inputs = planned.store, planned.inputs
+    kept: list[PartInfo] = []
+    keys: list[str] = []
+    for made in planned.job.formats:
+        info = files[made.extension]
+        start = sum(one.num_bytes for one in info.parts[: part.number])
+        size, digest = info.parts[part.number]
+        with open(regular_path(planned.job.output, info.file), "rb") as file:
+            path = part_path(growing.folder, part.number, made.extension)
+            try:
+                lines, keys = _copied_part(file, start, size, path, made)
+            except CorruptDataError:  # a bit has changed since the comparison
+                return False
+        kept.append(PartInfo(made.extension, size, digest, xxhash.xxh3_128_hexdigest(lines)))
+    runs = [row_key for row_key, _, _ in row_runs(keys)]
+    if runs != store.keys(store.order[part.start : part.stop]):
+        return False
+    write_receipt(
+        growing.folder,
+        Receipt(
+            shard=part.shard,
+            number=part.number,
+            start=part.start,
+            stop=part.stop,
+            fingerprint=part.fingerprint,
+            num_records=len(keys),
+            files=tuple(kept),
+            keys=KeyDigest(keys).hexdigest(),
+            busy_s=0.0,
+            elapsed_s=0.0,
+            num_done=len(runs),
+            inputs=content_digest(inputs.records(part.start, part.stop)) if inputs.has_files else "",
+        ),
+    )
+    return True
+
+
+def _copied_part(
+    shard: BinaryIO, start: int, size: int, path: pathlib.Path, made: ShardFormat
+) -> tuple[bytes, list[str]]:
+    """Copy a part to a file of its own, with its offsets beside it; return the lines of these, and its keys."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    shard.seek(start)
+    with open(temporary, "w+b") as file:
+        for left in range(size, 0, -_COPY_BYTES):
+            file.write(shard.read(min(left, _COPY_BYTES)))
+        trailer = made.trailer(file, [(0, size)])  # parts and a trailer make a shard: it can be read
+        file.seek(size)
+        file.write(trailer)
+        file.seek(0)
+        keys, table, width = [], array("Q"), 2
+        for record, place in made.read_file(file, path=str(path)):
+            keys.append(stored_key(record))
+            table.extend(place)
+            width = len(place)
+        file.truncate(size)
+    columns = np.array(table, np.uint64).reshape(-1, width).T
+    lines = Offsets(*map(np.ascontiguousarray, columns)).to_text().encode()
+    os.replace(temporary, path)
+    replace_file(path.with_suffix(".idx"), lines)
+    return lines, keys
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """The result that a repair must reach.
+
+    Attributes:
+        files: fingerprint of each file, and the checksums of which it must have one.
+        index: size and checksum that each file of the index must have.
+        manifest: manifest to restore at the end; None where it is not known.
+    """
+
+    files: Mapping[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+    index: tuple[IndexInfo, ...] = ()
+    manifest: Manifest | None = None
+
+    def judge(self, files: ShardFiles) -> None:
+        """Raise `OtherBytesError` if a shard's files have other bytes than before."""
+        for info in files:
+            fingerprint, checksums = self.files.get(info.file, ("", ()))
+            if fingerprint == info.fingerprint and checksums and info.checksum not in checksums:
+                raise OtherBytesError(
+                    f"{info.file}: the source gives bytes with the checksum {info.checksum}, the manifest says "
+                    f"{' or '.join(checksums)}"
+                )
+
+    def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
+        """Return whether the files are those of the manifest to restore."""
+        if self.manifest is None or set(index) != set(self.manifest.index):
+            return False
+        return set(files) == set(self.manifest.all_files)
+
+
+class OtherBytesError(OutputError):
+    """The rebuilt bytes differ from the original ones."""
+
+
+def read_wanted(work: pathlib.Path) -> Wanted:
+    """Return the result that the repair under way must reach; an empty one where there is no repair."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        value = read_json(work / "shards" / _WANTED)
+        files = {name: (fingerprint, tuple(checksums)) for name, (fingerprint, checksums) in value["files"].items()}
+        manifest = Manifest.read(work / "shards") if value["is_told"] else None
+        return Wanted(files, manifest.index if manifest else (), manifest)
+    return Wanted()
+
+
+def end_repair(output: pathlib.Path, work: pathlib.Path) -> None:
+    """Restore the manifest of a repair that did not finish: it is as true as it was before."""
+    entries = work / "shards"
+    if (entries / _WANTED).exists() and (entries / MANIFEST_FILE).is_file():
+        if not os.path.lexists(output / MANIFEST_FILE):
+            publish(entries / MANIFEST_FILE, output / MANIFEST_FILE)
+        (entries / _WANTED).unlink()
+
+
+def set_aside(output: pathlib.Path, work: pathlib.Path, name: str) -> None:
+    """Move a file to quarantine; of a link, leave only a note of where it led."""
+    aside = work / "quarantine" / "foreign"
+    aside.mkdir(parents=True, exist_ok=True)
+    place = next(path for path in _places(aside / name.replace("/", "-")) if not os.path.lexists(path))
+    for folder, folders, files in os.walk(output / name):
+        for path in (os.path.join(folder, inner) for inner in (*folders, *files)):
+            _note_link(path, f"{path}.link")
+    if not _note_link(output / name, place):
+        os.replace(output / name, place)
+    fsync_folder((output / name).parent)
+
+
+def _places(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    yield path
+    for number in itertools.count(1):
+        yield path.with_name(f"{path.name}.{number}")
+
+
+def _note_link(path: str | os.PathLike[str], note: str | os.PathLike[str]) -> bool:
+    """Replace a link, beside which no run would write, by a note; return whether it is one."""
+    if not os.path.islink(path):
+        return False
+    with open(note, "x", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"a link to {os.readlink(path)}\n")
+    os.unlink(path)
+    return True
+
+
+def _write_wanted(
+    output: pathlib.Path, entries: pathlib.Path, infos: Sequence[ShardInfo], manifest: Manifest | None
+) -> None:
+    """Note which bytes must be there; if the manifest is damaged and may be wrong, those on disk are accepted, too."""
+    files = {}
+    for info in infos:
+        checksums = [info.checksum]
+        if manifest is None:
+            with contextlib.suppress(OSError, CorruptDataError):
+                checksums.append(info.checksum_of(regular_path(output, info.file)))
+        files[info.file] = (info.fingerprint, checksums)
+    entries.mkdir(parents=True, exist_ok=True)
+    commit_json(entries / _WANTED, {"is_told": manifest is not None, "files": files})
+
+
+def repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
+    """Rewrite those damaged files of a finished directory that hold the offsets of whole shards.
+
+    Args:
+        output: finished directory whose offsets are damaged.
+        damaged: paths in it, as `verify` reports them.
+
+    Returns:
+        The paths of the files that are whole now.
+    """
+    manifest = Manifest.read(output)
+    repaired = set()
+    for format_name, infos in manifest.by_format.items():
+        shard_format = get_format(format_name).with_features(manifest.features)
+        for info in infos:
+            if info.index_file not in damaged or info.file in damaged:
+                continue
+            with open(output / info.file, "rb") as file:
+                offsets = shard_format.find_offsets(file, path=info.file)
+            with commit(output / info.index_file) as index:
+                index.write(offsets.to_text().encode())
+            repaired.add(info.index_file)
+    return repaired
+
+
+def _check_unchanged(planned: PlannedJob, infos: list[ShardInfo]) -> None:
+    made = {info.name: info.fingerprint for info in infos}
+    wanted = {shard.name: shard.fingerprint for shard in planned.plan.shards}
+    shards = {shard.name: shard for shard in planned.plan.shards}
+    known = {name: files for name, files in by_shard(infos).items() if name in shards}
+    changed = {name for name, files in known.items() if not planned.inputs.stand(shards[name], files)}
+    if made == wanted and not changed:
+        return
+    changes = find_changes(planned)
+    reasons = [str(change) for change in changes if change.shard in changed or change.shard not in made]
+    reasons += [f"{name}: no longer in the plan" for name in made if name not in wanted]
+    raise OutputError(
+        f"{planned.job.output} cannot be repaired: source or options are not those that it was made from "
+        f"({join_problems(reasons)}); run() brings it up to date, or restore what has changed"
+    )
+
+
+def _set_strangers_aside(planned: PlannedJob, damaged: set[str]) -> set[str]:
+    """Move aside whatever belongs to no shard of the plan, or is in a file's place without being a file."""
+    extensions = [made.extension for made in planned.job.formats]
+    ours = {name for shard in planned.plan.shards for names in file_names(shard.name, extensions) for name in names}
+    indexes = {index_file(split) for split in planned.plan.splits}
+    ours |= {MANIFEST_FILE, *indexes}
+    sidecars = known_sidecars(planned.job.output)
+    strange = {
+        name
+        for name in damaged | ours | sidecars  # a damaged manifest hides damage to the others
+        if os.path.lexists(planned.job.output / name)
+        # A damaged index may still be readable: the run takes digests of inputs that it does not read again from it.
+        and (name in damaged - (ours - indexes) or unreadable(planned.job.output, name))
+    }
+    for name in sorted(strange):
+        set_aside(planned.job.output, planned.job.work, name)
+    return strange - ours

@@ -1,0 +1,145 @@
+"""Makes single records again, in the caller's process and with the same draws as a run: for debugging and comparing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamat.directory.keys import RecordKey
+from datamat.directory.manifest import MANIFEST_FILE
+from datamat.directory.verify import Problem, examine
+from datamat.errors import DatamatError, OptionError
+from datamat.transforms.seeding import global_state_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from datamat.directory.verify import VerifyReport
+    from datamat.features import Column
+    from datamat.plan.job import PlannedJob
+    from datamat.writers.base import Sample
+
+
+__all__ = ["Recomputation", "replay", "verify_sample"]
+
+
+def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
+    """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
+
+    A breakpoint in `read`, `augment` or the transform stops here. Earlier copies are drawn, too, because a copy that
+    equals one of them is drawn again. The global random state is restored at the end.
+
+    Args:
+        planned: job with its rows and its plan.
+        key: key of the row, or of a record: KEY#COPY, or KEY#COPY-NUMBER where a copy gives several.
+        copy: number of the copy, where the key does not name one.
+
+    Raises:
+        OptionError: there is no such row, or no such copy of it.
+        SampleError: the row fails, as it does in a run.
+    """
+    wanted = RecordKey.parse(key).stored
+    if wanted.copy is None:
+        wanted = RecordKey(wanted.row_key, copy)
+    row, shard = planned.find(wanted.row_key)
+    planned.pipeline.setup_worker()
+    found = []
+    with global_state_kept():
+        for name, columns in planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented):
+            made = RecordKey.parse(name)
+            is_only = made.copy is None and str(wanted) == RecordKey.format(row.key, 0)
+            is_of_copy = made.copy == wanted.copy and wanted.number in (None, made.number)
+            if is_only or is_of_copy:
+                return planned.pipeline.features.decode(columns)
+            found.append(name)
+    raise OptionError(f"row {row.key!r} gives no record {str(wanted)!r}; it gives {', '.join(found)}")
+
+
+def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyReport:
+    """Do what `verify` does, and make the records of a share of the rows again, to compare them byte for byte.
+
+    Args:
+        planned: job with its rows and its plan.
+        share: share of the rows, above 0 and up to 1.
+        deep: whether to decode every record, too.
+
+    Raises:
+        OutputError: the run is not finished.
+        OptionError: the share is not between 0 and 1.
+    """
+    recomputation = Recomputation(planned, share)
+    report = examine(planned.job.output, deep=deep, recomputed=recomputation.difference)
+    missing = [] if MANIFEST_FILE in report.files else recomputation.missing()
+    problems = [Problem(MANIFEST_FILE, f"row {key!r} of the source is in no record; run() adds it") for key in missing]
+    return dataclasses.replace(report, found=(*report.found, *problems))
+
+
+class Recomputation:
+    """Compares records of some rows with those that their source gives now, one at a time, in order.
+
+    Args:
+        planned: job with its rows and its plan.
+        share: share of the rows whose records are made again, above 0 and up to 1; at least one row.
+
+    Raises:
+        OptionError: the share is not between 0 and 1.
+    """
+
+    def __init__(self, planned: PlannedJob, share: float) -> None:
+        if not 0 < share <= 1:
+            raise OptionError(f"verify: sample={share!r}; want a share of the rows, above 0 and up to 1")
+        number = max(round(share * len(planned.store)), 1)
+        # Other rows each time, so that a check that is repeated often covers all of them.
+        chosen = np.random.default_rng().choice(len(planned.store), number, replace=False)
+        self._planned = planned
+        self._left = set(planned.store.keys(np.sort(chosen)))
+        self._chosen = frozenset(self._left)
+        self._current = ""
+        self._records: dict[str, Mapping[str, Column]] = {}
+        planned.pipeline.setup_worker()
+
+    def difference(self, key: str, record: Mapping[str, Any]) -> str:
+        """Return how a stored record differs from what its row gives now; "" if it does not, or is not checked."""
+        row_key = RecordKey.row_of(key)
+        if row_key not in self._chosen:
+            return ""
+        self._left.discard(row_key)
+        if row_key != self._current:
+            try:
+                self._records = self._recomputed(row_key)
+            except DatamatError as error:
+                self._records = {}
+                return f"cannot be made again: {error}"
+            self._current = row_key
+        if key not in self._records:
+            return f"is not among the records that its row gives now: {', '.join(self._records)}"
+        columns = self._records[key]
+        differing = [name for name in columns if not _is_same(record.get(name), columns[name])]
+        return f"differs from what its source gives now, in {', '.join(differing)}" if differing else ""
+
+    def missing(self) -> list[str]:
+        """Return the chosen rows of the source that have no record, but give some now."""
+        missing = []
+        for key in sorted(self._left):
+            with contextlib.suppress(DatamatError):  # it fails, as it did in the run
+                missing += [key] if self._recomputed(key) else []
+        return missing
+
+    def _recomputed(self, row_key: str) -> dict[str, Mapping[str, Column]]:
+        row, shard = self._planned.find(row_key)
+        with global_state_kept():
+            return dict(self._planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented))
+
+
+def _is_same(stored: Any, made: Any) -> bool:
+    """Return whether a column as it was read equals one as it is written, byte for byte, numbers too."""
+    if isinstance(made, np.ndarray):
+        return isinstance(stored, np.ndarray) and stored.dtype == made.dtype and stored.tobytes() == made.tobytes()
+    return isinstance(stored, (list, bytes)) and _listed(stored) == _listed(made)
+
+
+def _listed(value: Any) -> list[bytes]:
+    return [value] if isinstance(value, bytes) else list(value)

@@ -1,0 +1,1041 @@
+"""What a run reports, and to whom: the events of a run, the hooks that hear them, and the report at its end.
+
+Run, PartQueue ── one frozen record per event ──> RunEvents ──> LedgerHook, RunTally (the report)
+                                                      └──> hooks of the user, ProgressBar, RunLog
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
+from datamat.errors import IncompleteRunError, OutputError, SampleError
+from datamat.options import Remedies
+
+if TYPE_CHECKING:
+    import logging
+    import pathlib
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from datamat.directory.ledger import FailedRow
+    from datamat.directory.manifest import ShardFiles
+    from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
+    from datamat.plan.job import Job
+    from datamat.plan.plan import Plan, ShardSpec
+    from datamat.run.receipts import Receipt
+
+
+__all__ = [
+    "LedgerHook",
+    "LimitReached",
+    "PartDamaged",
+    "PartDone",
+    "PlanMade",
+    "ProgressBar",
+    "RunEnded",
+    "RunEvent",
+    "RunEvents",
+    "RunHook",
+    "RunLog",
+    "RunReport",
+    "RunStarted",
+    "RunTally",
+    "SampleDropped",
+    "SampleFailed",
+    "SampleRecovered",
+    "SampleRetried",
+    "ShardFinished",
+    "WorkerLost",
+    "WorkersStarted",
+    "describe_dropped",
+    "reporting",
+]
+
+# ---------------------------------------------------------------- events
+
+
+class RunEvent:
+    """Something that happened in a run; what a `RunHook` hears.
+
+    Attributes:
+        method: name of the method of `RunHook` that takes it.
+    """
+
+    __slots__ = ()
+    method: ClassVar[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(RunEvent):
+    """A run holds the lock of its output, and has touched nothing yet.
+
+    Attributes:
+        output: folder of the finished shards.
+        name: name of the dataset.
+        writer: class of the writer, as "module:Class".
+        formats: names of the shard formats.
+        seed: base seed; with the sample key it decides every random draw.
+        copies: records per input row, for all splits or by split.
+        include: shell patterns of the shards to make; None makes all.
+        exclude: shell patterns of the shards to leave out.
+        shards: how samples are laid out in files.
+        workers: the processes that do the work.
+        errors: what happens to samples that fail.
+    """
+
+    method: ClassVar[str] = "on_run_start"
+    output: pathlib.Path
+    name: str
+    writer: str
+    formats: tuple[str, ...]
+    seed: int
+    copies: int | Mapping[str, int]
+    include: str | Sequence[str] | None
+    exclude: str | Sequence[str] | None
+    shards: ShardOptions
+    workers: WorkerOptions
+    errors: ErrorPolicy
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade(RunEvent):
+    """The source is indexed, and every row has its shard.
+
+    Attributes:
+        plan: the whole plan.
+        shards: names of the shards that this run is to have at its end.
+        num_rows: input rows of these shards.
+        num_records: records that they hold if no row fails.
+    """
+
+    method: ClassVar[str] = "on_plan"
+    plan: Plan
+    shards: tuple[str, ...]
+    num_rows: int
+    num_records: int
+
+    @classmethod
+    def of(cls, plan: Plan, shards: Sequence[ShardSpec]) -> PlanMade:
+        """Return the event of a plan of which these shards are to be made."""
+        return cls(
+            plan=plan,
+            shards=tuple(shard.name for shard in shards),
+            num_rows=sum(shard.num_rows for shard in shards),
+            num_records=sum(shard.num_rows * shard.copies for shard in shards),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarted(RunEvent):
+    """The first parts are handed out.
+
+    Attributes:
+        num_workers: worker processes of datamat's own; 0 where an `executor` does the work.
+        start_method: start method of these processes, and why it was chosen; "" where an `executor` does the work.
+    """
+
+    method: ClassVar[str] = "on_workers_start"
+    num_workers: int
+    start_method: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartDone(RunEvent):
+    """A part of a shard is done: its records and its receipt are on the disk.
+
+    Attributes:
+        shard: name of the shard.
+        part: number of the part in its shard.
+        num_rows: input rows of the part.
+        num_failed: rows among them that failed.
+        num_dropped: rows among them that were left out on purpose.
+        num_dropped_records: records that were left out on purpose of rows that gave others.
+        num_records: records that the others gave.
+        num_bytes: size of these records in all formats.
+        busy_s: processor time that the worker spent on the part.
+        is_resumed: whether an earlier run did the part, and this one takes it over.
+    """
+
+    method: ClassVar[str] = "on_part_done"
+    shard: str
+    part: int
+    num_rows: int
+    num_failed: int
+    num_dropped: int
+    num_dropped_records: int
+    num_records: int
+    num_bytes: int
+    busy_s: float
+    is_resumed: bool
+
+    @classmethod
+    def of(cls, receipt: Receipt, *, is_resumed: bool) -> PartDone:
+        """Return the event of a receipt."""
+        return cls(
+            shard=receipt.shard,
+            part=receipt.number,
+            num_rows=receipt.num_rows,
+            num_failed=len(receipt.failed),
+            num_dropped=receipt.num_dropped,
+            num_dropped_records=receipt.num_dropped_records,
+            num_records=receipt.num_records,
+            num_bytes=receipt.num_bytes,
+            busy_s=receipt.busy_s,
+            is_resumed=is_resumed,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartDamaged(RunEvent):
+    """A part changed between its worker and its shard, as by a bad disk, and is made again.
+
+    Attributes:
+        shard: name of the shard.
+        part: number of the part in its shard.
+        again: numbers of all parts of the shard that are made again.
+        message: what is wrong with the part.
+    """
+
+    method: ClassVar[str] = "on_part_damaged"
+    shard: str
+    part: int
+    again: tuple[int, ...]
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleDropped(RunEvent):
+    """A sample was left out on purpose, by `Skip` or None: no failure.
+
+    Attributes:
+        shard: name of the shard that does without it.
+        position: place of its row in the order of the plan.
+        key: key of its row; KEY#COPY or KEY#COPY-NUMBER of the one that was left out, where the row gave others.
+        error: name of the class: "Skip", or a subclass of it; "NoSample" where None or nothing was returned.
+        message: reason that was given.
+        is_resumed: whether an earlier run left it out, whose part this one takes over.
+    """
+
+    method: ClassVar[str] = "on_sample_dropped"
+    shard: str
+    position: int
+    key: str
+    error: str
+    message: str
+    is_resumed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFailed(RunEvent):
+    """A sample failed, and gave no record.
+
+    Attributes:
+        shard: name of the shard that does without it; "" where the failure ends the run.
+        position: place of its row in the order of the plan; -1 where the failure ends the run.
+        key: key of its row.
+        error: name of the exception's class.
+        message: what went wrong.
+        action: response of the run: "skip" or "quarantine" continues without the sample, "raise" ends the run.
+        attempts: how often it was tried.
+        is_resumed: whether it failed in an earlier run, whose part this one takes over.
+    """
+
+    method: ClassVar[str] = "on_sample_failed"
+    shard: str
+    position: int
+    key: str
+    error: str
+    message: str
+    action: Literal["skip", "quarantine", "raise"]
+    attempts: int
+    is_resumed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRetried(RunEvent):
+    """A sample failed at first, and gave its records when it was tried again.
+
+    Attributes:
+        shard: name of the shard.
+        position: place of its row in the order of the plan.
+        key: key of its row.
+        error: name of the class of the last exception.
+        message: description of the last failure.
+        attempts: how often it was tried.
+        is_resumed: whether an earlier run tried it, whose part this one takes over.
+    """
+
+    method: ClassVar[str] = "on_sample_retried"
+    shard: str
+    position: int
+    key: str
+    error: str
+    message: str
+    attempts: int
+    is_resumed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecovered(RunEvent):
+    """A sample that an earlier run put into quarantine is good now.
+
+    Attributes:
+        shard: name of the shard.
+        key: key of its row.
+    """
+
+    method: ClassVar[str] = "on_sample_recovered"
+    shard: str
+    key: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost(RunEvent):
+    """A worker died, or was ended because a sample ran out of time; its part is tried again.
+
+    Attributes:
+        shard: name of the shard.
+        part: number of the part in its shard.
+        key: key of the row that it was at, the first one of a block; None where it was at none.
+        num_rows: rows that it was at: more than one in a block.
+        timed_out: whether a sample ran longer than `sample_timeout_s`.
+        message: signal or exit code, peak memory and, where known, the Python stack.
+    """
+
+    method: ClassVar[str] = "on_worker_lost"
+    shard: str
+    part: int
+    key: str | None
+    num_rows: int
+    timed_out: bool
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFinished(RunEvent):
+    """All parts of a shard are in its files, and these are flushed to the disk.
+
+    Attributes:
+        shard: name of the shard.
+        split: name of its split.
+        files: names of its files in the output, one per format.
+        num_rows: input rows of the shard.
+        num_failed: rows among them that failed.
+        num_dropped: rows among them that were left out on purpose.
+        num_dropped_records: records that were left out on purpose of rows that gave others.
+        num_records: records of the shard.
+        num_bytes: size of its files.
+        is_reused: whether an earlier run finished it, and this one leaves it as it is.
+        is_held: whether its files wait in `.datamat`, without their names, until all shards are finished that replace
+            others.
+    """
+
+    method: ClassVar[str] = "on_shard_finished"
+    shard: str
+    split: str
+    files: tuple[str, ...]
+    num_rows: int
+    num_failed: int
+    num_dropped: int
+    num_dropped_records: int
+    num_records: int
+    num_bytes: int
+    is_reused: bool
+    is_held: bool
+
+    @classmethod
+    def of(cls, shard: ShardSpec, files: ShardFiles, *, is_reused: bool, is_held: bool) -> ShardFinished:
+        """Return the event of a shard with these files."""
+        first = files[0]
+        return cls(
+            shard=shard.name,
+            split=shard.split,
+            files=tuple(info.file for info in files),
+            num_rows=first.num_rows,
+            num_failed=first.num_failed,
+            num_dropped=first.num_dropped,
+            num_dropped_records=first.num_dropped_records,
+            num_records=first.num_records,
+            num_bytes=sum(info.num_bytes for info in files),
+            is_reused=is_reused,
+            is_held=is_held,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LimitReached(RunEvent):
+    """The run stops here, with work left.
+
+    Attributes:
+        limit: name of the limit: "deadline" or "max_disk".
+        num_rows: input rows that are done.
+        num_failed: rows among them that failed.
+        num_dropped: rows among them that were left out on purpose.
+        num_records: records that the others gave.
+        num_rows_planned: input rows that the run was to do.
+    """
+
+    method: ClassVar[str] = "on_limit_reached"
+    limit: Literal["deadline", "max_disk"]
+    num_rows: int
+    num_failed: int
+    num_dropped: int
+    num_records: int
+    num_rows_planned: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(RunEvent):
+    """The run is over; nothing comes after this event.
+
+    Attributes:
+        report: what `run` is about to return; None where an error ended the run.
+        error: what `run` is about to raise, also a `KeyboardInterrupt`; None where it returns.
+    """
+
+    method: ClassVar[str] = "on_run_end"
+    report: RunReport | None
+    error: BaseException | None
+
+
+# ---------------------------------------------------------------- hooks
+
+
+class RunHook:
+    """Hears what happens in a run: subclass it, and write the methods that you need; the others do nothing.
+
+    Pass hooks as `Materializer(..., hooks=[MyHook()])`, as callbacks of Keras or Lightning. Each method takes one
+    frozen record, whose attributes say what happened.
+
+    What a hook may rely on:
+
+    - It is called in the process and the thread that called `run`, `rerun_failed` or `repair`, one event at a time; it
+      never travels to a worker, and may hold what cannot be pickled.
+    - `on_run_start` comes first and `on_run_end` last, each once per run, however the run ends, unless the process is
+      killed. `repair` may do several runs. `on_plan` comes before anything about workers, parts, samples and shards.
+    - What an event says is on the disk already, and the ledger has recorded it: a process that is killed inside a hook
+      loses no work, and the next run resumes there.
+    - Each part of the shards that the run makes gets `on_part_done`, before the samples of that part that failed or
+      were retried, and before the `on_shard_finished` of its shard. A part that `on_part_damaged` names in `again` gets
+      another one. Parts come in the order in which workers finish them; nothing about the output depends on it.
+    - A shard that needs nothing gets `on_shard_finished` alone, with `is_reused`.
+    - Workers wait for nobody, but the driver does: while a hook works, finished parts are not joined. Keep it short, or
+      hand the event to a thread.
+
+    A hook that raises an `Exception` is logged once, with its traceback, and hears no more of the run, which continues;
+    the next run calls it again. `KeyboardInterrupt` and `SystemExit` pass through: they end the run as Ctrl-C does, and
+    the next one resumes there.
+
+    Example:
+        >>> class Count(RunHook):
+        ...     num_records = 0
+        ...
+        ...     def on_part_done(self, event):
+        ...         self.num_records += event.num_records
+        >>> Materializer("camvid", "CamVid", "out/camvid", hooks=[Count()]).run()   # doctest: +SKIP
+    """
+
+    def on_event(self, event: RunEvent) -> None:
+        """Take any event: calls the method that is there for it. Override it to hear all of them in one place."""
+        getattr(self, event.method)(event)
+
+    def on_run_start(self, event: RunStarted) -> None:
+        """Take the start of a run."""
+
+    def on_plan(self, event: PlanMade) -> None:
+        """Take the plan, before any work."""
+
+    def on_workers_start(self, event: WorkersStarted) -> None:
+        """Take the start of the workers; does not come where there is nothing to do."""
+
+    def on_part_done(self, event: PartDone) -> None:
+        """Take a part that is done, by this run or by an earlier one."""
+
+    def on_part_damaged(self, event: PartDamaged) -> None:
+        """Take a part that has to be made again."""
+
+    def on_sample_dropped(self, event: SampleDropped) -> None:
+        """Take a sample that was left out on purpose."""
+
+    def on_sample_failed(self, event: SampleFailed) -> None:
+        """Take a sample that failed."""
+
+    def on_sample_retried(self, event: SampleRetried) -> None:
+        """Take a sample that gave its records only when it was tried again."""
+
+    def on_sample_recovered(self, event: SampleRecovered) -> None:
+        """Take a sample that was in quarantine and is good now."""
+
+    def on_worker_lost(self, event: WorkerLost) -> None:
+        """Take the death of a worker."""
+
+    def on_shard_finished(self, event: ShardFinished) -> None:
+        """Take a shard that is finished, by this run or by an earlier one."""
+
+    def on_limit_reached(self, event: LimitReached) -> None:
+        """Take the deadline or the limit of disk space that stops the run."""
+
+    def on_run_end(self, event: RunEnded) -> None:
+        """Take the end of the run, by its report or by an error."""
+
+
+class RunEvents:
+    """Passes the events of one run to its hooks.
+
+    Args:
+        ledger: writes the ledger; called first, and its errors end the run: what is not recorded has not happened.
+        tally: counts what the report says; called next.
+        hooks: all other hooks, in their order; one that raises is switched off.
+        logger: logger for hooks that raise.
+    """
+
+    def __init__(self, ledger: LedgerHook, tally: RunTally, hooks: Sequence[RunHook], logger: logging.Logger) -> None:
+        self.tally = tally
+        self._ledger = ledger
+        self._hooks = list(hooks)
+        self._logger = logger
+        self._has_ended = False
+
+    def emit(self, event: RunEvent) -> None:
+        """Pass an event on; raises `OutputError` where the ledger cannot take it."""
+        self._ledger.on_event(event)
+        self.tally.on_event(event)
+        self._has_ended = isinstance(event, RunEnded)
+        for hook in self._hooks[:]:
+            self._call(hook, event)
+
+    def emit_part(self, receipt: Receipt, *, is_resumed: bool) -> None:
+        """Pass on that a part is done, and which of its rows failed, were retried or left out."""
+        self.emit(PartDone.of(receipt, is_resumed=is_resumed))
+        for row in (*receipt.failed, *receipt.retried, *receipt.dropped):
+            self.emit(_sample_event(receipt.shard, row, is_resumed=is_resumed))
+
+    def fail(self, error: BaseException) -> None:
+        """Pass on the error that ends the run, to every hook; a ledger that cannot take it hides nothing."""
+        ending: list[RunEvent] = [RunEnded(report=None, error=error)]
+        if isinstance(error, SampleError):
+            ending.insert(0, _fatal_sample(error))
+        for event in [] if self._has_ended else ending:
+            with contextlib.suppress(OutputError):  # the disk may be what failed
+                self._ledger.on_event(event)
+            for hook in self._hooks[:]:
+                self._call(hook, event)
+
+    def sync(self) -> None:
+        """Flush the ledger to the disk."""
+        self._ledger.sync()
+
+    def _call(self, hook: RunHook, event: RunEvent) -> None:
+        try:
+            hook.on_event(event)
+        except Exception:
+            self._hooks = [other for other in self._hooks if other is not hook]
+            self._logger.warning(
+                "%s.%s raised; the run continues, and calls this hook no more",
+                type(hook).__qualname__,
+                event.method,
+                exc_info=True,
+            )
+
+
+@contextlib.contextmanager
+def reporting(job: Job, hooks: Sequence[RunHook], *, began: float) -> Iterator[RunEvents]:
+    """Report a run from its start to its end, which is an error where the block raises one.
+
+    Args:
+        job: the job; names output and ledger.
+        hooks: hooks of the user and the progress bar, in the order in which they are called.
+        began: when the run began, by `time.perf_counter`.
+    """
+    ledger = Ledger(job.work / LEDGER_FILE)
+    events = RunEvents(LedgerHook(ledger), RunTally(began), [*hooks, RunLog(job.logger)], job.logger)
+    try:
+        events.emit(
+            RunStarted(
+                output=job.output,
+                name=job.name,
+                writer=job.writer_name,
+                formats=tuple(made.name for made in job.formats),
+                seed=job.seed,
+                copies=job.copies,
+                include=job.include,
+                exclude=job.exclude,
+                shards=job.shards,
+                workers=job.workers,
+                errors=job.errors,
+            )
+        )
+        yield events
+    except BaseException as error:
+        events.fail(error)
+        raise
+    finally:
+        ledger.close()
+
+
+def _sample_event(shard: str, row: FailedRow, *, is_resumed: bool) -> SampleFailed | SampleRetried | SampleDropped:
+    if row.action == "drop":
+        return SampleDropped(
+            shard=shard,
+            position=row.position,
+            key=row.key,
+            error=row.error,
+            message=row.message,
+            is_resumed=is_resumed,
+        )
+    values: Any = {**dataclasses.asdict(row), "shard": shard, "is_resumed": is_resumed}
+    if row.action != "retry":
+        return SampleFailed(**values)
+    del values["action"]
+    return SampleRetried(**values)
+
+
+def _fatal_sample(error: SampleError) -> SampleFailed:
+    return SampleFailed(
+        shard="",
+        position=-1,
+        key=error.key,
+        error=type(error.__cause__ or error).__name__,
+        message=error.reason,
+        action="raise",
+        attempts=1,
+        is_resumed=False,
+    )
+
+
+# ---------------------------------------------------------------- the hooks of every run
+
+
+class LedgerHook(RunHook):
+    """Writes the lines of the ledger.
+
+    Args:
+        ledger: ledger that is open for writing; the caller closes it.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._recorded: set[tuple[str, str, str, str]] | None = None  # rows that have a line already
+
+    def on_run_start(self, event: RunStarted) -> None:
+        """Record the options of the run, and nothing that may be secret."""
+        self._ledger.write(
+            "run_started",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            python=sys.version.partition(" ")[0],
+            writer=event.writer,
+            formats=list(event.formats),
+            seed=event.seed,
+            copies=event.copies,
+            include=event.include,
+            exclude=event.exclude,
+            shards=dataclasses.asdict(event.shards),
+            workers=dataclasses.asdict(event.workers),
+            errors=dataclasses.asdict(event.errors),
+        )
+
+    def on_part_done(self, event: PartDone) -> None:
+        """Write which part was made; one that an earlier run made has its line."""
+        if not event.is_resumed:
+            self._ledger.write(
+                "part_committed",
+                shard=event.shard,
+                part=event.part,
+                rows=event.num_rows,
+                failed=event.num_failed,
+                **_if_any("dropped", event.num_dropped),
+                records=event.num_records,
+                bytes=event.num_bytes,
+                busy_s=round(event.busy_s, 3),
+            )
+
+    def on_part_damaged(self, event: PartDamaged) -> None:
+        """Write which parts are made again."""
+        self._ledger.write(
+            "part_damaged", shard=event.shard, part=event.part, again=list(event.again), message=event.message
+        )
+
+    def on_sample_failed(self, event: SampleFailed) -> None:
+        """Write which sample failed."""
+        if event.action == "raise":
+            self._ledger.write("sample_failed", key=event.key, message=event.message)
+        else:
+            self._write_row({"skip": "sample_skipped", "quarantine": "sample_quarantined"}[event.action], event)
+
+    def on_sample_dropped(self, event: SampleDropped) -> None:
+        """Write which sample was left out, and why."""
+        self._write_row("sample_dropped", event)
+
+    def on_sample_retried(self, event: SampleRetried) -> None:
+        """Write which sample was tried again."""
+        self._write_row("sample_retried", event)
+
+    def on_sample_recovered(self, event: SampleRecovered) -> None:
+        """Write which sample is no longer in quarantine."""
+        self._ledger.write("sample_mended", shard=event.shard, key=event.key)
+
+    def on_worker_lost(self, event: WorkerLost) -> None:
+        """Write which worker died, and at which sample."""
+        self._ledger.write(
+            "sample_timeout" if event.timed_out else "worker_died",
+            shard=event.shard,
+            part=event.part,
+            key=event.key,
+            rows=event.num_rows,
+            message=event.message,
+        )
+
+    def on_limit_reached(self, event: LimitReached) -> None:
+        """Write what stopped the run."""
+        self._ledger.write(
+            {"deadline": "deadline_reached", "max_disk": "disk_reached"}[event.limit],
+            planned=event.num_rows_planned,
+            rows=event.num_rows,
+            failed=event.num_failed,
+            **_if_any("dropped", event.num_dropped),
+            records=event.num_records,
+        )
+
+    def on_run_end(self, event: RunEnded) -> None:
+        """Write how the run ended."""
+        if (report := event.report) is not None:
+            self._ledger.write(
+                "run_finished",
+                is_complete=report.is_complete,
+                rows=report.num_rows,
+                failed=report.num_failed,
+                **_if_any("dropped", report.num_dropped),
+                records=report.num_records,
+                bytes=report.num_bytes,
+                elapsed_s=round(report.elapsed_s, 3),
+            )
+        else:
+            kind = "run_failed" if isinstance(event.error, Exception) else "interrupted"
+            self._ledger.write(kind, error=type(event.error).__name__, message=str(event.error))
+
+    def sync(self) -> None:
+        """Flush what was written to the disk."""
+        self._ledger.sync()
+
+    def _write_row(self, kind: str, event: SampleFailed | SampleRetried | SampleDropped) -> None:
+        """Write the line of a row once, however many runs it takes to finish the output.
+
+        A run that is killed after its worker left the receipt has no line of it yet; then the next run, which takes the
+        part over, writes it.
+        """
+        if self._recorded is None:
+            self._recorded = self._ledger.recorded_rows()
+        row = (kind, event.shard, event.key, cut_text(event.message))
+        if row not in self._recorded:
+            self._recorded.add(row)
+            names = ["shard", "position", "key", "error", "message"]
+            if not isinstance(event, SampleDropped):
+                names.append("attempts")
+            self._ledger.write(kind, **{name: getattr(event, name) for name in names})
+
+
+def _if_any(name: str, count: int) -> dict[str, int]:
+    """Return a count for the ledger, where there is one."""
+    return {name: count} if count else {}
+
+
+class RunTally(RunHook):
+    """Counts what the report says.
+
+    Args:
+        began: when the run began, by `time.perf_counter`.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._num_rows_planned = 0
+        self._num_workers = 0
+        self._start_method = ""
+        self._shards: dict[str, ShardFinished] = {}
+        self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
+        self._num_written = 0
+        self._num_resumed = 0
+        self._busy_s = 0.0
+
+    def on_plan(self, event: PlanMade) -> None:
+        """Note how much there is to do."""
+        self._num_rows_planned = event.num_rows
+
+    def on_workers_start(self, event: WorkersStarted) -> None:
+        """Note who does it."""
+        self._num_workers = event.num_workers
+        self._start_method = event.start_method
+
+    def on_part_done(self, event: PartDone) -> None:
+        """Count a part."""
+        self._parts.setdefault(event.shard, {})[event.part] = event
+        if event.is_resumed:
+            self._num_resumed += 1
+        else:
+            self._num_written += 1
+            self._busy_s += event.busy_s
+
+    def on_part_damaged(self, event: PartDamaged) -> None:
+        """Forget parts that are no longer there."""
+        for part in event.again:
+            self._parts.get(event.shard, {}).pop(part, None)
+
+    def on_shard_finished(self, event: ShardFinished) -> None:
+        """Count a shard, in place of its parts."""
+        self._shards[event.shard] = event
+        self._parts.pop(event.shard, None)
+
+    def limit_reached(self, limit: Literal["deadline", "max_disk"]) -> LimitReached:
+        """Return the event of a limit that stops the run now."""
+        done = self._done()
+        return LimitReached(
+            limit=limit,
+            num_rows=sum(each.num_rows for each in done),
+            num_failed=sum(each.num_failed for each in done),
+            num_dropped=sum(each.num_dropped for each in done),
+            num_records=sum(each.num_records for each in done),
+            num_rows_planned=self._num_rows_planned,
+        )
+
+    def report(self, job: Job, *, is_complete: bool, stopped: str) -> RunReport:
+        """Return the report of the run, as it is now.
+
+        Args:
+            job: the job; names output and remedies.
+            is_complete: whether every shard of the plan is finished.
+            stopped: "deadline" or "max_disk" where that ended the run, else "".
+        """
+        done = self._done()
+        num_reused = sum(shard.is_reused for shard in self._shards.values())
+        return RunReport(
+            output=job.output,
+            is_complete=is_complete,
+            num_rows=sum(each.num_rows for each in done),
+            num_failed=sum(each.num_failed for each in done),
+            num_dropped=sum(each.num_dropped for each in done),
+            num_dropped_records=sum(each.num_dropped_records for each in done),
+            num_records=sum(each.num_records for each in done),
+            num_bytes=sum(each.num_bytes for each in done),
+            num_rows_planned=self._num_rows_planned,
+            num_shards_written=len(self._shards) - num_reused,
+            num_shards_reused=num_reused,
+            num_parts_written=self._num_written,
+            num_parts_resumed=self._num_resumed,
+            elapsed_s=time.perf_counter() - self._began,
+            busy_s=self._busy_s,
+            num_workers=self._num_workers,
+            start_method=self._start_method,
+            stopped=stopped,
+            num_shards_held=0 if is_complete else sum(shard.is_held for shard in self._shards.values()),
+            remedies=job.remedies,
+        )
+
+    def _done(self) -> list[ShardFinished | PartDone]:
+        """Return finished shards, and finished parts of the others."""
+        return [*self._shards.values(), *(part for parts in self._parts.values() for part in parts.values())]
+
+
+class ProgressBar(RunHook):
+    """Shows a bar over records on standard error, in the terminal or the notebook, and the report at the end."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._num_records = 0  # that earlier runs made; they do not count as speed
+        self._num_bytes = 0
+
+    def on_plan(self, event: PlanMade) -> None:
+        """Note what the whole is."""
+        self._name, self._total = event.plan.name, event.num_records
+
+    def on_shard_finished(self, event: ShardFinished) -> None:
+        """Count a shard that was there before the work began."""
+        if event.is_reused:
+            self._num_records += event.num_records
+
+    def on_part_done(self, event: PartDone) -> None:
+        """Move on; the bar appears with the first part, so that workers are at work before its package is imported."""
+        if event.is_resumed:
+            self._num_records += event.num_records
+            return
+        if self._bar is None:
+            self._bar = _tqdm()(
+                total=self._total,
+                initial=self._num_records,
+                desc=self._name,
+                unit=" samples",
+                unit_scale=True,
+                file=sys.stderr,
+            )
+        self._num_bytes += event.num_bytes
+        elapsed = self._bar.format_dict["elapsed"] or 1e-9
+        self._bar.set_postfix_str(f"{self._num_bytes / 1e6 / elapsed:.1f} MB/s", refresh=False)
+        self._bar.update(event.num_records)
+
+    def on_run_end(self, event: RunEnded) -> None:
+        """Close the bar, and show the report."""
+        if self._bar is not None:
+            self._bar.close()
+        if event.report is not None:
+            _tqdm().write(str(event.report), file=sys.stderr)
+
+
+def _tqdm() -> Any:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tqdm warns in a notebook without ipywidgets, and shows a text bar there
+        from tqdm.auto import tqdm
+    return tqdm
+
+
+class RunLog(RunHook):
+    """Logs what goes wrong, and the report.
+
+    Args:
+        logger: receives warnings and, at the end, the report.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def on_worker_lost(self, event: WorkerLost) -> None:
+        """Warn of the death of a worker."""
+        at = "before its first row" if event.key is None else f"at sample {event.key!r}"
+        self._logger.warning("part %d of %s, %s: %s", event.part, event.shard, at, event.message)
+
+    def on_part_damaged(self, event: PartDamaged) -> None:
+        """Warn of a part that was damaged."""
+        self._logger.warning("%s, %s; %d parts of it are made again", event.shard, event.message, len(event.again))
+
+    def on_run_end(self, event: RunEnded) -> None:
+        """Log the report."""
+        if event.report is not None:
+            self._logger.info("%s", event.report)
+
+
+# ---------------------------------------------------------------- the report
+
+
+def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
+    """Return how much was left out on purpose, for a summary; "" where nothing was."""
+    samples = f"{num_dropped:,} sample{'' if num_dropped == 1 else 's'}" if num_dropped else ""
+    of_others = " of other samples" if num_dropped else ""
+    records = f"{num_dropped_records:,} record{'' if num_dropped_records == 1 else 's'}{of_others}"
+    listed = [text for text, count in ((samples, num_dropped), (records, num_dropped_records)) if count]
+    return f"{' and '.join(listed)} left out" if listed else ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run did. `str` of it is the summary.
+
+    Attributes:
+        output: folder of the finished shards.
+        is_complete: whether every shard of the plan is finished and the manifest written; False where `include` or
+            `exclude` left some out.
+        num_rows, num_records, num_bytes: totals of what is finished, including finished parts if the run stopped early.
+        num_shards_written, num_shards_reused: number of shards made by this run, and left as they were.
+        num_parts_written, num_parts_resumed: number of parts made by this run, and taken over from an interrupted one.
+        elapsed_s: wall time of the run, in seconds.
+        busy_s: processor time of all workers for parts, in seconds.
+        num_workers: number of datamat's own worker processes; 0 where there was nothing to do, or an `executor` did it.
+        start_method: start method of the workers, and why it was chosen.
+        num_failed: rows among `num_rows` that failed, in this run or earlier; the ledger says why.
+        num_dropped: rows among `num_rows` of which every record was left out on purpose, by `Skip` or None, in this run
+            or earlier; the ledger says why.
+        num_dropped_records: records, such as single copies, that were left out of rows that gave others.
+        num_rows_planned: number of rows of the shards that this run was to make.
+        stopped: "deadline" or "max_disk" where that ended the run before it was done, else "".
+        num_shards_held: number of finished shards without a name: they replace others, and wait in `.datamat` until
+            the whole plan is finished, so that no reader finds old and new ones together.
+        remedies: calls that `str` recommends next.
+    """
+
+    output: pathlib.Path
+    is_complete: bool
+    num_rows: int
+    num_records: int
+    num_bytes: int
+    num_shards_written: int
+    num_shards_reused: int
+    num_parts_written: int
+    num_parts_resumed: int
+    elapsed_s: float
+    busy_s: float
+    num_workers: int
+    start_method: str = ""
+    num_failed: int = 0
+    num_dropped: int = 0
+    num_dropped_records: int = 0
+    num_rows_planned: int = 0
+    stopped: str = ""
+    num_shards_held: int = 0
+    remedies: Remedies = dataclasses.field(default_factory=Remedies)
+
+    @property
+    def did_nothing(self) -> bool:
+        """Whether everything was there already."""
+        return not self.stopped and self.num_shards_written == 0 and self.num_parts_written == 0
+
+    @property
+    def speedup(self) -> float:
+        """How much faster than one core doing the same work and nothing else: busy time / elapsed time."""
+        return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    def raise_if_incomplete(self) -> RunReport:
+        """Raise if the run stopped before the whole plan was finished; return the report otherwise.
+
+        A script that does not catch the error exits with status 1, so that a scheduler starts it again.
+
+        Raises:
+            IncompleteRunError: says why the run stopped, how much is done, and how to resume.
+
+        Example:
+            >>> job.run(deadline="23h30m").raise_if_incomplete()   # doctest: +SKIP
+        """
+        if not self.is_complete:
+            raise IncompleteRunError(str(self))
+        return self
+
+    def __str__(self) -> str:
+        size = f"{self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
+        if left_out := describe_dropped(self.num_dropped, self.num_dropped_records):
+            size += f"; {left_out} (.datamat/ledger.jsonl says why)"
+        if self.num_failed:
+            size += (
+                f"; {self.num_failed:,} rows failed (.datamat/ledger.jsonl says why, {self.remedies.retry} tries them "
+                "again)"
+            )
+        if self.did_nothing:
+            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
+        state = "complete"
+        if not self.is_complete:
+            state = f"finished as far as include/exclude say, {self.remedies.again} without them makes the rest"
+        if self.stopped:
+            share = self.num_rows / max(self.num_rows_planned, 1)
+            state = (
+                f"stopped by its {self.stopped} with {self.num_rows:,} of {self.num_rows_planned:,} rows done "
+                f"({share:.0%}), {self.remedies.again} again continues from there"
+            )
+        if self.num_shards_held:
+            state += f"; {self.num_shards_held} new shards wait in .datamat until all that replace others are finished"
+        resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
+        reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
+        workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+        if self.num_parts_written and not self.num_workers:
+            workers = "the executor given"
+        return (
+            f"{self.output}: {state}: {size} in {self.elapsed_s:.2f} s with {workers} "
+            f"({self.speedup:.2f}x one core){resumed}{reused}"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>"

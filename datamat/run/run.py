@@ -1,0 +1,789 @@
+"""One run, from the call to its report: the lock, what is finished, what is missing, and the commit."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import glob
+import shutil
+import time
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from datamat.directory.files import (
+    WORK,
+    check_lock,
+    disk_errors_explained,
+    empty_folder,
+    fsync_folder,
+    locked,
+    refuse_links,
+)
+from datamat.directory.keys import RecordKey, ShardName, stored_keys
+from datamat.directory.ledger import LEDGER_FILE, read_ledger
+from datamat.directory.manifest import (
+    HELD,
+    INDEX_FOLDER,
+    Manifest,
+    by_shard,
+    growing_path,
+    is_being_replaced,
+    note_finished,
+    put_aside,
+    read_entries,
+    salvaged_shards,
+    withdraw_manifest,
+)
+from datamat.directory.sidecars.exporting import withdraw_sidecars, write_sidecars
+from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, join_problems
+from datamat.plan.changes import (
+    find_reusable,
+    index_reader,
+    known_shards,
+    lost_files,
+    main_reasons,
+    missing_files,
+    num_changed_rows,
+    read_snapshot,
+    write_snapshot,
+)
+from datamat.run.dispatch import PartQueue
+from datamat.run.limits import DiskLimit, ErrorLimit
+from datamat.run.publish import write_index_files
+from datamat.run.quarantine import kept_names, release, safe_name
+from datamat.run.receipts import DamagedPartError, Sealed, part_folder
+from datamat.run.repair import OtherBytesError, read_wanted
+from datamat.run.report import (
+    PartDamaged,
+    PlanMade,
+    ProgressBar,
+    RunEnded,
+    SampleRecovered,
+    ShardFinished,
+    reporting,
+)
+from datamat.run.shards import ShardBuilder, begin_run
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy as np
+
+    from datamat.directory.ledger import FailedRow
+    from datamat.directory.manifest import ShardFiles, ShardInfo
+    from datamat.directory.rows import RowStore
+    from datamat.plan.changes import ReusedRows
+    from datamat.plan.job import Job, PlannedJob
+    from datamat.plan.plan import PartSpec, ShardSpec
+    from datamat.run.dispatch import Tasks
+    from datamat.run.limits import Deadline
+    from datamat.run.receipts import Receipt
+    from datamat.run.report import RunEvents, RunReport
+
+
+__all__ = ["Rebuild", "Run", "RunRequest", "judge_rebuild", "refuse_other_dataset", "run_job", "work_folder"]
+
+# ---------------------------------------------------------------- what a run would take away
+#
+# What a run would replace or remove of what earlier runs finished, and whether it may.
+#
+# manifest, entries, plan and receipts of earlier runs ──> of another dataset: refused
+# their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
+
+
+Rebuild: TypeAlias = Literal["allow", "refuse"]
+Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
+
+_SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this takes a warning
+_MOST_COMPARED = 4  # shards whose rows are compared for the reasons: what they all share shows in the first
+
+
+def refuse_other_dataset(job: Job, finished: Finished) -> None:
+    """Refuse to write a dataset where another one is: it would be removed once this one is finished.
+
+    Args:
+        job: the job; its output and the name of its dataset count here.
+        finished: manifest and shards of earlier runs, as `known_shards` returns them.
+
+    Raises:
+        OutputError: the output holds finished shards or parts of a dataset of another name.
+    """
+    output, name = job.output, job.name
+    others = sorted(_datasets(output, job.work, finished) - {name})
+    if others:
+        raise OutputError(
+            f"{output} holds the dataset {others[0]!r}, and a run of {name!r} would remove it; give {name!r} another "
+            f"output, or delete {output} if {others[0]!r} is no longer wanted"
+        )
+
+
+def _datasets(output: pathlib.Path, work: pathlib.Path, finished: Finished) -> set[str]:
+    """Return the names of the datasets of which a directory holds finished shards or parts."""
+    manifest, known = finished
+    found = {_dataset_of(files[0].name, files[0].split) for files in known.values()}
+    if manifest is not None:
+        found.add(manifest.name)
+    else:  # it may be damaged
+        found |= {_dataset_of(info.name, info.split) for info in salvaged_shards(output)}
+        found |= _datasets_by_their_files(output)
+    for shard in read_snapshot(work / "rows") or ():
+        if any(part_folder(work, shard.name).glob("*.json")):
+            found.add(_dataset_of(shard.name, shard.split))
+    return found
+
+
+def _datasets_by_their_files(output: pathlib.Path) -> set[str]:
+    """Return the names of the datasets in a directory, whatever became of the manifest.
+
+    A split without some of its shards is no dataset: a renamed file looks like that.
+    """
+    found = _shards_by_their_files(output)
+    numbers = collections.Counter((_dataset_of(name, split), split, name[-5:]) for name, split in found.items())
+    return {dataset for (dataset, _, number), count in numbers.items() if count == int(number)}
+
+
+def _shards_by_their_files(output: pathlib.Path) -> dict[str, str]:
+    """Return the splits of the finished shards in a directory by name, whatever became of the manifest.
+
+    An index is written once all shards are there. It names the splits; offset files distinguish shards from others.
+    """
+    splits = sorted((path.stem for path in (output / INDEX_FOLDER).glob("*.index")), key=len)
+    number = "[0-9]" * 5
+    found = {}
+    for split in splits:  # the longest that fits comes last
+        for path in output.glob(f"*-{glob.escape(split)}-{number}-of-{number}.*"):
+            if path.name.endswith((".idx", ".offsets")):
+                found[path.name.partition(".")[0]] = split
+    return found
+
+
+def _dataset_of(shard: str, split: str) -> str:
+    """Return the name of the dataset of a shard: NAME-SPLIT-XXXXX-of-YYYYY."""
+    return ShardName.parse(shard).dataset
+
+
+def judge_rebuild(planned: PlannedJob, finished: Finished, *, rebuild: Rebuild, reuses_rows: bool) -> None:
+    """Warn, before a run, of the finished shards that it will rebuild, and why; or refuse.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        finished: manifest and shards of earlier runs, as `known_shards` returns them.
+        rebuild: what to do where finished shards would be replaced or removed: "allow" warns if it is more than a
+            tenth, "refuse" raises.
+        reuses_rows: whether the run takes the records of unchanged rows from the shards that go.
+
+    Raises:
+        OutputError: finished shards would go, and `rebuild` is "refuse".
+    """
+    job, output = planned.job, planned.job.output
+    manifest, known = finished
+    if rebuild == "refuse" and manifest is None and _shards_by_their_files(output):
+        raise OutputError(
+            f"{output} holds finished shards, but its manifest is missing or damaged, and does not say which of them "
+            "would be replaced, which rebuild='refuse' forbids; call repair() first, or leave out rebuild"
+        )
+    wanted = {shard.name: shard for shard in planned.plan.shards}
+    mine = {shard.name for shard in planned.chosen} | (known.keys() - wanted.keys())
+    going = {
+        name
+        for name in mine & known.keys()
+        if name not in wanted or not planned.inputs.stand(wanted[name], known[name])
+    }
+    gone = {name for name in mine & known.keys() if any(lost_files(output, job.work, info) for info in known[name])}
+    again = going if rebuild == "refuse" else going | gone
+    num_rows = _num_rows(known, again)
+    if not again or (rebuild == "allow" and num_rows <= _SILENT_SHARE * _num_rows(known, known)):
+        return
+    if rebuild == "allow" and is_being_replaced(output, job.work / "shards"):
+        return  # the unfinished run that this one continues has warned
+    share = num_rows / max(_num_rows(known, known), 1)
+    made = ""
+    if reuses_rows and manifest is not None and rebuild == "allow":
+        shards = [shard for shard in planned.plan.shards if shard.name in again]
+        num_made = sum(
+            shard.num_rows if shard.name in gone else n
+            for shard, n in zip(shards, num_changed_rows(planned, manifest, shards), strict=True)
+        )
+        if num_made <= _SILENT_SHARE * _num_rows(known, known):
+            return
+        made = f", of which {num_made:,} rows are read again"
+    reasons = _reasons(planned, manifest, known, going)
+    reasons += [f"{len(gone - going)} are not there as they were written"] if gone - going else []
+    affected = f"{len(again)} of {len(known)} finished shards ({share:.0%} of the rows{made})"
+    why = "; ".join(reasons)
+    if rebuild == "refuse":
+        raise OutputError(
+            f"{output}: {affected} would be replaced or removed, which rebuild='refuse' forbids: {why}; undo what "
+            "changed, give another output, or leave out rebuild"
+        )
+    instead = f"; {job.remedies.refuse} raises instead" if job.remedies.refuse else ""
+    job.logger.warning("%s: %s will be made again: %s%s", output, affected, why, instead)
+
+
+def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:
+    return sum(known[name][0].num_rows for name in names)
+
+
+def _reasons(
+    planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles], going: set[str]
+) -> list[str]:
+    plan = planned.plan
+    if manifest is None:
+        return ["source, writer or options changed since an unfinished run made them"] if going else []
+    splits = {known[name][0].split for name in going}
+    found = [f"split {split} is no longer in the plan" for split in sorted(splits - plan.splits.keys())]
+    # One shard of each split first: what changed for a whole split shows in any of its shards.
+    firsts = [shards[0] for split, shards in plan.splits.items() if split in splits]
+    others = [shard for shard in plan.shards if shard.name in going]
+    changed = [shard for shard in (*firsts, *others) if shard.name in going or shard.name not in known]
+    compared = list(dict.fromkeys(changed))[:_MOST_COMPARED]
+    return found + main_reasons(planned, manifest, compared)
+
+
+# ---------------------------------------------------------------- the run
+#
+# From the lock to the report: what is there, what comes in, and how it is finished.
+#
+#     manifest, entries, receipts of earlier runs ──> missing parts ──> PartQueue ──> receipts ──> shards ──> manifest
+#
+# The order of the last steps keeps a directory honest: shards are flushed and named, then the index files, and the
+# manifest last. Before a shard that a manifest lists is replaced, that manifest is removed.
+#
+# So that no reader ever sees shards of two plans together, new ones that replace others wait without a name until the
+# whole plan is finished. Until then the old ones stay, with their manifest. Then the manifest and all old shards are
+# removed, and only then do the new ones get their names.
+
+
+_MOST_NAMED = 10  # rows that an error names
+_MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """How one run of a job is to go.
+
+    Attributes:
+        mode: "make" makes what is missing; "retry" also tries the rows again that failed in earlier runs; "repair"
+            restores the output to its former state, which may lack rows that failed.
+        rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+        deadline: time at which the run stops; None for no limit.
+        max_disk: how much the output folder may hold, in bytes; None for no limit.
+        progress: whether to show a bar and a summary.
+    """
+
+    mode: Literal["make", "retry", "repair"] = "make"
+    rebuild: Rebuild = "allow"
+    deadline: Deadline
+    max_disk: int | None = None
+    progress: bool = True
+
+
+def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
+    """Lock the output, index the source, make the plan, and run it.
+
+    Args:
+        job: the job, with its options checked and resolved.
+        tasks: the bound methods that travel to the workers; they find the rows in `.datamat/rows`.
+        request: how the run is to go.
+    """
+    began = time.perf_counter()
+    work_folder(job.output)
+    hooks = [*job.hooks, *([ProgressBar()] if request.progress else [])]
+    with disk_errors_explained(job.output), locked(job.work / "lock"):
+        finished = known_shards(job.output, job.work)
+        refuse_other_dataset(job, finished)
+        with reporting(job, hooks, began=began) as events:
+            empty_folder(job.work / "rows")
+            planned = job.planned_in(job.work / "rows")
+            try:
+                judge_rebuild(planned, finished, rebuild=request.rebuild, reuses_rows=request.mode == "retry")
+            except OutputError:
+                shutil.rmtree(job.work / "rows", ignore_errors=True)
+                raise
+            write_snapshot(job.work / "rows", planned.plan)
+            for uneven in planned.plan.uneven().values():
+                job.logger.warning("%s", uneven)
+            events.emit(PlanMade.of(planned.plan, planned.chosen))
+            return Run(planned, tasks, request, events).execute()
+
+
+class Run:
+    """One run, once its output is locked and its plan is made.
+
+    Args:
+        planned: the job, its rows and its plan.
+        tasks: the bound methods that travel to the workers.
+        request: how the run is to go.
+        events: passes what happens on to ledger, report and hooks.
+    """
+
+    def __init__(self, planned: PlannedJob, tasks: Tasks, request: RunRequest, events: RunEvents) -> None:
+        self._planned = planned
+        self._job = job = planned.job
+        self._output, self._work, self._logger = job.output, job.work, job.logger
+        self._store, self._plan, self._inputs = planned.store, planned.plan, planned.inputs
+        self._events = events
+        self._retries = request.mode == "retry"
+        self._wants_all = job.errors.action == "raise" and request.mode == "make"
+        self._limit = ErrorLimit(job.errors, sum(shard.num_rows for shard in planned.chosen), job.remedies.retry)
+        self._queue = PartQueue(
+            job,
+            tasks,
+            planned.store,
+            run=begin_run(job.work),
+            deadline=request.deadline,
+            disk=DiskLimit(job.output, request.max_disk, num_formats=len(job.formats)),
+            events=events,
+        )
+        self._reused: dict[str, ReusedRows] = {}
+        self._old_index = index_reader(planned.job.output)
+        self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
+        self._in_quarantine = {split: kept_names(job.work, split) for split in planned.plan.splits}
+        self._before: Manifest | None = None  # of the old shards, while readers can see it
+        self._is_current = False
+        self._finished: dict[str, ShardFiles] = {}
+        self._held: dict[str, ShardBuilder] = {}  # finished shards whose files have no names yet
+        self._replaces = False
+        self._damaged: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._wanted = read_wanted(job.work)
+        self._unlike: dict[str, str] = {}  # by shard: why its bytes are not those that a repair wants
+
+    def execute(self) -> RunReport:
+        """Make what is missing, check that every row is accounted for, and write the manifest.
+
+        Raises:
+            IncompleteRunError: a shard does not hold its rows, too many rows failed, or an earlier run left rows out
+                and the policy is "raise".
+        """
+        self._is_current = self._is_up_to_date()
+        if not self._is_current:
+            if self._before is None:
+                self._withdraw()
+            self._make()
+        is_complete = not self._queue.stopped and self._finish()
+        if self._queue.stopped:
+            self._events.emit(self._events.tally.limit_reached(self._queue.stopped))
+        report = self._events.tally.report(self._job, is_complete=is_complete, stopped=self._queue.stopped)
+        self._events.emit(RunEnded(report=report, error=None))
+        return report
+
+    def _builder(self, shard: ShardSpec) -> ShardBuilder:
+        return ShardBuilder(self._work, self._output, shard, self._job.formats, self._inputs)
+
+    def _in_order(self) -> list[ShardFiles]:
+        """Return the files of each finished shard, in the order of the plan."""
+        return [self._finished[shard.name] for shard in self._plan.shards if shard.name in self._finished]
+
+    def _is_up_to_date(self) -> bool:
+        """Return whether the last finished run left exactly what the plan says; if not, note what it left."""
+        try:
+            manifest = Manifest.read(self._output)
+        except OutputError:
+            return False
+        except CorruptDataError as error:
+            self._logger.warning("%s: shards that it no longer lists are rebuilt", error)
+            put_aside(self._output, self._work / "shards", salvaged_shards(self._output))
+            return False
+        wanted = {shard.name: shard for shard in self._plan.shards}
+        known = by_shard(manifest.all_files)
+        fresh = {
+            name: files
+            for name, files in known.items()
+            if name in wanted
+            and self._stands(files)
+            and not any(missing_files(self._output, info) for info in files)
+            and self._inputs.stand(wanted[name], files)
+        }
+        self._refuse_left_out({name: files for name, files in fresh.items() if files[0].num_failed})
+        self._inputs.save()
+        if len(fresh) == len(wanted) == len(known):
+            infos = [files[0] for files in fresh.values()]
+            num_failed = sum(info.num_failed for info in infos)
+            self._limit.add(sum(info.num_rows for info in infos) - num_failed, num_failed)
+            for name, files in fresh.items():
+                self._set_finished(wanted[name], files, is_reused=True)
+            return True
+        note_finished(self._output, self._work / "shards", manifest.all_files)
+        self._before = manifest
+        return False
+
+    def _withdraw(self) -> None:
+        """Remove what lists the old shards: they are about to change, or have changed."""
+        if self._before is not None:
+            withdraw_manifest(self._output)
+            self._before = None
+        # Otherwise shards of the same fingerprint get more records, or come from input files that changed.
+        is_same = not self._retries and not self._has_changed_inputs()
+        planned = {shard.name: shard.fingerprint for shard in self._plan.shards} if is_same else {}
+        withdraw_sidecars(self._output, planned, self._logger)
+
+    def _refuse_left_out(self, shards: Mapping[str, ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
+        """Refuse to take over work that lacks some rows, where the policy wants all of them.
+
+        Args:
+            shards: finished shards of the present plan in which rows failed.
+            rows: rows that failed in finished parts of other shards.
+
+        Raises:
+            IncompleteRunError: names rows.
+        """
+        num_failed = sum(files[0].num_failed for files in shards.values()) + len({row.key for row in rows})
+        if not self._wants_all or not num_failed:
+            return
+        keys = [row.key for row in rows]
+        for shard in self._plan.shards:
+            if shard.name in shards and len(keys) < _MOST_NAMED:
+                keys += self._left_out(shard, shards[shard.name][0])
+        shown = "; ".join(keys[:_MOST_NAMED])
+        if num_failed > _MOST_NAMED <= len(keys):  # no shard was read for the others
+            shown += f"; and {num_failed - _MOST_NAMED} more"
+        raise IncompleteRunError(
+            f"{self._output} is without {num_failed} rows that failed in earlier runs ({shown}), and "
+            f"errors='raise' wants them all: fix them and call {self._job.remedies.retry}, which tries them again, or "
+            "pass errors='skip' to do without them; .datamat/ledger.jsonl says what was wrong with each"
+        )
+
+    def _left_out(self, shard: ShardSpec, info: ShardInfo) -> list[str]:
+        """Return the keys of the rows that have no record in their finished shard."""
+        path = self._output / info.file
+        with contextlib.suppress(OSError, CorruptDataError):
+            records = self._job.formats[0].read(path)
+            there = set(map(RecordKey.row_of, stored_keys(records)))
+            if info.num_dropped:  # only the ledger says which ones failed
+                lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
+                there |= {
+                    str(line.values.get("key"))
+                    for line in lines
+                    if line.event == "sample_dropped" and line.values.get("shard") == shard.name
+                }
+            return [key for key in self._store.keys(self._store.order[shard.start : shard.stop]) if key not in there]
+        return [f"{info.num_failed} of {info.file}"]
+
+    def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
+        self._finished[shard.name] = files
+        self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._held))
+
+    def _stands(self, files: ShardFiles) -> bool:
+        """Return whether a shard of the present plan stays as it is: not where rows of it are tried again."""
+        return not (self._retries and files[0].num_failed)
+
+    def _make(self) -> None:
+        self._builders = {shard.name: self._builder(shard) for shard in self._planned.chosen}
+        self._discard_held_of_other_plans()
+        self._replaces = self._has_others()
+        for builder in self._builders.values():
+            self._resume(builder)
+        self._inputs.save()
+        self._refuse_left_out(
+            {name: files for name, files in self._finished.items() if files[0].num_failed},
+            [row for builder in self._builders.values() for receipt in builder.taken() for row in receipt.failed],
+        )
+        builders = [builder for name, builder in self._builders.items() if name not in self._finished]
+        parts = [part for builder in builders for part in builder.missing()]
+        with contextlib.closing(self._queue.of(parts, self._reused)) as results:
+            for result in results:
+                check_lock(self._work)
+                if isinstance(result, Sealed):
+                    self._take_sealed(result)
+                else:
+                    self._take(result)
+
+    def _resume(self, builder: ShardBuilder) -> None:
+        """Take over what an earlier run left of a shard."""
+        shard = builder.spec
+        files = self._found(builder)
+        if files is not None and self._stands(files):
+            self._limit.add(files[0].num_rows - files[0].num_failed, files[0].num_failed)
+            self._set_finished(shard, files, is_reused=True)
+            return
+        self._held.pop(shard.name, None)
+        if self._manifest_before is not None and (previous := builder.previous()):
+            reused = find_reusable(self._planned, self._manifest_before, shard, previous[0], self._old_index)
+            if reused is not None:
+                self._reused[shard.name] = reused
+                self._inputs.records(shard.start, shard.stop)  # workers find their digests in the store
+        for receipt in builder.resume(with_failed=not self._retries):
+            self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
+            self._events.emit_part(receipt, is_resumed=True)  # the run that made it may not have recorded its rows
+        if builder.is_complete:
+            self._queue.seal(shard)
+
+    @functools.cached_property
+    def _manifest_before(self) -> Manifest | None:
+        """The manifest of the last finished run, where records of its shards may be reused."""
+        if self._retries:
+            with contextlib.suppress(OutputError, CorruptDataError):
+                return Manifest.read(self._work / "shards")
+        return None
+
+    def _take(self, receipt: Receipt) -> None:
+        builder = self._builders[receipt.shard]
+        _check_conserved(builder.spec, receipt, self._store)
+        self._events.emit_part(receipt, is_resumed=False)
+        for key in self._recovered(receipt, builder.spec.split):
+            self._events.emit(SampleRecovered(shard=receipt.shard, key=key))
+        self._limit.add(receipt.num_done + receipt.num_dropped, len(receipt.failed), receipt.failed)
+        builder.add(receipt)
+        if not builder.is_complete:
+            return  # also where it is sealed: the worker of another part has left its receipt, and is yet to return it
+        if receipt.sealed is not None:
+            self._publish(builder, receipt.sealed)
+        else:
+            self._queue.seal(builder.spec)
+
+    def _take_sealed(self, sealed: Sealed) -> None:
+        builder = self._builders[sealed.shard]
+        if sealed.damaged is not None:
+            self._queue.again(self._forgotten(builder, sealed.damaged))
+        else:
+            self._publish(builder, sealed)
+
+    def _forgotten(self, builder: ShardBuilder, error: DamagedPartError) -> list[PartSpec]:
+        """Forget a part that was damaged between its worker and the shard; return the parts to make again."""
+        name = builder.spec.name
+        self._damaged[name, error.number] += 1
+        if self._damaged[name, error.number] > _MOST_DAMAGED:
+            raise OutputError(
+                f"{name}, {error}: that is the {_MOST_DAMAGED + 1}th time. Memory or disk of this machine change what "
+                "is written to them; test them, or run on another machine"
+            ) from error
+        taken = {receipt.number: receipt for receipt in builder.taken()}
+        parts = builder.forget(error)
+        for receipt in (taken[part.number] for part in parts):
+            self._limit.add(-receipt.num_done - receipt.num_dropped, -len(receipt.failed))
+        numbers = tuple(part.number for part in parts)
+        self._events.emit(PartDamaged(shard=name, part=error.number, again=numbers, message=str(error)))
+        return parts
+
+    def _recovered(self, receipt: Receipt, split: str) -> list[str]:
+        """Release rows that an earlier run put into quarantine and that are good now; return their keys."""
+        kept = self._in_quarantine[split]
+        if not kept:
+            return []
+        failed = {row.key for row in receipt.failed}
+        keys = self._store.keys(self._store.order[receipt.start : receipt.stop])
+        recovered = [key for key in keys if key not in failed and safe_name(key) in kept]
+        for key in recovered:
+            release(self._work, split, key)
+        return recovered
+
+    def _publish(self, builder: ShardBuilder, sealed: Sealed) -> None:
+        if any(receipt.failed or receipt.dropped for receipt in builder.taken()):
+            self._events.sync()  # once the shard is finished, only the ledger says which rows it lacks
+        finish = builder.hold if self._replaces else builder.publish
+        try:
+            files = finish(sealed, self._judge, self._queue.remove)
+        except OtherBytesError as error:
+            builder.discard()
+            self._unlike[builder.spec.name] = str(error)
+            return
+        if self._replaces:
+            self._held[builder.spec.name] = builder
+        _check_published(builder.spec, files[0])
+        self._set_finished(builder.spec, files, is_reused=False)
+
+    def _judge(self, files: ShardFiles) -> None:
+        """Raise where a shard is not what a repair wants, before it gets its name; remove a manifest it contradicts."""
+        self._wanted.judge(files)
+        if self._before is None or self._replaces:
+            return
+        if any(self._checksums.get(info.file, info.checksum) != info.checksum for info in files):
+            self._withdraw()  # a lost shard came back with other bytes
+
+    @functools.cached_property
+    def _checksums(self) -> dict[str, str]:
+        """The checksum of each file that the manifest lists which readers see."""
+        return {} if self._before is None else {info.file: info.checksum for info in self._before.all_files}
+
+    def _finish(self) -> bool:
+        """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""
+        if self._unlike:
+            raise OtherBytesError(
+                f"{self._output}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
+                f"the bytes that they had ({'; '.join(self._unlike.values())}). All else is repaired, and the manifest "
+                "still describes the old bytes. Restore what has changed (files, code, versions of packages), or "
+                "remove manifest.json and call run() to get what the source gives now"
+            )
+        missing = [shard.name for shard in self._planned.chosen if shard.name not in self._finished]
+        if missing:
+            raise IncompleteRunError(
+                f"{len(missing)} of {len(self._planned.chosen)} shards are not finished ({missing[0]}, ...); run again"
+            )
+        for shard in self._plan.shards:  # those that include and exclude omit may be there from other runs
+            if shard.name not in self._finished and (files := self._found(self._builder(shard))):
+                self._set_finished(shard, files, is_reused=True)
+        self._limit.check_end()
+        finished = self._in_order()
+        check_lock(self._work)
+        is_complete = self._is_complete(finished)
+        if is_complete and not self._is_current:
+            self._withdraw()
+            self._replace()
+            through, infos = self._work / "shards", [files[0] for files in finished]
+            index = write_index_files(
+                self._output,
+                self._store,
+                self._plan,
+                infos,
+                self._inputs_of,
+                through=through,
+                before=self._old_splits(),
+                wanted=self._wanted.index,
+            )
+            self._warn_of_ranks(infos)
+            manifest = self._job.manifest(self._plan, self._planned.digests, finished, index)
+            if self._wanted.manifest and self._wanted.is_met(manifest.all_files, manifest.index):
+                manifest = self._wanted.manifest
+            write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars)
+            self._inputs.remember(map(self._inputs_of, self._plan.shards))
+            manifest.write(self._output, through=through)
+        elif is_complete:
+            write_sidecars(self._output, Manifest.read(self._output), self._logger, sidecars=self._job.sidecars)
+        if is_complete:
+            for folder in ("parts", "shards"):
+                shutil.rmtree(self._work / folder, ignore_errors=True)
+        shutil.rmtree(self._work / "rows", ignore_errors=True)
+        return is_complete
+
+    def _is_complete(self, finished: Sequence[ShardFiles]) -> bool:
+        """Return whether the whole plan is finished; raise `IncompleteRunError` where that leaves no record at all."""
+        if len(finished) < len(self._plan.shards):
+            return False
+        if not any(files[0].num_records for files in finished):
+            raise IncompleteRunError(
+                f"{self._output}: all {sum(files[0].num_rows for files in finished):,} rows were left out or failed: "
+                f"there is no record. .datamat/{LEDGER_FILE} says why. Where read or a transform returned None, is a "
+                "`return` missing? Change that, and run again"
+            )
+        return True
+
+    def _inputs_of(self, shard: ShardSpec) -> np.ndarray:
+        builder = self._builders.get(shard.name)
+        return (builder or self._builder(shard)).inputs()
+
+    def _warn_of_ranks(self, infos: Sequence[ShardInfo]) -> None:
+        """Warn where ranks get fewer records than planned, because rows failed."""
+        planned = self._plan.uneven()
+        for split, message in self._plan.uneven({info.name: info.num_records for info in infos}).items():
+            if split not in planned:
+                self._logger.warning("%s", message)
+
+    # ------------------------------------------------------------ what is replaced
+
+    def _found(self, builder: ShardBuilder) -> ShardFiles | None:
+        """Return the files of a shard of the plan that an earlier run finished, with their names or still waiting."""
+        if self._replaces:
+            builder.unname()
+        if files := builder.held():
+            self._held[builder.spec.name] = builder
+            return files
+        return builder.finished()
+
+    def _others(self) -> dict[str, ShardFiles]:
+        """Return the shards that earlier runs finished, by name: those with an entry, or in the last manifest."""
+        entries = self._work / "shards"
+        found: dict[str, ShardFiles] = {}
+        with contextlib.suppress(OutputError, CorruptDataError):
+            found = by_shard(Manifest.read(entries, strict=False).all_files)
+        return {**found, **read_entries(entries)}
+
+    def _old_splits(self) -> list[str]:
+        """Return the splits of which the last manifest lists an index."""
+        with contextlib.suppress(OutputError, CorruptDataError):
+            return [info.split for info in Manifest.read(self._work / "shards", strict=False).index]
+        return []
+
+    def _has_others(self) -> bool:
+        """Return whether a visible shard is to go: one of another plan, or with rows that are tried again."""
+        planned = {shard.name: shard for shard in self._plan.shards}
+        return any(
+            (self._output / info.file).exists()
+            for name, files in self._others().items()
+            if name not in planned
+            or not self._inputs.stand(planned[name], files)
+            or (name in self._builders and not self._stands(files))
+            for info in files
+        )
+
+    def _has_changed_inputs(self) -> bool:
+        """Return whether a finished shard of the plan was made from input files whose content has changed."""
+        planned = {shard.name: shard for shard in self._plan.shards}
+        return any(
+            not self._inputs.stand(planned[name], files)
+            for name, files in self._others().items()
+            if name in planned and all(info.fingerprint == planned[name].fingerprint for info in files)
+        )
+
+    def _discard_held_of_other_plans(self) -> None:
+        """Remove what an unfinished run left of shards that are not in this plan: they take up disk space."""
+        entries, names = self._work / "shards", {shard.name for shard in self._plan.shards}
+        for name, files in read_entries(entries / HELD).items():
+            if name not in names:
+                for info in files:
+                    for file in (info.file, info.index_file):
+                        growing_path(entries, file).unlink(missing_ok=True)
+                (entries / HELD / f"{name}.json").unlink()
+
+    def _replace(self) -> None:
+        """Remove all shards that are to go, and then give those that wait their names.
+
+        After a kill in between, the next run finds the rest still waiting. Only files that the entries and the manifest
+        of earlier runs list are removed, whatever their names.
+        """
+        stay = {
+            name
+            for shard, files in self._finished.items()
+            if shard not in self._held
+            for info in files
+            for name in (info.file, info.index_file)
+        }
+        listed = {name for files in self._others().values() for info in files for name in (info.file, info.index_file)}
+        for name in sorted(listed - stay):
+            (self._output / name).unlink(missing_ok=True)
+        if listed - stay:
+            fsync_folder(self._output)
+        for builder in self._held.values():
+            builder.publish_held()
+
+
+def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:
+    """Raise `IncompleteRunError` where a receipt does not account for each row of its part."""
+    part = shard.parts[receipt.number]
+    num_expected = receipt.num_done * shard.copies - receipt.num_dropped_records
+    if receipt.is_for(part) and not receipt.num_lost and receipt.num_records >= num_expected:
+        return
+    keys = store.keys(store.order[part.start : part.stop])
+    raise IncompleteRunError(
+        f"part {part.number} of {shard.name} has {len(keys)} rows, {join_problems(keys)}; its receipt counts "
+        f"{receipt.num_done} with {receipt.num_records} records, {len(receipt.failed)} that failed and "
+        f"{receipt.num_dropped} that were left out; each should give {shard.copies} records, fail or be left out: "
+        "run again to make it again"
+    )
+
+
+def _check_published(shard: ShardSpec, info: ShardInfo) -> None:
+    num_expected = info.num_done * shard.copies - info.num_dropped_records
+    if info.num_rows != shard.num_rows or info.num_records < num_expected:
+        raise IncompleteRunError(
+            f"{info.file} holds {info.num_records} records of {info.num_done} rows, {info.num_failed} failed and "
+            f"{info.num_dropped} were left out; "
+            f"the plan has {shard.num_rows} rows and {shard.copies} copies of each: remove the file and run again"
+        )
+
+
+def work_folder(output: pathlib.Path) -> pathlib.Path:
+    """Return the `.datamat` folder of an output, created if missing.
+
+    Raises:
+        OutputError: it cannot be created, or a link stands where datamat writes.
+    """
+    work = output / WORK
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"output {output} cannot be made: {error}; give a folder that can be written") from error
+    refuse_links(work)
+    refuse_links(output / INDEX_FOLDER)
+    return work

@@ -1,0 +1,294 @@
+"""How far an output is: what its files say, during a run in another process as well as after a crash.
+
+    manifest.json       the run is finished: what it made
+    .datamat/lock       which process is at work now
+             rows/      the plan of the run that is not finished
+             shards/    its finished shards, and the state of the directory before it
+             parts/     receipts of its finished parts
+             ledger.jsonl   what happened
+
+Only reads, takes no lock, and never waits: files may come and go meanwhile.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import html
+import pathlib
+from typing import TYPE_CHECKING, Literal
+
+from datamat.directory.files import WORK, lock_holder, printable, read_json
+from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, read_ledger
+from datamat.directory.manifest import Manifest, is_being_replaced
+from datamat.errors import CorruptDataError, OutputError
+from datamat.plan.changes import (
+    NOT_MADE,
+    PlannedShard,
+    ShardChange,
+    find_changes,
+    held_shards,
+    known_shards,
+    read_snapshot,
+)
+from datamat.run.receipts import Receipt, part_folder
+from datamat.run.report import describe_dropped
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+
+    from datamat.directory.manifest import ShardFiles
+    from datamat.plan.job import PlannedJob
+
+
+__all__ = ["Done", "State", "Status", "compared_status", "read_status"]
+
+State = Literal["empty", "running", "unfinished", "complete", "damaged"]
+_LAST_EVENTS = 3
+_ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Done:
+    """How much is there: of shards, and of parts of shards that are not finished."""
+
+    num_shards: int = 0
+    num_rows: int = 0
+    num_failed: int = 0
+    num_dropped: int = 0
+    num_dropped_records: int = 0
+    num_records: int = 0
+    num_bytes: int = 0
+
+    @classmethod
+    def sum(cls, counts: Iterable[Done]) -> Done:
+        """Return all of them together."""
+        listed = list(counts)
+        return cls(*(sum(getattr(each, field.name) for each in listed) for field in dataclasses.fields(cls)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status:
+    """How far an output is. `str` gives a summary.
+
+    Attributes:
+        output: the output folder.
+        state: "empty" (nothing was started), "running" (a process is at work), "unfinished" (none is), "complete", or
+            "damaged" (there is a manifest, but it cannot be read).
+        holder: the process at work, with its host; "" where there is none.
+        done: numbers of finished shards, rows, records and bytes.
+        num_shards, num_rows: planned numbers for an unfinished run; None where no plan is known.
+        events: the first and the last ledger lines of the last run.
+        changes: the shards that `run` would make now, and why; None where the source was not compared.
+        obsolete: shards that are there but no longer in the plan; `run` removes them.
+        note: why this status is incomplete; "" where it is complete.
+    """
+
+    output: pathlib.Path
+    state: State
+    holder: str = ""
+    done: Done = Done()
+    num_shards: int | None = None
+    num_rows: int | None = None
+    events: tuple[LedgerEntry, ...] = ()
+    changes: tuple[ShardChange, ...] | None = None
+    obsolete: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last run is finished; its output may still be out of date, see `changes`."""
+        return self.state == "complete"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is at work."""
+        return self.state == "running"
+
+    def __str__(self) -> str:
+        lines = [f"{self.output}: {self._headline()}", *(f"  {printable(line)}" for line in self._story())]
+        if self.note:
+            lines.append(f"  {printable(self.note)}")
+        return "\n".join([*lines, *self._prospect()])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _headline(self) -> str:
+        done = self.done
+        size = f"{done.num_records:,} records, {done.num_bytes / 1e6:,.1f} MB"
+        if left_out := describe_dropped(done.num_dropped, done.num_dropped_records):
+            size += f"; {left_out}"
+        if done.num_failed:
+            size += f"; {done.num_failed:,} rows failed"
+        if self.state == "empty":
+            return "nothing was started here"
+        if self.state == "damaged":
+            return "its manifest is damaged; repair() rebuilds it"
+        if self.state == "complete":
+            return f"complete: {done.num_shards:,} shards, {size}"
+        verb = f"being written by {printable(self.holder)}" if self.state == "running" else "not finished"
+        remedy = "" if self.state == "running" else "; run() continues from there"
+        if self.num_rows is None:
+            return f"{verb}: {done.num_shards} shards done, {size}{remedy}"
+        share = f"{done.num_rows:,} of {self.num_rows:,} rows ({done.num_rows / max(self.num_rows, 1):.0%})"
+        return f"{verb}: {share} and {done.num_shards} of {self.num_shards} shards done, {size}{remedy}"
+
+    def _story(self) -> list[str]:
+        lines = [_describe(entry) for entry in self.events]
+        if self.state == "unfinished" and self.events and self.events[-1].event not in _ENDS:
+            lines.append("that run ended silently: it was killed, or the machine went down")
+        return lines
+
+    def _prospect(self) -> list[str]:
+        if self.changes is None:
+            return []
+        begun = [change for change in self.changes if change.reasons == (NOT_MADE,)]
+        changed = [change for change in self.changes if change.reasons != (NOT_MADE,)]
+        lines = [f"  {_count(begun)} {NOT_MADE}"] if begun else []
+        if changed:
+            lines.append(f"  run() would rebuild {_count(changed)}:")
+            lines += [f"    {change}" for change in changed]
+        if self.obsolete:
+            lines.append(f"  run() would remove {_count(self.obsolete)} that are no longer in the plan:")
+            lines += [f"    {name}" for name in self.obsolete]
+        return lines or ["  up to date with source, writer and options"]
+
+
+def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None) -> Status:
+    """Return how far an output is, according to its files; source and writer are not compared.
+
+    Args:
+        path: output folder of the run, finished or not.
+        planned: the planned shards, for an unfinished run that left no plan.
+
+    Example:
+        >>> print(read_status("out/camvid"))   # doctest: +SKIP
+        out/camvid: complete: 3 shards, 256 records, 21.5 MB
+          2026-11-21 07:30:00 UTC run_started on host, process 71
+    """
+    output = pathlib.Path(path)
+    work = output / WORK
+    events, note = _last_run(work / LEDGER_FILE)
+    holder = lock_holder(work / "lock")
+    state, note = _state(output, work, holder, note)
+    _, known = known_shards(output, work)
+    planned = read_snapshot(work / "rows") or planned
+    if planned is None or state not in {"running", "unfinished"}:
+        done = Done.sum(map(_done_of, known.values()))
+        return Status(output, state, holder, done, events=events, note=note)
+    held = held_shards(work, planned)
+    counts = [
+        _done_of(held[shard.name]) if shard.name in held else _done(output, work, shard, known.get(shard.name, ()))
+        for shard in planned
+    ]
+    return Status(
+        output,
+        state,
+        holder,
+        done=Done.sum(counts),
+        num_shards=len(planned),
+        num_rows=sum(shard.num_rows for shard in planned),
+        events=events,
+        note=note,
+    )
+
+
+def compared_status(planned: PlannedJob) -> Status:
+    """Return how far an output is, compared with the source and the options as they are now.
+
+    Args:
+        planned: job with its rows and its plan.
+    """
+    shards = planned.plan.shards
+    # The manifest is held until the end: what the steps below read of it is then not parsed again.
+    _manifest, known = known_shards(planned.job.output, planned.job.work)
+    changes = find_changes(planned)
+    names = {shard.name for shard in planned.chosen}
+    return dataclasses.replace(
+        read_status(planned.job.output, [PlannedShard.of(shard) for shard in shards]),
+        changes=tuple(change for change in changes if change.shard in names),
+        obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
+    )
+
+
+def _state(output: pathlib.Path, work: pathlib.Path, holder: str, note: str) -> tuple[State, str]:
+    if holder:
+        return "running", note
+    try:
+        Manifest.read(output)
+    except OutputError:
+        return ("unfinished" if work.is_dir() else "empty"), note
+    except CorruptDataError as error:
+        return "damaged", str(error)
+    return ("unfinished" if is_being_replaced(output, work / "shards") else "complete"), note
+
+
+def _done_of(files: ShardFiles) -> Done:
+    info = files[0]
+    return Done(
+        num_shards=1,
+        num_rows=info.num_rows,
+        num_failed=info.num_failed,
+        num_dropped=info.num_dropped,
+        num_dropped_records=info.num_dropped_records,
+        num_records=info.num_records,
+        num_bytes=sum(info.num_bytes for info in files),
+    )
+
+
+def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, files: ShardFiles) -> Done:
+    """Return what is finished of a planned shard: all of it, or some of its parts."""
+    if files and all(info.fingerprint == shard.fingerprint and (output / info.file).is_file() for info in files):
+        return _done_of(files)
+    found = []
+    for path in part_folder(work, shard.name).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or incomplete
+            receipt = Receipt.from_json(read_json(path))
+            if receipt.fingerprint == shard.fingerprint:
+                found.append(
+                    Done(
+                        num_rows=receipt.num_rows,
+                        num_failed=len(receipt.failed),
+                        num_dropped=receipt.num_dropped,
+                        num_dropped_records=receipt.num_dropped_records,
+                        num_records=receipt.num_records,
+                        num_bytes=receipt.num_bytes,
+                    )
+                )
+    return Done.sum(found)
+
+
+def _last_run(path: pathlib.Path) -> tuple[tuple[LedgerEntry, ...], str]:
+    """Return the first and the last lines that the last run wrote to the ledger, and what is wrong with it."""
+    first: LedgerEntry | None = None
+    last: collections.deque[LedgerEntry] = collections.deque(maxlen=_LAST_EVENTS)
+    note = ""
+    try:
+        for entry in read_ledger(path, without="part_committed") if path.is_file() else ():
+            if entry.event == "run_started":
+                first = entry
+                last.clear()
+            else:
+                last.append(entry)
+    except (OSError, CorruptDataError) as error:
+        note = str(error)
+    return (() if first is None else (first, *last)), note
+
+
+def _count(shards: Sequence[object]) -> str:
+    return f"{len(shards):,} shard{'' if len(shards) == 1 else 's'}"
+
+
+def _describe(entry: LedgerEntry) -> str:
+    values = dict(entry.values)
+    when = f"{entry.time:%Y-%m-%d %H:%M:%S} UTC {entry.event}"
+    if entry.event == "run_started":
+        return f"{when} on {values.get('host')}, process {values.get('pid')}"
+    message = str(values.get("message", ""))
+    error = str(values.get("error", ""))
+    texts = [text for text in (values.get("key"), "" if message.startswith(error) else error, message) if text]
+    counts = [f"{values[name]} {name}" for name in ("rows", "records") if name in values]
+    return f"{when}: {', '.join([*map(str, texts), *counts])}" if texts or counts else when

@@ -1,0 +1,698 @@
+"""What a worker does with a part: read its rows, make their records, handle those that fail, leave a receipt.
+
+    rows of the part ── RowWatch: noted ── Pipeline.records ──> all copies, then appended
+                                                     └── fails ──> policy ──> recorded in the receipt
+
+Whether a row fails, and which bytes the others give, depends on the row alone: so a shard with rows left out is the
+same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import faulthandler
+import itertools
+import mmap
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import numpy as np
+
+from datamat.codecs.files import noting_files
+from datamat.directory.keys import RecordKey
+from datamat.directory.ledger import FailedRow, cut_text
+from datamat.directory.rows import RowStore
+from datamat.errors import InputError, OutputError, SampleError, SchemaError, Skip
+from datamat.features import num_bytes_of
+from datamat.parallel import retire
+from datamat.parallel.crash import own_note
+from datamat.parallel.process_role import is_worker
+from datamat.plan.changes import open_reused
+from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest
+from datamat.run.module_state import ModuleState
+from datamat.run.quarantine import quarantine
+from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
+from datamat.run.shards import GrowingShard, PartWriter
+from datamat.transforms import forbid_update_check
+from datamat.transforms.seeding import global_state_kept
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from typing import IO
+
+    from datamat.codecs.files import Notes
+    from datamat.directory.rows import IndexRow
+    from datamat.errors import WorkerDied
+    from datamat.formats import Record
+    from datamat.plan.changes import ReusedRows
+    from datamat.plan.job import Job
+    from datamat.plan.pipeline import Pipeline
+    from datamat.plan.plan import PartSpec
+    from datamat.run.receipts import Receipt
+    from datamat.writers.base import Sample
+
+
+__all__ = [
+    "PartWorker",
+    "RowMark",
+    "RowWatch",
+    "exit_error",
+    "limit_memory",
+    "may_pass",
+    "pause",
+    "set_up_process",
+]
+
+# ---------------------------------------------------------------- the row under way
+#
+# Which row a worker is at: a step in its crash note, which outlives the worker.
+#
+# A sample that crashes a library, uses up all memory or loops forever takes its worker down, and no exception says
+# which sample it was. So the worker notes each row before it starts it. Where samples have a time limit, each sets an
+# alarm: a handler in C, which runs without Python, writes the stack into the note and ends the process.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowMark:
+    """The rows that a worker is at.
+
+    Attributes:
+        position: position of the first row in the order of the plan.
+        num_rows: number of rows processed at once: more than one in a block.
+    """
+
+    position: int
+    num_rows: int = 1
+
+    def __str__(self) -> str:
+        return f"rows {self.position} {self.num_rows}"
+
+    @classmethod
+    def of(cls, error: WorkerDied) -> RowMark | None:
+        """Return the mark of a worker that died; None if it was at no row."""
+        words = error.worker_exit.step.split()
+        return cls(*map(int, words[1:])) if words else None
+
+
+class RowWatch:
+    """Notes the row that this process is at, in datamat's own workers. Used as a context manager.
+
+    Args:
+        timeout_s: seconds that a row may take; None for no limit. The alarm ends the process.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._note = own_note()
+        self._timeout_s = None if self._note is None else timeout_s
+
+    def __enter__(self) -> Self:
+        if self._timeout_s is not None:
+            assert self._note is not None
+            # chain: afterwards the default action of this signal ends the process
+            faulthandler.register(signal.SIGALRM, self._note, all_threads=True, chain=True)
+        return self
+
+    def at(self, position: int, num_rows: int = 1) -> None:
+        """Note that a row, or a number of rows beginning with it, starts now."""
+        if self._note is not None:
+            self._note.write_step(f"rows {position} {num_rows}")  # as `RowMark` has it, in a third of the time
+        if self._timeout_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, self._timeout_s * num_rows)
+
+    def rest(self) -> None:
+        """Note that no row is under way: what happens next is no row's fault."""
+        if self._timeout_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._note is not None:
+            self._note.write_step("")
+
+    def __exit__(self, *_: object) -> None:
+        self.rest()
+        if self._timeout_s is not None:
+            faulthandler.unregister(signal.SIGALRM)
+
+
+_ROWS_PER_CHECK = 200  # processing one of so many rows twice costs half a per cent
+_MOST_READS = 4  # of a row whose files change meanwhile
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before reading again a file that could not be read
+_MOST_GATHERED, _GATHERED_BYTES = 256, 1 << 20  # rows that are encoded together, and bytes of their arrays
+_LARGE_VALUE = 1 << 16  # bytes of an array that is not copied, but encoded before the next row is read
+_IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime.datetime, type(None)})
+_MOST_HELD_BYTES = 16 << 20  # of the copies of a row; beyond that they wait in a file
+_LEAST_HEADROOM = 1 << 30  # bytes that one sample may always allocate, however small max_rss is
+_RESIDENT, _DATA = 1, 5  # places in /proc/self/statm
+
+
+def set_up_process() -> None:
+    """Prepare a worker process before anything is sent to it."""
+    forbid_update_check()
+    # glibc returns large blocks to the system as soon as they are freed, and the next image faults in every page again:
+    # a third of the decoding time. Freeing one block of nearly 32 MB, the largest that it learns from, raises its
+    # thresholds for good (mallopt(3), M_MMAP_THRESHOLD); the pages of this block are never touched.
+    np.empty((32 << 20) - (1 << 16), np.uint8)
+    # If memory runs out, the kernel should end a worker, whose sample can be named, and not the run.
+    _write_proc("/proc/self/oom_score_adj", "500")
+
+
+class PartWorker:
+    """Writes parts of a job: travels to the workers with its bound method, and keeps there what all parts share.
+
+    Args:
+        job: the job, with its options checked and resolved.
+        folder: folder of the rows; beside it are the parts.
+    """
+
+    def __init__(self, job: Job, folder: pathlib.Path) -> None:
+        self.job = job.for_workers()
+        self.folder = folder
+        self._near = job.neighbourhood()
+        self._is_own_pool = job.executor is None
+        self._has_travelled = False
+        self._module_state: ModuleState | None = None  # once pickled: of the user's modules, in the caller
+        self._shared: dict[int, _SharedByParts] = {}  # by process: a forked one starts with its own
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Take along the state of the user's modules; leave behind what belongs to this process."""
+        if self._module_state is None and not self._has_travelled:
+            self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
+        return {**self.__dict__, "_has_travelled": True, "_shared": {}}
+
+    def settle(self) -> None:
+        """In a worker that this was sent to: give the user's modules the state that they have in the caller.
+
+        Raises:
+            FingerprintError: something differs that cannot be set.
+        """
+        if self._has_travelled and self._module_state is not None:
+            self._module_state.settle(self.job.records)
+            self._module_state = None
+
+    def write_part(
+        self,
+        spec: PartSpec,
+        lost: Sequence[FailedRow] | None = None,
+        reused: ReusedRows | None = None,
+        run: str = "",
+    ) -> Receipt:
+        """Write a part; see `Materializer.write_part`."""
+        shared = self._shared.get(os.getpid())
+        if shared is None:
+            self.settle()
+            opened = OpenedFiles(self._near) if is_worker() else None
+            if opened is not None:
+                opened.start()
+            self.job.records.setup_worker()
+            # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
+            shared = self._shared.setdefault(os.getpid(), _SharedByParts(self.job, self.folder, opened))
+        return shared.write_part(spec, lost, reused, run)
+
+    def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
+        """Complete a shard whose parts are done; see `Materializer.seal_shard`."""
+        growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, run)
+        return growing.seal(is_alone=self._is_own_pool)
+
+
+class _SharedByParts:
+    """What the parts that one process writes share.
+
+    Args:
+        job: the job, without what stays with the caller.
+        folder: folder of the rows; beside it are the parts.
+        opened: notes the files that this process opens, until the end of its first part; None notes nothing.
+    """
+
+    def __init__(self, job: Job, folder: pathlib.Path, opened: OpenedFiles | None) -> None:
+        self.store = RowStore(folder)
+        self.work = folder.parent
+        self.source = job.records
+        self._columns = job.records.features.columns
+        self.errors = job.errors
+        self.is_checked = False  # whether a row, read twice in this process, draws from its seed alone
+        self.is_block_checked = False  # the same for a block
+        self.digests: dict[tuple[tuple[str, ...], int, int], bytes] = {}  # of input files that rows share
+        self._formats = job.formats
+        self._workers = job.workers
+        self._opened = opened
+        # One part at a time per process: a transform holds the generators of its current draw.
+        self._lock = threading.Lock()
+        self._no_limit: tuple[int, int] | None = None
+        if job.workers.max_rss is not None and is_worker():
+            import resource
+
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            self._no_limit = (hard, hard)
+            limit_memory(job.workers.max_rss)
+
+    def write_part(
+        self, spec: PartSpec, lost: Sequence[FailedRow] | None, reused: ReusedRows | None, run: str
+    ) -> Receipt:
+        """Write a part, and return its receipt."""
+        watch = RowWatch(self._workers.sample_timeout_s)
+        made = PartWriter(self.work, spec, self._formats, self._columns, run)
+        try:
+            with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
+                started = time.process_time()
+                with open_reused(reused, self._formats[0]) as find_reused, self._opened_files(spec) as undeclared:
+                    part = _PartTask(self, spec, writer, watch, find_reused, notes)
+                    try:
+                        outcome = part.do(lost, by_row=reused is not None)
+                    except MemoryError:
+                        # Too little memory even to report it. The note still names the row.
+                        if self._no_limit is not None:
+                            import resource
+
+                            resource.setrlimit(resource.RLIMIT_DATA, self._no_limit)  # the next line needs some
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        raise
+                outcome.undeclared = tuple(undeclared)
+                receipt = writer.finish(outcome, lambda: time.process_time() - started)
+        except OSError as error:
+            if isinstance(error, OutputError):
+                raise
+            if isinstance(error, FileNotFoundError):
+                made.check_run()  # another run has finished, and removed what parts are made in
+            raise OutputError(
+                f"part {spec.number} of {spec.shard} cannot be written below {self.work}: {error.strerror or error}; "
+                "make room or repair the disk, and run again to continue"
+            ) from error
+        if self._workers.max_rss is not None and _statm_bytes(_RESIDENT) > self._workers.max_rss:
+            retire()
+        return receipt
+
+    @contextlib.contextmanager
+    def _opened_files(self, spec: PartSpec) -> Iterator[list[str]]:
+        """Yield a list that holds, after the block, the opened files that no row declares."""
+        opened, self._opened = self._opened, None
+        undeclared: list[str] = []
+        if opened is None:
+            yield undeclared
+            return
+        try:
+            yield undeclared
+        finally:
+            opened.stop()
+        undeclared += opened.undeclared(self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop])))
+
+
+class _RowRecords:
+    """The records of a row until the last is made: a row is there with all that it gives, or not at all.
+
+    They are held in memory; where they are many, in a file without a name, which goes with the process.
+
+    Args:
+        folder: folder on a disk with room for a file of records.
+
+    Attributes:
+        dropped: why a record was left out on purpose, by its key.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._held: list[tuple[str, Record]] = []
+        self._num_bytes = self._num_stored = 0
+        self._file: IO[bytes] | None = None
+        self.dropped: dict[str, Skip] = {}
+
+    def add(self, key: str, record: Record) -> None:
+        """Add one more record."""
+        self._held.append((key, record))
+        if len(self) > 1:  # most rows have one
+            self._num_bytes += sum(map(num_bytes_of, record.values()))
+        if self._num_bytes > _MOST_HELD_BYTES:
+            self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 -- `close` does
+            for one in self._held:
+                pickle.dump(one, self._file, pickle.HIGHEST_PROTOCOL)
+            self._num_stored += len(self._held)
+            self._held, self._num_bytes = [], 0
+
+    def __len__(self) -> int:
+        return self._num_stored + len(self._held)
+
+    def __iter__(self) -> Iterator[tuple[str, Record]]:
+        if self._file is not None:
+            self._file.seek(0)
+            for _ in range(self._num_stored):
+                yield pickle.load(self._file)  # noqa: S301 -- this process wrote it
+        yield from self._held
+
+    def __contains__(self, one: object) -> bool:
+        return any(one == found for found in self)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+_GatheredRow: TypeAlias = "tuple[int, IndexRow, Mapping[str, Skip]]"
+"""Position and row of gathered samples, and why others of the row were left out, by key."""
+
+
+class _RowGatherer:
+    """Samples of rows that were read one by one and are to be encoded together: that takes a tenth of the time.
+
+    Args:
+        append: function that takes rows, each with its position, and their samples.
+    """
+
+    def __init__(self, append: Callable[[list[_GatheredRow], list[Sample]], None]) -> None:
+        self._append = append
+        self._rows: list[_GatheredRow] = []
+        self._samples: list[Sample] = []
+        self._num_bytes = 0
+
+    def add(self, position: int, row: IndexRow, samples: Sequence[Sample], dropped: Mapping[str, Skip]) -> None:
+        """Add the samples of a row; a `read` may change them afterwards, to use their arrays again."""
+        self._rows.append((position, row, dropped))
+        is_large = sum(map(self._add, samples)) >= _LARGE_VALUE
+        if len(self._samples) >= _MOST_GATHERED or self._num_bytes >= _GATHERED_BYTES or is_large:
+            self.flush()
+
+    def _add(self, sample: Sample) -> int:
+        """Add a sample, and return the bytes of its arrays."""
+        num_bytes = 0
+        for name, value in sample.items():
+            kind = type(value)
+            if kind in _IMMUTABLE:
+                continue
+            if kind is np.ndarray or isinstance(value, np.ndarray):
+                size = value.nbytes
+                num_bytes += size
+                if size < _LARGE_VALUE:
+                    sample[name] = value.copy()
+            elif (kind is list or kind is tuple) and all(type(item) in _IMMUTABLE for item in value):
+                sample[name] = list(value)
+            elif not isinstance(value, np.generic):
+                num_bytes += _LARGE_VALUE
+        self._samples.append(sample)
+        self._num_bytes += num_bytes
+        return num_bytes
+
+    def flush(self) -> None:
+        """Append the samples."""
+        if self._rows:
+            rows, samples, self._rows, self._samples, self._num_bytes = self._rows, self._samples, [], [], 0
+            self._append(rows, samples)
+
+
+class _PartTask:
+    """The rows of one part on their way into its files."""
+
+    def __init__(
+        self,
+        shared: _SharedByParts,
+        spec: PartSpec,
+        writer: PartWriter,
+        watch: RowWatch,
+        find_reused: Callable[[int], Sequence[tuple[str, Record]]],
+        notes: Notes,
+    ) -> None:
+        self._shared = shared
+        self._source = shared.source
+        self._spec = spec
+        self._writer = writer
+        self._watch = watch
+        self._find_reused = find_reused
+        self._notes = notes
+        self._outcome = Outcome()
+        # In a long part one row is read twice, even if the process has done so in an earlier part.
+        self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
+        self._positions = np.asarray(shared.store.order[spec.start : spec.stop])
+        self._inputs = PartInputs(shared.store, self._positions, shared.digests) if shared.store.file_fields else None
+        # Makes many rows at once: blocks of them, or samples read one at a time. None where copies are drawn.
+        self._pipeline = None if spec.augmented or spec.copies > 1 else self._source.pipeline
+
+    def do(self, lost: Sequence[FailedRow] | None, *, by_row: bool) -> Outcome:
+        """Write the records of all rows except the lost ones."""
+        if by_row:
+            self._pipeline = None
+        self._write(lost)
+        self._watch.rest()
+        if self._inputs is not None:
+            found = self._inputs.finish()
+            inputs_path(part_folder(self._shared.work, self._spec.shard), self._spec.number).write_bytes(
+                found.tobytes()
+            )
+            self._outcome.inputs = content_digest(found)
+            if self._inputs.is_as_indexed:
+                self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
+        return self._outcome
+
+    def _write(self, lost: Sequence[FailedRow] | None) -> None:
+        if lost is not None or self._pipeline is None or not self._pipeline.makes_blocks:
+            self._write_rows(self._spec.start, self._positions, lost or ())
+            return
+        step = self._pipeline.rows_per_block
+        for first in range(0, len(self._positions), step):
+            positions = self._positions[first : first + step]
+            block_error, num_failed = None, len(self._outcome.failed)
+            try:
+                if self._write_block(self._pipeline, self._spec.start + first, positions):
+                    continue
+            except SampleError as error:
+                block_error = error  # one at a time, they show which one it was
+            self._write_rows(self._spec.start + first, positions, ())
+            if block_error is not None and len(self._outcome.failed) == num_failed:
+                raise block_error
+
+    def _write_rows(self, start: int, positions: np.ndarray, lost: Sequence[FailedRow]) -> None:
+        """Write rows one by one.
+
+        Args:
+            start: position of the first in the order of the plan.
+            positions: numbers of the rows in the index.
+            lost: rows that are not done again.
+        """
+        left_out = {failed.position: failed for failed in lost}
+        gathered = _RowGatherer(self._append_gathered)
+        pipeline = self._pipeline if self._inputs is None else None
+        if pipeline is not None and not pipeline.gathers_samples:
+            pipeline = None
+        for position, row in enumerate(self._shared.store.read(positions), start):
+            if position in left_out:
+                gathered.flush()
+                self._leave_out(row, left_out[position], left_out[position].message)
+                continue
+            self._watch.at(position)
+            failure: SampleError | SystemExit | None = None
+            if pipeline is not None and self._is_checked:
+                try:
+                    samples, dropped = _parted(row, pipeline.samples(row))
+                    if samples:
+                        gathered.add(position, row, samples, dropped)
+                    else:
+                        self._drop(position, row, dropped, is_whole=True)
+                    continue
+                except (SampleError, SystemExit) as error:
+                    failure = error
+            gathered.flush()
+            self._append(position, row, self._reused(position) or self._records(position, row, failure))
+        gathered.flush()
+
+    def _append_gathered(self, rows: list[_GatheredRow], samples: list[Sample]) -> None:
+        """Append the records of rows whose samples were read, all at once; one at a time if that fails."""
+        self._notes.clear()
+        self._watch.at(rows[0][0], len(rows))
+        assert self._pipeline is not None, "it has read them"
+        block = self._pipeline.encode_samples(samples)
+        if block is None:
+            for position, row, _ in rows:
+                self._watch.at(position)
+                self._append(position, row, self._records(position, row))
+            return
+        self._watch.rest()
+        self._writer.append_block(block)
+        self._outcome.keys.extend(sample["key"] for sample in samples)
+        self._outcome.num_done += len(rows)
+        for position, row, dropped in rows:
+            self._drop(position, row, dropped, is_whole=False)
+
+    def _reused(self, position: int) -> Sequence[tuple[str, Record]]:
+        found = self._find_reused(position)
+        if found and self._inputs is not None:
+            self._inputs.keep(position - self._spec.start)
+        return found
+
+    def _append(self, position: int, row: IndexRow, records: Collection[tuple[str, Record]]) -> None:
+        """Append the records of a row, and note which of them were left out."""
+        dropped = records.dropped if isinstance(records, _RowRecords) else {}
+        self._drop(position, row, dropped, is_whole=not records)
+        try:
+            for key, record in records:
+                self._writer.append(record)
+                self._outcome.keys.add(key)
+        finally:
+            if isinstance(records, _RowRecords):
+                records.close()
+        self._outcome.num_done += 0 < len(records) >= self._spec.copies - len(dropped)
+
+    def _drop(self, position: int, row: IndexRow, dropped: Mapping[str, Skip], *, is_whole: bool) -> None:
+        """Note what was left out of a row on purpose.
+
+        Args:
+            position: position of the row in the order of the plan.
+            row: row of the index.
+            dropped: why each record was left out, by its key.
+            is_whole: whether that leaves no record of the row; then one line stands for all.
+        """
+        for key, skip in itertools.islice(dropped.items(), 1 if is_whole else None):
+            named = row.key if is_whole else key
+            self._outcome.dropped.append(FailedRow(position, named, type(skip).__name__, cut_text(skip.reason), "drop"))
+
+    def _records(
+        self, position: int, row: IndexRow, first: SampleError | SystemExit | None = None
+    ) -> Collection[tuple[str, Record]]:
+        """Return all records of a row; none where it fails and the policy continues without it.
+
+        Args:
+            position: position of the row in the order of the plan.
+            row: row of the index, with paths that can be opened.
+            first: how the first attempt failed, if it was made.
+        """
+        spec = self._spec
+        failure: SampleError | None = None
+        read: dict[str, str] | None = None if self._is_checked else {}
+        for attempt in itertools.count(1):
+            try:
+                if first is not None and attempt == 1:
+                    raise first
+                # Make all copies before the first is appended: a row is stored with all of them, or not at all.
+                records = self._made(position, row, read)
+                if read is not None and len(records):  # else the next row that gives records is read twice
+                    self._watch.at(position)  # its time starts again
+                    self._source.check_determined(row, read, augmented=spec.augmented)
+                    self._shared.is_checked = self._is_checked = True
+            except (SampleError, SystemExit) as raised:
+                error = raised if isinstance(raised, SampleError) else exit_error(row, raised)
+                if attempt <= self._shared.errors.retries and may_pass(error):
+                    pause(error, attempt)
+                    failure = error
+                    continue
+                self._give_up(position, row, error, attempt)
+                return ()
+            if failure is not None:
+                self._outcome.retried.append(_failed_row(position, failure, "retry", attempt))
+            return records
+        raise AssertionError("unreachable")
+
+    def _made(self, position: int, row: IndexRow, read: dict[str, str] | None) -> _RowRecords:
+        """Return the records of a row, read again if its files changed meanwhile."""
+        spec = self._spec
+        for _ in range(_MOST_READS):
+            self._notes.clear()
+            records = _RowRecords(part_folder(self._shared.work, spec.shard))
+            try:
+                made = self._source.records(
+                    row, copies=spec.copies, augmented=spec.augmented, read=read, dropped=records.dropped
+                )
+                for key, record in made:
+                    records.add(key, record)
+            except BaseException:
+                records.close()
+                raise
+            if self._inputs is None or self._inputs.settle(position - spec.start, self._notes):
+                return records
+            records.close()
+        error = InputError("an input file changed each time that it was read; run again when nothing writes to it")
+        raise SampleError(row.key, f"InputError: {error}") from error
+
+    def _give_up(self, position: int, row: IndexRow, error: SampleError, attempts: int) -> None:
+        action = self._shared.errors.action
+        if action == "raise":
+            raise error
+        text = "".join(traceback.format_exception(error.__cause__ or error)) if action == "quarantine" else ""
+        self._leave_out(row, _failed_row(position, error, action, attempts), text)
+
+    def _leave_out(self, row: IndexRow, failed: FailedRow, text: str) -> None:
+        if failed.action == "quarantine":
+            quarantine(self._shared.work, row, failed, text)
+        self._outcome.failed.append(failed)
+
+    def _write_block(self, pipeline: Pipeline, start: int, positions: np.ndarray) -> bool:
+        """Write rows all at once; return False where the plug-in needs them one at a time."""
+        store = self._shared.store
+        names = store.keys(positions)
+        self._watch.at(start, len(names))
+        fields = dict(store.columns(positions))
+        block = pipeline.block(names, fields)
+        if block is None:
+            return False
+        if not self._shared.is_block_checked:
+            pipeline.check_block(names, fields)
+            self._shared.is_block_checked = True
+        self._watch.rest()
+        self._writer.append_block(block)
+        self._outcome.keys.extend(names)
+        self._outcome.num_done += len(names)
+        return True
+
+
+def _parted(row: IndexRow, samples: Sequence[Sample | Skip]) -> tuple[list[Sample], dict[str, Skip]]:
+    """Return the samples of a row that are stored, and why others are left out, by the keys that they would have."""
+    if len(samples) == 1:
+        one = samples[0]
+        return ([], {row.key: one}) if isinstance(one, Skip) else ([one], {})
+    stored = [sample for sample in samples if not isinstance(sample, Skip)]
+    dropped = {
+        RecordKey.format(row.key, 0, number): sample
+        for number, sample in enumerate(samples)
+        if isinstance(sample, Skip)
+    }
+    return stored, dropped
+
+
+def exit_error(row: IndexRow, error: SystemExit) -> SampleError:
+    """Return the error of a row whose code called `sys.exit`."""
+    made = SampleError(row.key, f"SystemExit: {error}: read or augment called sys.exit; raise an error instead")
+    made.__cause__ = error
+    return made
+
+
+def may_pass(error: SampleError) -> bool:
+    """Return whether another attempt may succeed: a mismatch with the declaration does not pass."""
+    return not isinstance(error.__cause__, SchemaError)
+
+
+def pause(error: SampleError, attempt: int) -> None:
+    """Wait a little, longer each time, for a disk or network that does not answer; other failures get no wait."""
+    cause: Any = error.__cause__
+    if isinstance(cause, OSError) or isinstance(getattr(cause, "__cause__", None), OSError):
+        time.sleep(min(_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S))
+
+
+def _failed_row(position: int, error: SampleError, action: str, attempts: int) -> FailedRow:
+    name = type(error.__cause__ or error).__name__
+    return FailedRow(position, error.key, name, error.reason, action, attempts)
+
+
+def limit_memory(max_rss: int) -> None:
+    """Let an allocation far above the worker's limit fail, before the system has to end some process."""
+    import resource
+
+    data_bytes = _statm_bytes(_DATA)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = data_bytes + max(max_rss, _LEAST_HEADROOM)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _statm_bytes(place: int) -> int:
+    """Return an entry of proc_pid_statm(5) in bytes. psutil would cost each worker its import, and has no data size."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[place]) * mmap.PAGESIZE
+
+
+def _write_proc(path: str, text: str) -> None:
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError:  # another system, or a container that forbids it
+        return

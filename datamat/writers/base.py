@@ -1,0 +1,419 @@
+"""The classes that users subclass for their own data, and how a registered writer is found by name.
+
+DatasetWriter    raw data: an index of input samples, and how to read one of them
+DataSource       a dataset that exists already: its samples, by position
+
+A package registers a writer under the entry-point group `datamat.writers`, in its `pyproject.toml`:
+
+    [project.entry-points."datamat.writers"]
+    recordings = "mypackage.recordings:Recordings"
+
+`Materializer("recordings", ...)` then loads `Recordings`, on first use, and makes an instance without arguments.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from datamat.errors import MissingDependencyError, OptionError
+from datamat.features import Features
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import numpy as np
+
+    from datamat.directory.rows import IndexRow
+    from datamat.errors import Skip
+    from datamat.features import Feature
+
+
+__all__ = [
+    "SOURCE_KINDS",
+    "DataSource",
+    "DatasetWriter",
+    "Sample",
+    "resolve_writer",
+    "writer_and_source",
+    "writer_names",
+]
+
+Sample: TypeAlias = "dict[str, Any]"
+"""The values of one sample, by feature name."""
+
+_GROUP = "datamat.writers"
+
+SOURCE_KINDS = ("arrow", "files", "huggingface", "litdata", "mds", "parquet", "tfds", "tfrecord", "torch", "webdataset")
+"""Kinds of sources that need no class: each is the name of an `ImportWriter` that reads nothing else."""
+
+_IMPORT_WRITER = "datamat.writers.dataset:ImportWriter"
+
+
+class DatasetWriter(abc.ABC):
+    """Describes a dataset to datamat: its features, its index, and how to read one sample.
+
+    This is the extension point for raw data. Subclass it, declare `features`, and write `index` and `read`; datamat
+    does the rest: splits, shards, worker processes, copies, resuming, manifest. `bind`, `augment`, `read_block` and
+    `setup_worker` are optional hooks. A subclass may have methods and attributes of its own.
+
+    One instance is made, bound to its source and indexed in the calling process. Then a copy of it travels to each
+    worker process, which calls `setup_worker` once and `read` for many rows.
+
+    What an implementation promises (`datamat.testing` has a test class that checks it):
+
+    - **Picklable**: the instance travels to workers by pickle (dill). Open files, connections and caches belong in
+      `setup_worker`. Locks and loggers may stay: they arrive free and ready for use.
+    - **Deterministic**: `index` yields equal rows in the same order whenever it is called on the same source, and
+      `read` returns an equal sample for equal rows, in any process and order. Both depend on the source, on `self` as
+      it was sent, and, in `read`, on the seeded random numbers; never on the clock, on earlier calls or on the number
+      of workers.
+    - **Declared**: every file that decides a sample is in its row, in `files`, or in `bind`'s results on `self`. A file
+      that is none of these is named in a warning, for nothing notices when it changes.
+    - **Honest**: a sample that cannot be read raises, and is never a stand-in. One that is left out on purpose is a
+      `Skip`, or None.
+
+    A writer need not be thread-safe: each process calls it from one thread.
+
+    The code of the class, all functions that it reaches, and its attributes become part of the fingerprint of each
+    shard: a change of any of them rebuilds the shards that it concerns. An attribute that must not count is a
+    `functools.cached_property`, or dropped in `__getstate__`.
+
+    Attributes:
+        name: name of the dataset; the names of its shards begin with it. A writer that is registered under the
+            entry-point group `datamat.writers` is found by the name of its entry point, by convention the same.
+        features: schema of a sample; may be a property, or set by `bind`. A feature `key` is added by datamat.
+        file_fields: names of the index fields that hold paths of input files. Those files are checked when the source
+            is indexed, become part of the fingerprint, and reach `read` as absolute paths. None lets datamat find the
+            fields by their values.
+        files: paths of further input files and folders that every sample depends on, such as a label map that
+            `setup_worker` opens; relative to the source, or absolute; or the paths by the names that the manifest is
+            to show. It may be a property. A change of one of them rebuilds all shards.
+
+    Example:
+        >>> class Squares(DatasetWriter):
+        ...     name = "squares"
+        ...     features = Features({"square": Scalar("int64")})
+        ...
+        ...     def index(self, source):
+        ...         return [IndexRow(f"{n:03d}", fields={"n": n}) for n in range(int(source))]
+        ...
+        ...     def read(self, row):
+        ...         return {"square": row.fields["n"] ** 2}
+        >>> Squares().read(IndexRow("003", fields={"n": 3}))
+        {'square': 9}
+    """
+
+    name: str = ""
+    features: Features
+    file_fields: ClassVar[Sequence[str] | None] = None
+    files: Sequence[str | os.PathLike[str]] | Mapping[str, str] = ()
+
+    def bind(self, source: Any) -> None:  # noqa: B027 -- an optional hook: doing nothing is the default
+        """Learn from the source what `features` needs, such as class names or columns.
+
+        Called in the calling process, once, when the `Materializer` is made, before every other method. What it stores
+        on `self` travels to the workers and becomes part of the fingerprint.
+
+        Args:
+            source: the source that the caller gave to `Materializer`, unchanged: most often the path of a folder.
+
+        Raises:
+            SourceError: the source does not have the layout that the writer reads; the message names what is missing.
+        """
+
+    @abc.abstractmethod
+    def index(self, source: Any) -> Iterable[IndexRow]:
+        """Return one row for each input sample, always in the same order, without decoding anything.
+
+        Called in the calling process, once in each `plan()`, `run()` or `status()`. A generator is welcome: rows are
+        written to disk as they come, so memory does not grow with their number. `Index` makes rows of folders, lists,
+        tables and existing datasets. Columns of numbers and text, which `Index.from_table` takes, never become rows:
+        they go to `read_block` a block at a time.
+
+        Args:
+            source: the source that the caller gave to `Materializer`, unchanged: most often the path of a folder.
+
+        Returns:
+            Rows with unique keys. Paths in their fields are relative to the source, or absolute.
+
+        Raises:
+            SourceError: the raw data cannot be indexed; the message names the line, row or file.
+        """
+
+    @abc.abstractmethod
+    def read(self, row: IndexRow) -> Sample | Iterable[Sample | Skip] | Skip | None:
+        """Return the sample of one row, a value for every declared feature except `key`; or several, or none.
+
+        Called in a worker process, for any rows in any order; now and then twice for one row, to compare the results.
+
+        A `read` that draws random numbers declares a second parameter, `read(self, row, rng)`, and receives the
+        `numpy.random.Generator` of the row. `random` and `numpy.random` are seeded for each row as well, and so are the
+        generators of torch and TensorFlow where they are loaded. All of them depend on the base seed and the row's key
+        alone. Any other source of chance (a generator that lives on from row to row, the clock) is refused.
+
+        Args:
+            row: a row of the index; its file fields hold absolute paths that can be opened.
+
+        Returns:
+            Values by feature name, of the declared dtypes and shapes. An image or a mask is an array, or the `bytes` of
+            its file: bytes that need no change are stored untouched. PIL images and tensors are converted to arrays.
+
+            A list or a generator of such dicts gives several samples, whose records have the keys `KEY#0-0`, `KEY#0-1`,
+            and so on; all samples of a row are in memory together. `Skip("too dark")` or None leaves the row out; a
+            `Skip` among several samples leaves out that one, and the others keep their keys.
+
+        Raises:
+            Skip: the row is left out, on purpose: in the ledger with the reason, and no failure.
+            Exception: any error reports the sample as bad; the run's `ErrorPolicy` decides what follows, and the
+                message reaches the caller with the sample's key.
+        """
+
+    def augment(self, sample: Sample, rng: np.random.Generator) -> Sample | Iterable[Sample | Skip] | Skip | None:
+        """Return a changed sample, or several; the default returns it unchanged.
+
+        Called in a worker process for each copy, before the run's `transform`, in the splits that `copies` names (in
+        all, where it is a number). A copy that gives several samples makes several records, `KEY#COPY-NUMBER`.
+
+        Args:
+            sample: decoded values by feature name, with `key`; images uint8 (height, width, channels), masks uint8
+                (height, width). The arrays belong to this copy and may be changed in place.
+            rng: random stream of this copy, from base seed, key and copy number: the only source of chance to draw
+                from.
+
+        Returns:
+            One sample, or an iterable of samples, each with a value for every declared feature except `key`; `Skip` or
+            None leaves this copy out.
+
+        Raises:
+            Skip: this copy is left out, on purpose.
+            Exception: as for `read`.
+        """
+        del rng
+        return sample
+
+    def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return many samples at once, by columns; the default, None, has `read` called for each row.
+
+        For tables, embeddings, tokens and other small arrays, where a call per row costs more than the row. Called in a
+        worker process, in splits that nothing augments and that have one copy. The columns must hold exactly what
+        `read` returns for those rows, and no random numbers may be drawn: they would depend on how rows are grouped
+        into blocks.
+
+        Args:
+            keys: keys of the n rows.
+            fields: columns of the index by field name: int64 or float64 (n,), or a list of n strings.
+
+        Returns:
+            A column for every declared feature except `key`; None where this block must be read row by row.
+
+            - Numbers and labels: an array (n,) of the declared dtype; a label may be any integer, or a name.
+            - Arrays of one shape: an array (n, ...).
+            - Arrays whose first size varies: a tuple (values, lengths) of all values, (total, ...), and int64 (n,), how
+              many of them each row has.
+            - Any other arrays, pictures and text: a list of n values as `read` returns them.
+
+        Raises:
+            Exception: as for `read`; then the rows of the block are read one by one.
+
+        Example:
+            >>> class Tokens(DatasetWriter):
+            ...     name = "tokens"
+            ...     features = Features({"tokens": Tensor((None,), "int32"), "vector": Tensor((2,), "float32")})
+            ...
+            ...     def index(self, source):
+            ...         return [IndexRow(f"{n:03d}", fields={"n": n}) for n in range(3)]
+            ...
+            ...     def read(self, row):
+            ...         n = row.fields["n"]
+            ...         return {"tokens": np.arange(n, dtype=np.int32), "vector": np.full(2, n, np.float32)}
+            ...
+            ...     def read_block(self, keys, fields):
+            ...         lengths = fields["n"]
+            ...         values = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+            ...         return {"tokens": (values, lengths), "vector": np.tile(lengths[:, None], 2).astype(np.float32)}
+        """
+        del keys, fields
+        return None
+
+    def setup_worker(self) -> None:  # noqa: B027 -- as above
+        """Prepare a worker process: open what cannot be sent to it, and load what all samples need.
+
+        Called once in each worker process, before its first `read`. What it stores on `self` stays in that process.
+
+        Raises:
+            Exception: any error ends the run, with its traceback.
+        """
+
+
+class DataSource(abc.ABC):
+    """Samples of an existing dataset, by position: what `Index.from_dataset` lists and `ImportWriter` reads.
+
+    This is the extension point for existing datasets. Most of them need no subclass: any object with `len()` and items
+    by position will do, such as a list, a torch `Dataset` or a grain `RandomAccessDataSource`. Subclass `DataSource`
+    where samples have keys, splits or declared features of their own, or where an object's content should not be
+    fingerprinted.
+
+    What an implementation promises:
+
+    - **Fixed**: its length, order, keys and splits do not change while it is in use.
+    - **Deterministic**: the same position gives an equal sample at any time, in any process and order.
+    - **Picklable**: a copy travels to each worker process; it opens files of its own there, on first use.
+
+    It need not be thread-safe: each process reads from one thread.
+
+    Attributes:
+        features: features that the dataset itself declares, by field name. Fields that are missing here get the feature
+            that fits their value in the first sample.
+        identity: value that stands for the content in fingerprints: shards are rebuilt when it changes. None stands for
+            the object itself, with all of its attributes.
+        files: absolute paths of the files that the samples lie in, by the names that the manifest is to show; their
+            content counts, too.
+
+    Example:
+        >>> class Squares(DataSource):
+        ...     features = {"square": Scalar("int64")}
+        ...     identity = "squares, version 1"
+        ...
+        ...     def __len__(self):
+        ...         return 3
+        ...
+        ...     def __getitem__(self, position):
+        ...         return {"square": position**2}
+        >>> [row.key for row in Index.from_dataset(Squares())]
+        ['00000000', '00000001', '00000002']
+    """
+
+    features: Mapping[str, Feature] = {}
+    identity: Any = None
+    files: Mapping[str, str] = {}
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abc.abstractmethod
+    def __getitem__(self, position: int) -> Sample:
+        """Return one sample: its values by field name, as `DatasetWriter.read` returns them.
+
+        Args:
+            position: position of the sample, from 0 to `len(self) - 1`.
+
+        Raises:
+            Exception: any error reports the sample as bad, as for `DatasetWriter.read`.
+        """
+
+    def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
+        """Yield key and split of each sample, in order; by default its position, `00000000`, and no split.
+
+        Keys are unique and valid for `IndexRow`. A split of None is drawn by the hash of the key.
+        """
+        for position in range(len(self)):
+            yield f"{position:08d}", None
+
+
+def writer_names() -> list[str]:
+    """Return the names of the registered writers, without importing any."""
+    from importlib.metadata import entry_points
+
+    return sorted({point.name for point in entry_points(group=_GROUP)})
+
+
+def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
+    """Return a writer and its source, where the user may have given data in place of a writer, or no writer at all.
+
+    Args:
+        writer: a writer in any form that `resolve_writer` takes, data that needs no class, or None.
+        source: the source, as the user gave it.
+
+    Raises:
+        OptionError: data is given twice.
+    """
+    if writer is None:
+        return "dataset", source
+    if isinstance(writer, (str, DatasetWriter)) or inspect.isclass(writer):
+        return writer, source
+    if source is not None:
+        raise OptionError(
+            f"writer is a {type(writer).__qualname__}, which is data, and so is the source, {source!r}; give one of "
+            "them, as in Materializer(source=..., output=...)"
+        )
+    return "dataset", writer
+
+
+def resolve_writer(
+    writer: DatasetWriter | type[DatasetWriter] | str, source: Any, fields: Mapping[str, Any] | None = None
+) -> DatasetWriter:
+    """Return the writer that an argument stands for, bound to its source.
+
+    Args:
+        writer: an instance, a subclass, a registered name ("camvid"), a kind of source ("parquet"), or
+            "package.module:Class".
+        source: raw data that the writer is bound to, as the user gave it.
+        fields: which fields of the source to store, and under which names, as `ImportWriter` takes them; None for all.
+
+    Raises:
+        OptionError: no writer has that name, or what was found is not a `DatasetWriter`.
+        MissingDependencyError: the writer is registered, but a package that it needs is not installed.
+    """
+    found: Any = _load(writer) if isinstance(writer, str) else writer
+    if inspect.isclass(found):
+        try:
+            found = found()
+        except TypeError as error:
+            raise OptionError(f"writer {found.__qualname__}: {error}; pass an instance") from error
+    if not isinstance(found, DatasetWriter):
+        raise OptionError(
+            f"writer is {writer!r}; want a DatasetWriter, a subclass, a registered name or 'module:Class'"
+        )
+    if fields:
+        choose = getattr(found, "choose_fields", None)
+        if choose is None:
+            names = ", ".join(f"{name}=" for name in fields)
+            raise OptionError(
+                f"{names} choose fields of a source without a class; {type(found).__qualname__} declares its features "
+                "itself: choose them there"
+            )
+        choose(**fields)
+    found.bind(source)
+    is_declared = inspect.getattr_static(found, "features", None) is not None  # a property's own error passes unchanged
+    if not is_declared or not isinstance(found.features, Features):
+        raise OptionError(
+            f"{type(found).__qualname__}.features is not a Features; declare the fields of a sample there"
+        )
+    return found
+
+
+def _load(name: str) -> Any:
+    if name in SOURCE_KINDS:
+        return _load(_IMPORT_WRITER)(kind=name)
+    if name == "dataset":
+        return _load(_IMPORT_WRITER)
+    from importlib.metadata import entry_points
+
+    target = name if ":" in name else next((p.value for p in entry_points(group=_GROUP) if p.name == name), None)
+    if target is None:
+        raise OptionError(
+            f"there is no writer {name!r}; registered are {', '.join(writer_names())}, and kinds of sources "
+            f"that need no class are {', '.join(SOURCE_KINDS)}. "
+            f"Pass 'package.module:Class' or a subclass of DatasetWriter"
+        )
+    module, _, attribute = target.partition(":")
+    if not module or not attribute:
+        raise OptionError(f"writer {name!r}: want 'package.module:Class'")
+    try:
+        loaded: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            loaded = getattr(loaded, part)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"writer {name!r} is {target}, which needs the module {error.name!r}; install the package that has it"
+        ) from error
+    except AttributeError as error:
+        raise OptionError(
+            f"writer {name!r} is {target}, but the module has no {attribute!r}; check the name"
+        ) from error
+    return loaded

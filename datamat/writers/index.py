@@ -1,0 +1,646 @@
+"""Lists the samples of a source: one `IndexRow` per input sample, made of folders, lists, tables or datasets.
+
+An index is cheap: it lists files or rows and decodes nothing. Its rows are checked when they are written to the row
+files (`datamat.directory.rows`): bad keys, duplicates and missing files are errors that name the line they came from.
+Tables go there as columns, and become `IndexRow`s only for those who iterate over the index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from datamat.directory.rows import IndexRow, Origin, RowBlock, Rows, SourceFiles, Texts, listed
+from datamat.errors import OptionError, SourceError, join_problems
+from datamat.writers.base import DataSource
+from datamat.writers.existing import (
+    ArrowSource,
+    files_below,
+    is_arrow_dataset,
+    listed_column,
+    open_source,
+    table_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+__all__ = ["Index", "files_below", "pair_files"]
+
+_BATCH_ROWS = 65_536
+_LARGEST_NUMBER = 8  # bytes: Python has no float of 16
+
+
+class Index(Rows):
+    """An iterable of rows that can be iterated any number of times.
+
+    Args:
+        rows: function that returns the rows, in a fixed order; called for each iteration.
+
+    Example:
+        >>> index = Index.from_rows([IndexRow("a"), IndexRow("b")])
+        >>> [row.key for row in index]
+        ['a', 'b']
+    """
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[IndexRow | tuple[Any, ...] | str]) -> Index:
+        """Return an index of given rows.
+
+        Args:
+            rows: an iterable of `IndexRow`, of tuples (key, split, fields, ...), or of keys; or a pyarrow, pandas or
+                polars table, which is read like `from_table` does.
+
+        Raises:
+            SourceError: an item is none of these.
+        """
+        if table_of(rows) is not None:
+            return cls.from_table(rows)
+        listed = [_as_row(row, number) for number, row in enumerate(rows)]
+        return cls(lambda: listed)
+
+    @classmethod
+    def from_folder(
+        cls,
+        root: str | os.PathLike[str],
+        pattern: str = "**/*",
+        *,
+        field: str = "image",
+        suffixes: Sequence[str] = (),
+        fields_of: Callable[[pathlib.PurePosixPath], Mapping[str, str | int | float]] | None = None,
+        split_of: Callable[[pathlib.PurePosixPath], str | None] | None = None,
+    ) -> Index:
+        """Return one row per file below a folder, sorted by path.
+
+        The key is the path relative to `root` without its suffix, with `-` in place of `/`. Hidden files are ignored.
+
+        Args:
+            root: folder that holds the files.
+            pattern: glob pattern, relative to `root`.
+            field: name of the field that holds the path, relative to `root`.
+            suffixes: suffixes of the files to index, in lower case (".png"); empty indexes all.
+            fields_of: function that returns further fields of a file, given its path relative to `root`.
+            split_of: function that returns the split of a file, given its path relative to `root`.
+
+        Raises:
+            SourceError: the folder does not exist.
+        """
+
+        def rows() -> Iterator[IndexRow]:
+            for path in files_below(root, pattern, suffixes):
+                more = fields_of(path) if fields_of else {}
+                split = split_of(path) if split_of else None
+                key = str(path.with_suffix("")).replace("/", "-")
+                yield IndexRow(key, split, {field: str(path), **more}, str(path))
+
+        return cls(rows)
+
+    @classmethod
+    def from_lists(
+        cls,
+        root: str | os.PathLike[str],
+        lists: Mapping[str, str],
+        *,
+        fields: Sequence[str] = ("image", "mask"),
+        prefix: str | None = None,
+    ) -> Index:
+        """Return the rows of list files as CamVid ships them: one `image annotation` pair of paths per line.
+
+        Such lists were written on another machine: a prefix of their paths that does not exist here is mapped to
+        `root`. The key is the name of the first file without its suffix. Empty lines and `#` comments are skipped.
+
+        Args:
+            root: folder that holds the files.
+            lists: path of the list file, relative to `root`, by split.
+            fields: names of the fields, in the order of the paths on a line.
+            prefix: prefix to remove from each path; None keeps the longest tail of the path that exists below `root`.
+
+        Raises:
+            SourceError: a list file cannot be read, or a line has a different number of paths.
+        """
+
+        def rows() -> Iterator[IndexRow]:
+            local = _PathMap(root, prefix)
+            for split, name in lists.items():
+                for number, line in enumerate(_lines(root, name), start=1):
+                    text = line.strip()
+                    if text and not text.startswith("#"):
+                        yield _row_of_line(local, text, split, fields, f"{name}:{number}")
+
+        return cls(rows)
+
+    @classmethod
+    def from_table(cls, path: Any, *, key: str | None = None, split: str | None = None) -> Index:
+        """Return the rows of a table, with its columns as fields.
+
+        Columns of numbers and text go to the workers as they are, a block of rows at a time: an index that `index`
+        returns costs no Python object per row.
+
+        Args:
+            path: path of a `.csv`, `.tsv` or `.parquet` file; a pyarrow, pandas or polars table; columns by name, each
+                a numpy array (n,) or a list of n values; or, for tables that do not fit in memory, a function without
+                arguments that returns an iterable of such tables, all with the same columns.
+            key: name of the column that holds the keys; None takes the column "key" if there is one, else the row
+                numbers.
+            split: name of the column that holds the splits; None takes the column "split" if there is one.
+
+        Raises:
+            SourceError: the file cannot be read, a named column is missing, columns differ in length, or a value is not
+                text or a number.
+
+        Example:
+            >>> index = Index.from_table({"key": ["a", "b"], "speed": np.array([1.5, 2.0], np.float32)})
+            >>> [(row.key, row.fields) for row in index]
+            [('a', {'speed': 1.5}), ('b', {'speed': 2.0})]
+        """
+        return cls(lambda: _table_blocks(path, key, split))
+
+    @classmethod
+    def join(
+        cls,
+        folder: str | os.PathLike[str],
+        table: Any,
+        *,
+        on: str,
+        how: Literal["exact", "rows", "files", "inner"] = "exact",
+        suffixes: Sequence[str] = (),
+        key: str | None = None,
+        split: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+    ) -> Index:
+        """Return the rows of a table, each with the file below a folder that one of its columns names.
+
+        The column may hold paths relative to the folder, names of files, or either without the suffix, where that
+        leaves one file. In the rows, it holds the path of the file.
+
+        Args:
+            folder: folder that holds the files; hidden ones, and that of the table itself, are ignored.
+            table: table as for `from_table`, such as the path of a CSV file.
+            on: name of the column that names the files.
+            how: what must have a partner: "exact", every row and every file; "rows", every row; "files", every file;
+                "inner", nothing. What has none, and need not, is left out.
+            suffixes: suffixes of the files to join, in lower case (".wav"); empty takes all.
+            key: name of the column that holds the keys; None takes the column "key" if there is one, else the path of
+                the file below the folder, without its suffix and with `-` in place of `/`.
+            split: name of the column that holds the splits; None takes the column "split" if there is one.
+            root: folder that the paths in the rows are relative to: the source, in `index` of a writer. None gives
+                paths that begin as `folder` does, and that can be opened.
+
+        Raises:
+            SourceError: the folder or the table cannot be read, a column is missing, a name fits several files, two
+                rows name one file, or something has no partner; names the first ones and says how many there are.
+            OptionError: `how` is none of these.
+
+        Example:
+            >>> index = Index.join("audio", "audio/labels.csv", on="file")   # doctest: +SKIP
+            >>> materialize(read_clip, index, "out/audio", key=lambda row: row.key)   # doctest: +SKIP
+        """
+        if how not in _HOW:
+            raise OptionError(f"how is {how!r}; want one of {', '.join(_HOW)}")
+        place = pathlib.Path(folder if root is None else os.path.relpath(folder, root))
+        return cls(lambda: _joined(pathlib.Path(folder), place, table, on, how, suffixes, (key, split)))
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, *, key: str | None = None) -> Index:
+        """Return the rows of an existing dataset; each has the field `number`, the position of its sample.
+
+        Only the dataset's length is read, unless `key` asks for a field of each sample. `ImportWriter` reads the
+        samples.
+
+        Args:
+            dataset: a folder finished by datamat, prepared by TFDS or saved by Hugging Face `datasets`; a `DataSource`,
+                or any object with `len` and items by position (list, torch `Dataset`, `datasets.Dataset`); a pyarrow,
+                pandas or polars table; numpy arrays of equal length in a tuple or by name; or a dict of these by split.
+            key: name of the field that holds the keys. None takes the keys of a finished directory (with `-` for the
+                `#` of copies) or of a `DataSource`, or the column "key" of a table; elsewhere the position, after the
+                split where there are several.
+
+        Raises:
+            SourceError: the dataset is none of these, or a sample lacks the key.
+
+        Example:
+            >>> [row.key for row in Index.from_dataset(["a", "b"])]
+            ['00000000', '00000001']
+        """
+        samples = open_source(dataset)
+        if key is None and type(samples).keys_and_splits is DataSource.keys_and_splits:
+            return cls(lambda: _position_blocks(len(samples)))
+
+        def rows() -> Iterator[IndexRow]:
+            keys = None if key is None else _keys_in(samples, key)
+            contents = samples.contents() if hasattr(samples, "contents") else None
+            for number, (place, split) in enumerate(samples.keys_and_splits()):
+                fields = {"number": number} if contents is None else {"number": number, "content": next(contents)}
+                yield IndexRow(place if keys is None else next(keys), split, fields, f"sample {number}")
+
+        return cls(rows)
+
+
+def pair_files(
+    images: Iterable[pathlib.PurePosixPath],
+    masks: Iterable[pathlib.PurePosixPath],
+    *,
+    match: Callable[[pathlib.PurePosixPath], str] = lambda path: path.stem,
+) -> list[tuple[pathlib.PurePosixPath, pathlib.PurePosixPath]]:
+    """Return (image, mask) pairs by file name, in the order of the images.
+
+    Args:
+        images: paths of the images, all relative to one folder.
+        masks: paths of the masks, relative to one folder, too.
+        match: function that returns the name by which an image and its mask are paired.
+
+    Raises:
+        SourceError: an annotation has no image, an image no annotation, or two share a name; the message names them.
+    """
+    by_name: dict[str, pathlib.PurePosixPath] = {}
+    for mask in masks:
+        if match(mask) in by_name:
+            raise SourceError(f"{by_name[match(mask)]} and {mask} both annotate {match(mask)!r}; keep one of them")
+        by_name[match(mask)] = mask
+    pairs, lonely = [], []
+    for image in images:
+        mask_of = by_name.pop(match(image), None)
+        if mask_of is None:
+            lonely.append(f"{image}: image without annotation")
+        else:
+            pairs.append((image, mask_of))
+    lonely += [f"{mask}: annotation without image" for mask in by_name.values()]
+    if lonely:
+        raise SourceError(f"{join_problems(lonely)}; add the missing files or remove these")
+    return pairs
+
+
+def _as_row(row: Any, number: int) -> IndexRow:
+    origin = f"row {number}"
+    if isinstance(row, str):
+        return IndexRow(row, origin=origin)
+    if isinstance(row, IndexRow):
+        return row if row.origin else row._replace(origin=origin)
+    if isinstance(row, tuple):
+        return IndexRow(*row)
+    raise SourceError(f"{origin} is a {type(row).__name__}; want an IndexRow, a tuple (key, split, fields) or a key")
+
+
+def _keys_in(samples: DataSource, name: str) -> Iterator[str]:
+    """Yield the values of a field, which are the keys."""
+    if isinstance(samples, ArrowSource) and name in samples.field_names():
+        yield from map(str, samples.cells_of(name))  # reads this column and no other
+        return
+    for number in range(len(samples)):
+        sample = samples[number]
+        if name not in sample:
+            raise SourceError(f"sample {number} has no field {name!r} for its key; it has {', '.join(sample)}")
+        yield str(sample[name])
+
+
+def _lines(root: str | os.PathLike[str], name: str) -> list[str]:
+    path = pathlib.Path(root) / name
+    try:
+        SourceFiles(os.fspath(root)).check_file(name)
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise SourceError(f"list file {path}: {error.strerror or error}; give the folder that holds it") from error
+    except UnicodeDecodeError as error:
+        raise SourceError(f"list file {path} is not UTF-8 text (byte {error.start}); convert it") from error
+    except ValueError as error:
+        raise SourceError(f"list file {path}: {error}") from error
+
+
+def _row_of_line(local: _PathMap, text: str, split: str, fields: Sequence[str], origin: str) -> IndexRow:
+    paths = text.split("\t") if "\t" in text else text.split()
+    if len(paths) != len(fields):
+        raise SourceError(
+            f"{origin}: found {len(paths)} paths, want {len(fields)} ({' '.join(fields)}) separated by a space, "
+            f"or by a tab where names hold spaces: {text!r}"
+        )
+    found = [local.path_of(path) for path in paths]
+    return IndexRow(pathlib.PurePosixPath(found[0]).stem, split, dict(zip(fields, found, strict=True)), origin)
+
+
+class _PathMap:
+    """Maps paths that were written on another machine to paths relative to `root`."""
+
+    def __init__(self, root: str | os.PathLike[str], prefix: str | None) -> None:
+        self._root = root
+        self._prefix = prefix
+
+    def path_of(self, path: str) -> str:
+        """Return the path relative to root, without the prefix, which the first file that exists here reveals.
+
+        A path that is not below root comes back without its leading `/`, and is reported as missing later.
+        """
+        if self._prefix is not None and path.startswith(self._prefix):
+            return path[len(self._prefix) :].lstrip("/")
+        starts = [0] if not path.startswith("/") else []
+        starts += [place + 1 for place, letter in enumerate(path) if letter == "/"]
+        for start in starts:
+            if path[start:] and os.path.exists(os.path.join(self._root, path[start:])):
+                self._prefix = path[:start] if self._prefix is None else self._prefix
+                return path[start:]
+        return path.lstrip("/")
+
+
+def _position_blocks(count: int) -> Iterator[RowBlock]:
+    """Yield the rows of samples that are known by their positions."""
+    for start in range(0, count, _BATCH_ROWS):
+        stop = min(start + _BATCH_ROWS, count)
+        fields = {"number": np.arange(start, stop, dtype=np.int64)}
+        yield RowBlock(Texts.of_positions(start, stop), fields, Origin("sample ", start))
+
+
+_HOW = ("exact", "rows", "files", "inner")
+_MOST_NAMED = 5
+
+
+def _joined(
+    folder: pathlib.Path,
+    place: pathlib.Path,
+    table: Any,
+    on: str,
+    how: str,
+    suffixes: Sequence[str],
+    columns: tuple[str | None, str | None],
+) -> Iterator[IndexRow]:
+    """Yield the rows of a table with their files.
+
+    Args:
+        folder: folder that holds the files.
+        place: the same folder, as the paths in the rows begin.
+        table: table as for `Index.from_table`.
+        on: name of the column that names the files.
+        how: what must have a partner, as for `Index.join`.
+        suffixes: suffixes of the files to join; empty takes all.
+        columns: names of the columns with keys and splits.
+    """
+    given = os.path.abspath(table) if isinstance(table, (str, os.PathLike)) else ""
+    files = [path for path in files_below(folder, suffixes=suffixes) if os.path.abspath(folder / path) != given]
+    by_name = _by_name(files)
+    rows: dict[pathlib.PurePosixPath, IndexRow] = {}
+    lonely: list[str] = []
+    has_keys = _has_keys(table, columns[0])
+    for row in (row for block in _table_blocks(table, *columns, text=(on,)) for row in block.rows()):
+        if on not in row.fields:
+            raise SourceError(f"{row.origin} has no column {on!r}; it has {', '.join(row.fields)}")
+        found = by_name.get(_named(row.fields[on], folder), [])
+        if len(found) > 1:
+            raise SourceError(
+                f"{row.origin}: {on} is {row.fields[on]!r}, which may be {found[0]} or {found[1]} below {folder}; give "
+                "the path relative to the folder"
+            )
+        if not found:
+            lonely.append(f"{row.fields[on]!r} ({row.origin})")
+            continue
+        if found[0] in rows:
+            raise SourceError(f"{rows[found[0]].origin} and {row.origin} both name {found[0]}; keep one of them")
+        key = row.key if has_keys else str(found[0].with_suffix("")).replace("/", "-")
+        rows[found[0]] = row._replace(key=key, fields={**row.fields, on: str(place / found[0])})
+    unused = [str(path) for path in files if path not in rows]
+    _check_partners(folder, how, lonely, unused, (len(rows) + len(lonely), len(files)))
+    yield from rows.values()
+
+
+def _has_keys(table: Any, key: str | None) -> bool:
+    """Return whether a table has a column of keys."""
+    firsts = itertools.islice(_tables(table), 1)
+    batches = (batch for first in firsts for _, batch in itertools.islice(first.batches(text=()), 1))
+    return key is not None or any("key" in batch for batch in batches)
+
+
+def _by_name(files: Iterable[pathlib.PurePosixPath]) -> dict[str, list[pathlib.PurePosixPath]]:
+    """Return the files by each name that a table may have for them; the path of one goes before names of others."""
+    paths = {str(path): [path] for path in files}
+    shorter: dict[str, list[pathlib.PurePosixPath]] = {}
+    for (path,) in paths.values():
+        for name in {str(path.with_suffix("")), path.name, path.stem} - paths.keys():
+            shorter.setdefault(name, []).append(path)
+    return paths | shorter
+
+
+def _named(value: Any, folder: pathlib.Path) -> str:
+    """Return what a cell says of a file, relative to the folder."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else str(value)
+    text = os.path.relpath(text, folder.absolute()) if os.path.isabs(text) else os.path.normpath(text)
+    return text.replace(os.sep, "/")
+
+
+def _check_partners(
+    folder: pathlib.Path, how: str, rows: Sequence[str], files: Sequence[str], counts: tuple[int, int]
+) -> None:
+    """Raise `SourceError` where rows have no file, or files no row, that must have one."""
+    problems = []
+    for what, lonely, count, partner, allowed in (
+        ("rows", rows, counts[0], "file", ("files", "inner")),
+        ("files", files, counts[1], "row", ("rows", "inner")),
+    ):
+        if lonely and how not in allowed:
+            more = f" and {len(lonely) - _MOST_NAMED} more" if len(lonely) > _MOST_NAMED else ""
+            problems.append(
+                f"{len(lonely)} of {count} {what} have no {partner}: {', '.join(lonely[:_MOST_NAMED])}{more}"
+            )
+    if problems:
+        raise SourceError(
+            f"{folder} and its table do not fit: {'; '.join(problems)}. Correct them, choose files with suffixes=, or "
+            "pass how='inner' to leave both out (how='files' leaves out such rows, how='rows' such files)"
+        )
+
+
+def _table_blocks(given: Any, key: str | None, split: str | None, *, text: tuple[str, ...] = ()) -> Iterator[RowBlock]:
+    before = 0
+    for table in _tables(given):
+        for count, batch in table.batches(text=(key or "key", split or "split", *text)):
+            for column in (key, split):
+                if column is not None and column not in batch:
+                    raise SourceError(f"{table.name} has no column {column!r}; it has {', '.join(batch)}")
+            key_column = key or ("key" if "key" in batch else None)
+            split_column = split or ("split" if "split" in batch else None)
+            columns = {name: _cells(table.name, name, values, before) for name, values in batch.items()}
+            keys: Texts | list[str] = Texts.of_positions(before, before + count)
+            if key_column is not None:
+                keys = _as_keys(columns.pop(key_column))
+            splits = None if split_column is None else _codes_of(columns.pop(split_column))
+            yield RowBlock(keys, columns, Origin(f"{table.short_name} row ", before + 1), splits)
+            before += count
+
+
+def _tables(given: Any) -> Iterator[_Table]:
+    if is_arrow_dataset(given):
+        for batch in given.to_batches(batch_size=_BATCH_ROWS):
+            yield _Table.of(batch)
+    elif callable(given) and table_of(given) is None:
+        for one in given():
+            yield _Table.of(one)
+    else:
+        yield _Table.of(given)
+
+
+class _Table(NamedTuple):
+    """A table, in a file or in memory.
+
+    Attributes:
+        path: path of the file; None for a table in memory.
+        held: `pyarrow.Table` in memory, or columns by name; None for a file.
+    """
+
+    path: pathlib.Path | None
+    held: Any
+
+    @classmethod
+    def of(cls, given: Any) -> _Table:
+        """Return the table that an argument stands for; raise `SourceError` where it is none."""
+        held = table_of(given)
+        if held is None and isinstance(given, Mapping):
+            held = _checked_columns(given)
+        if held is None and not isinstance(given, (str, os.PathLike)):
+            raise SourceError(
+                f"the table is a {type(given).__qualname__}; want the path of a CSV or Parquet file, a table of "
+                "pyarrow, pandas or polars, columns by name, or a function that returns several tables"
+            )
+        return cls(None if held is not None else pathlib.Path(given), held)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "the table" if self.path is None else str(self.path)
+
+    @property
+    def short_name(self) -> str:
+        """What the places of its rows begin with."""
+        return "table" if self.path is None else self.path.name
+
+    def batches(self, text: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the number of rows, and the columns by name, of a run of rows; a file is never in memory as a whole.
+
+        CSV columns that `text` names are not parsed as numbers: the key 007 is not 7.
+        """
+        if isinstance(self.held, Mapping):
+            count = len(next(iter(self.held.values())))
+            for start in range(0, count, _BATCH_ROWS):
+                stop = min(start + _BATCH_ROWS, count)
+                yield stop - start, {name: values[start:stop] for name, values in self.held.items()}
+            return
+        found = _file_batches(self.path, text) if self.path is not None else None
+        for batch in found or self.held.to_batches(max_chunksize=_BATCH_ROWS):
+            names = batch.schema.names
+            if len(set(names)) < len(names):
+                raise SourceError(f"{self.name} has two columns with the same name ({', '.join(names)}); rename one")
+            yield batch.num_rows, dict(zip(names, batch.columns, strict=True))
+
+
+def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return columns by name as arrays or lists of one length."""
+    columns: dict[str, Any] = {}
+    for name, values in given.items():
+        if isinstance(values, np.ndarray) and values.ndim == 1:
+            found = values.tolist() if values.dtype.kind in "OU" else values
+        else:
+            found = values if isinstance(values, (list, tuple)) else listed_column(values)
+        if found is None:
+            what = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__qualname__
+            raise SourceError(
+                f"column {name!r} of the table is {what}; want an array (n,) or a list of n numbers or texts. Arrays "
+                "of more dimensions belong into read or read_block: give the row its number"
+            )
+        columns[str(name)] = found
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) != 1:
+        listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise SourceError(
+            f"the columns of the table differ in length ({listed}); give each one value per row"
+            if columns
+            else "the table has no columns; give at least one, as in {'number': np.arange(1000)}"
+        )
+    return columns
+
+
+def _file_batches(path: pathlib.Path, text: Sequence[str]) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    try:
+        if path.suffix == ".parquet":
+            with parquet.ParquetFile(path) as file:
+                yield from file.iter_batches(batch_size=_BATCH_ROWS)
+        elif path.suffix in {".csv", ".tsv"}:
+            options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+            convert = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
+            with csv.open_csv(path, parse_options=options, convert_options=convert) as file:
+                yield from file
+        else:
+            raise SourceError(f"{path}: unknown kind of table; want .csv, .tsv or .parquet")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SourceError(f"{path} cannot be read as a table: {error}") from error
+
+
+def _cells(table: str, name: str, values: Any, before: int) -> np.ndarray | Texts | list[Any]:
+    """Return a column of a batch as a block of rows holds it; raise `SourceError` where a cell is no text or number."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "iuf" and values.dtype.itemsize <= _LARGEST_NUMBER:
+            return _numbers(values)
+        if values.dtype.kind != "b":
+            raise SourceError(
+                f"{table} row {before + 1}, column {name!r}: found {values.dtype}, want numbers or text; convert it "
+                "(times to seconds, bytes to str)"
+            )
+        values = values.tolist()
+    elif not isinstance(values, (list, tuple)):
+        found = _arrow_cells(values)
+        if found is not None:
+            return found
+        values = values.to_pylist()
+    cells = [value.item() if isinstance(value, np.generic) else value for value in values]
+    for place, value in enumerate(cells):
+        if not isinstance(value, (str, int, float)):
+            raise SourceError(
+                f"{table} row {before + place + 1}, column {name!r}: found {value!r} ({type(value).__name__}), want "
+                "text or a number; fill in empty cells and flatten nested ones"
+            )
+    return cells
+
+
+def _numbers(values: np.ndarray) -> np.ndarray | list[Any]:
+    """Return numbers as int64 or float64; as a list where int64 cannot hold them."""
+    if values.dtype.kind == "f":
+        return values.astype(np.float64, copy=False)
+    if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
+        found: list[Any] = values.tolist()
+        return found
+    return values.astype(np.int64, copy=False)
+
+
+def _arrow_cells(values: Any) -> np.ndarray | Texts | list[Any] | None:
+    """Return a column of Arrow without a Python object for each cell; None where its cells must be looked at."""
+    import pyarrow as pa
+
+    kind = values.type
+    if values.null_count:
+        return None
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return _numbers(values.to_numpy(zero_copy_only=False))
+    if pa.types.is_string_view(kind):
+        values = values.cast(pa.large_string())
+        kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        _, ends, data = values.buffers()
+        bounds = np.frombuffer(ends, np.int64 if pa.types.is_large_string(kind) else np.int32)
+        bounds = bounds[values.offset : values.offset + len(values) + 1]
+        text = b"" if data is None else memoryview(data)[bounds[0] : bounds[-1]].tobytes()
+        return Texts(text, (bounds[1:] - bounds[0]).astype(np.uint64))
+    return None
+
+
+def _as_keys(values: np.ndarray | Texts | list[Any]) -> Texts | list[str]:
+    return values if isinstance(values, Texts) else list(map(str, listed(values)))
+
+
+def _codes_of(values: np.ndarray | Texts | list[Any]) -> tuple[list[Any], np.ndarray]:
+    """Return the distinct values in the order in which they first occur, and int64 (n,): which of them each row has."""
+    given = listed(values)
+    names = list(dict.fromkeys(given))
+    codes = {name: code for code, name in enumerate(names)}
+    return names, np.fromiter(map(codes.__getitem__, given), np.int64, len(given))

@@ -1,0 +1,553 @@
+"""`verify` passes a good directory, and names every damage with its file and, where possible, the record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+import small_pairs
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from datamat import (
+    CorruptDataError,
+    Index,
+    Manifest,
+    Materializer,
+    OutputError,
+    ShardOptions,
+    WorkerOptions,
+    load,
+    verify,
+)
+from datamat.directory.files import render_json
+from datamat.directory.manifest import FilePart, tree_checksum
+from datamat.directory.sidecars.exporting import export
+from datamat.directory.verify import ShardCheck
+from datamat.formats import Offsets, get_format
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "tfrecord.gz"])
+def good(request, tmp_path_factory):
+    """Two shards of ten records each in `train`, two of two in `val`."""
+    source = small_pairs.make_pairs(tmp_path_factory.mktemp("source"))
+    output = tmp_path_factory.mktemp("good") / "out"
+    Materializer(
+        small_pairs.Pairs(),
+        source,
+        output,
+        format=request.param,
+        shards=ShardOptions(num_shards=2),
+        workers=WorkerOptions(num_workers=1),
+    ).run(progress=False)
+    return output
+
+
+@pytest.fixture
+def copied(good, tmp_path):
+    """A copy of the directory that a test may damage."""
+    return shutil.copytree(good, tmp_path / "out")
+
+
+def written(folder, name):
+    """Write a finished directory in a format, and return it."""
+    source, one_worker = small_pairs.make_pairs(folder / "source"), WorkerOptions(num_workers=1)
+    Materializer(small_pairs.Pairs(), source, folder / "out", format=name, workers=one_worker).run(progress=False)
+    return folder / "out"
+
+
+def shards(folder, split="train"):
+    """Return the paths of the shards of a split."""
+    return [folder / info.file for info in Manifest.read(folder).splits[split]]
+
+
+def index_of(shard):
+    """Return the path of the offsets of a shard."""
+    return shard.parent / f"{shard.name.partition('.')[0]}.idx"
+
+
+def flip(path, place, bit=1):
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= bit
+    path.write_bytes(content)
+
+
+def problems(folder):
+    """Return the problems, after a check that the report is not ok, and shows them all."""
+    report = verify(folder)
+    assert not report.ok
+    assert str(report).startswith(f"{folder}: {len(report.problems)} problem")
+    assert all(line in str(report) for line in report.problems)
+    return list(report.problems)
+
+
+def change_manifest(folder, change):
+    """Let `change` edit the manifest, and give it the digest that fits, as somebody who knows the format would."""
+    values = json.loads((folder / "manifest.json").read_text())
+    change(values)
+    del values["digest"]
+    digest = xxhash.xxh3_128_hexdigest(render_json(values))
+    (folder / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
+
+
+def described(pieces, digest=None):
+    """Return an entry's values for a file of these parts; with another digest for the first if one is given."""
+    parts = [FilePart(len(piece), xxhash.xxh3_128_hexdigest(piece)) for piece in pieces]
+    parts[0] = FilePart(parts[0].num_bytes, digest or parts[0].digest)
+    lines = [f"{part.num_bytes} {part.digest}" for part in parts]
+    return {"num_bytes": sum(map(len, pieces)), "checksum": tree_checksum(parts), "parts": lines}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_good_directory_is_ok(good, deep):
+    """The report says how much it checked."""
+    report = verify(str(good), deep)
+
+    assert report.ok
+    assert str(report) == f"{good}: 4 shards, 24 records: all as the manifest says"
+    assert (report.num_shards, report.num_records, report.problems, report.files) == (4, 24, (), ())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_flipped_bit_of_a_shard_is_noticed(copied, place, bit):
+    """Lengths, checksums, keys, pixels, padding: the report names this file and no other."""
+    shard = shards(copied)[1]
+    content = shard.read_bytes()
+
+    flip(shard, int(place * len(content)), 1 << bit)
+    found = problems(copied)
+    shard.write_bytes(content)
+
+    assert all(line.startswith(f"{shard.name}: ") for line in found)
+    assert verify(copied).ok
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@pytest.mark.parametrize("name", ["manifest.json", "_index/train.index", "idx"])
+def test_any_flipped_bit_beside_the_shards_is_noticed(copied, name, place, bit):
+    """In the manifest, an index file or a file of offsets, the report names that file first."""
+    path = index_of(shards(copied)[1]) if name == "idx" else copied / name
+    content = path.read_bytes()
+
+    flip(path, int(place * len(content)), 1 << bit)
+    found = problems(copied)
+    path.write_bytes(content)
+
+    assert found[0].startswith(f"{path.relative_to(copied)}: ")
+    assert verify(copied).ok
+
+
+@pytest.mark.parametrize("region", ["length", "length CRC", "payload", "payload CRC"])
+def test_damaged_record_is_named_by_its_number_and_byte(copied, region):
+    """Wherever in the record the bit was flipped; in gzip, a record of the member that protects it is named."""
+    shard = shards(copied)[0]
+    offsets = Offsets.from_text(index_of(shard).read_text())
+    offset, size = int(offsets.offset[6]), int(offsets.size[6])
+    flip(shard, offset + {"length": 0, "length CRC": 10, "payload": size // 2, "payload CRC": size - 1}[region])
+
+    found = problems(copied)
+
+    assert len(found) == 1 and found[0].startswith(f"{shard.name}: record 6 at byte {offset} is damaged: ")
+
+
+def test_records_damaged_together_are_named_in_one_line(tmp_path):
+    """One bit of a page of Parquet damages all records in it."""
+    shard = shards(written(tmp_path, "parquet"))[0]
+    group = parquet.read_metadata(shard).row_group(1)
+    flip(shard, group.column(1).data_page_offset + group.column(1).total_compressed_size // 2)
+
+    (found,) = problems(tmp_path / "out")
+
+    if group.num_rows > 1:
+        assert found.startswith(f"{shard.name}: records {group.num_rows} to ") and " are damaged: " in found
+    assert found.startswith(f"{shard.name}: record") and " damaged: " in found
+
+
+def test_record_is_named_where_its_format_has_no_checksum(tmp_path):
+    """Nothing protects a member of a tar, but a picture that no longer decodes shows the damage."""
+    shard = shards(written(tmp_path, "webdataset"))[0]
+    flip(shard, shard.read_bytes().index(b"\x89PNG"))
+
+    found = problems(tmp_path / "out")
+
+    assert "their content differs from the manifest's checksum" in found[0]
+    assert re.match(rf"{shard.name}: record 0 \('train\d+'\) is not as the manifest's features say: 'image'", found[1])
+
+
+def test_every_damaged_record_is_named(copied):
+    """Offsets lead to the records behind the first damaged one of a shard. Of very many, the first are named."""
+    shard = shards(copied)[0]
+    offsets = Offsets.from_text(index_of(shard).read_text())
+    for number in (2, 5, 9):
+        flip(shard, int(offsets.offset[number]))
+
+    found = problems(copied)
+
+    assert [re.search(r"record (\d+) ", line).group(1) for line in found] == ["2", "5", "9"]
+
+
+def test_every_damaged_file_is_named(copied):
+    """The report does not stop at the first."""
+    for split in ("train", "val"):
+        for shard in shards(copied, split):
+            flip(shard, 40)
+
+    assert verify(copied).files == tuple(shard.name for split in ("train", "val") for shard in shards(copied, split))
+
+
+def test_shard_cut_inside_a_record_is_named_with_the_record(copied):
+    """That is the last record, which is not whole."""
+    shard = shards(copied)[0]
+    os.truncate(shard, shard.stat().st_size - 3)
+
+    found = problems(copied)
+
+    assert re.match(rf"{shard.name}: record \d+ is cut off: it lies at bytes \d+ to \d+, the file ends at", found[-1])
+
+
+def test_shard_cut_between_records_is_counted(copied):
+    """All that is left is whole; only the manifest shows what is missing."""
+    shard = shards(copied)[0]
+    offsets = Offsets.from_text(index_of(shard).read_text())
+    starts = np.unique(offsets.offset)
+    if len(starts) == 1:
+        pytest.skip("one member holds the whole shard")
+    size = shard.stat().st_size
+    os.truncate(shard, int(starts[-1]))
+    left = int((offsets.offset < starts[-1]).sum())
+
+    found = problems(copied)
+
+    assert found[0] == (
+        f"{shard.name}: found {left} records, the manifest says {len(offsets)}; {starts[-1]} bytes for {size}"
+    )
+
+
+def test_emptied_shard_is_counted(copied):
+    """No bytes are no records."""
+    shard = shards(copied)[0]
+    os.truncate(shard, 0)
+
+    assert problems(copied)[0].startswith(f"{shard.name}: found 0 records, the manifest says ")
+
+
+def test_missing_shard_and_missing_offsets_are_both_named(copied):
+    """One after the other, and each alone."""
+    first, second = shards(copied)
+    first.unlink()
+    index_of(first).unlink()
+    index_of(second).unlink()
+
+    assert problems(copied) == [
+        f"{first.name}: No such file or directory",
+        f"{index_of(first).name}: No such file or directory",
+        f"{index_of(second).name}: No such file or directory",
+    ]
+
+
+@pytest.mark.parametrize("offsets", ["missing", "not text", "no table"])
+def test_damage_to_the_offsets_hides_none_of_the_shard(copied, offsets):
+    """Both are named."""
+    shard = shards(copied)[0]
+    flip(shard, 40)
+    if offsets == "missing":
+        index_of(shard).unlink()
+    else:
+        index_of(shard).write_bytes(b"\x80" if offsets == "not text" else b"a b\n")
+
+    assert [line.partition(":")[0] for line in problems(copied)] == [shard.name, index_of(shard).name]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "it has 0 offsets, {shard} holds "),
+        (b"0 16\n", "it has 1 offsets, {shard} holds "),
+        (b"0 16 0 0\n", "line 1 of the record index is '0 16 0 0'"),
+        (b"\xff\n", "not text (byte 0)"),
+        (b"0 16\n" * 100_000, "has 500000 bytes, more than "),
+    ],
+)
+def test_damaged_offsets_are_named(copied, text, message):
+    """The shard itself is fine."""
+    shard = shards(copied)[0]
+    index_of(shard).write_bytes(text)
+
+    (found,) = problems(copied)
+
+    assert message.format(shard=shard.name) in found and found.startswith(f"{index_of(shard).name}: ")
+
+
+def test_offsets_off_by_one_are_named_with_the_record(copied):
+    """There are as many offsets as records, and one of them is wrong."""
+    shard = shards(copied)[0]
+    lines = index_of(shard).read_text().splitlines(keepends=True)
+    numbers = lines[-1].split()
+    numbers[1] = str(int(numbers[1]) + 1)
+    index_of(shard).write_text("".join([*lines[:-1], " ".join(numbers) + "\n"]))
+
+    problem = f"its offsets are not those of the records in {shard.name}, from record {len(lines) - 1} on"
+    assert problems(copied) == [f"{index_of(shard).name}: {problem}"]
+
+
+def test_swapped_shards_are_named(copied):
+    """Each is whole and readable, but in the wrong place."""
+    first, second = shards(copied, "val")
+    first.rename(copied / "aside")
+    second.rename(first)
+    (copied / "aside").rename(second)
+
+    report = verify(copied)
+
+    assert f"{first.name}: its content is that of {second.name}" in report.problems
+    assert f"{second.name}: its content is that of {first.name}" in report.problems
+
+
+def test_doubled_shard_is_named(copied):
+    """One in the place of another, or beside them under a name of its own, with offsets or without."""
+    first, second = shards(copied)
+    shutil.copy(first, second)
+    more = copied / second.name.replace("00001-of", "00002-of")
+    shutil.copy(first, more)
+    shutil.copy(index_of(first), index_of(more))
+
+    report = verify(copied)
+
+    assert f"{second.name}: its content is that of {first.name}" in report.problems
+    assert report.problems[-2:] == tuple(
+        f"{path.name}: not in the manifest; remove it" for path in (index_of(more), more)
+    )
+
+
+def test_other_records_under_the_right_name_are_named(copied):
+    """Whole records of another run have other keys, or the right keys with other content."""
+    first = shards(copied)[0]
+    change_manifest(copied, lambda values: values["shards"][0].update(described([first.read_bytes(), b""], "0" * 32)))
+    problem = "its records are whole and have the right keys, but their content differs from the manifest's checksum"
+    assert problems(copied) == [f"{first.name}: {problem}, in the bytes 0 to {first.stat().st_size}"]
+    change_manifest(copied, lambda values: values["shards"][0].update(key_digest="0" * 32))
+    assert problems(copied) == [
+        f"{first.name}: its records are whole, but they are not those of the manifest, or in another order"
+    ]
+
+
+def test_manifest_that_lists_other_keys_is_named(copied):
+    """The checksum fits, but the digest of the keys does not."""
+    change_manifest(copied, lambda values: values["shards"][0].update(key_digest="0" * 32))
+
+    (found,) = problems(copied)
+
+    assert found == f"{shards(copied)[0].name}: the keys of its records are not those of the manifest"
+
+
+@pytest.mark.parametrize("name", ["seed", "made_by", "shards"])
+def test_edited_manifest_is_named(copied, name):
+    """Whatever was changed in it, its digest no longer fits, and readers refuse it."""
+    values = json.loads((copied / "manifest.json").read_text())
+    values.update({"seed": {"seed": 5}, "made_by": {"made_by": {}}, "shards": {"shards": values["shards"][:-1]}}[name])
+    (copied / "manifest.json").write_bytes(render_json(values))
+
+    assert problems(copied)[0] == "manifest.json: changed since it was written: it does not have its digest"
+    with pytest.raises(CorruptDataError, match="changed since it was written"):
+        load(copied)
+
+
+def test_shard_that_the_manifest_lists_twice_is_named(copied):
+    """A reader would give its records twice."""
+    name = shards(copied, "val")[-1].name
+
+    change_manifest(copied, lambda values: values["shards"].append(values["shards"][-1]))
+
+    assert f"manifest.json: lists {name} twice" in problems(copied)
+
+
+def test_index_of_other_rows_is_named_with_the_row(copied):
+    """Its checksum may fit: somebody rewrote it, and gave the manifest the matching values."""
+    path = copied / "_index" / "train.index"
+    table = parquet.read_table(path)
+    keys = table["key"].to_pylist()
+    parquet.write_table(table.set_column(0, "key", [[*keys[:3], "other", *keys[4:]]]), path)
+    problem = f"_index/train.index: row 3 of {shards(copied)[0].name} is 'other', the shard holds '{keys[3]}' there"
+
+    assert problems(copied) == ["_index/train.index: its content differs from the manifest's checksum", problem]
+    info = {"num_bytes": path.stat().st_size, "checksum": xxhash.xxh3_128_hexdigest(path.read_bytes())}
+    change_manifest(copied, lambda values: values["index"][0].update(info))
+    assert problems(copied) == [problem]
+
+
+@pytest.mark.parametrize("what", ["deleted", "foreign", "shorter", "no parquet", "swapped"])
+def test_wrong_index_files_are_named(copied, what):
+    """Missing, of no split, of other rows, of no kind, in the place of another."""
+    train, val = (copied / "_index" / f"{split}.index" for split in ("train", "val"))
+    if what == "deleted":
+        train.unlink()
+    elif what == "foreign":
+        shutil.copy(train, copied / "_index" / "test.index")
+    elif what == "shorter":
+        parquet.write_table(parquet.read_table(train).slice(0, 7), train)
+    elif what == "no parquet":
+        train.write_bytes(b"PAR1 or so")
+    else:
+        shutil.copy(train, val)
+
+    wanted = {"foreign": "test", "swapped": "val"}.get(what, "train")
+    assert {line.partition(":")[0] for line in problems(copied)} == {f"_index/{wanted}.index"}
+
+
+def test_deep_looks_into_every_record(copied):
+    """Only decoding finds a picture that does not decode in a record whose checksums are all right."""
+    manifest = Manifest.read(copied)
+    shard, shard_format = shards(copied)[0], get_format(manifest.format)
+    records = list(shard_format.read(shard))
+    records[5]["image"] = [b"no picture"]
+    with open(shard, "wb") as file:
+        writer = shard_format.writer(file, manifest.features.columns)
+        for record in records:
+            writer.append(record)
+        index_of(shard).write_text(writer.finish().to_text())
+    content = shard.read_bytes()
+    changed_entry = described([content])
+    change_manifest(copied, lambda values: values["shards"][0].update(changed_entry))
+    export(copied)
+
+    (found,) = verify(copied, deep=True).problems
+
+    assert verify(copied).ok
+    assert re.match(rf"{shard.name}: record 5 \('train\d+'\) is not as the manifest's features say: .*'image'", found)
+
+
+def test_files_of_others_are_ignored(copied):
+    """Only names that a reader by pattern would take count."""
+    (copied / "README.md").write_text("about")
+    (copied / "other-train-00000-of-00001.tfrecord").write_bytes(b"")
+
+    assert verify(copied).ok
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda features: features.pop("mask"),
+            "holds image: bytes, key: bytes, mask: bytes, the manifest's",
+        ),
+        (lambda features: features.update(more={"type": "Text"}), "the manifest's features are .*more: bytes"),
+        (lambda features: features.update(mask={"type": "Scalar", "dtype": "int64"}), "features are .*mask: int64"),
+        (
+            lambda features: features.update(mask={"type": "Tensor", "shape": [2], "dtype": "float64"}),
+            "is not as the manifest's features say",
+        ),
+        (
+            lambda features: features["image"].update(shape=[None, None, 1]),
+            "is not as .*'image': png with",
+        ),
+    ],
+)
+def test_changed_features_are_named(copied, change, message):
+    """The bytes are right, but whoever reads them with this schema gets something else."""
+    change_manifest(copied, lambda values: change(values["features"]))
+
+    found = [line for line in problems(copied) if not line.startswith(("manifest.json: ", "features.json: "))]
+
+    assert len(found) == 4
+    assert all(re.match(rf"pairs-.*: record 0 \('.*'\) .*{message}", line) for line in found)
+
+
+def test_changed_format_is_named(copied):
+    """The bytes are right, but the manifest names another format."""
+    changed = {"tfrecord": "tfrecord.gz", "tfrecord.gz": "tfrecord"}
+    change_manifest(copied, lambda values: values.update(format=changed[values["format"]]))
+
+    found = problems(copied)
+
+    assert sum("but do not read as tfrecord" in line for line in found) == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda values: values.update(format="tar"), "there is no format 'tar'"),
+        (lambda values: values["features"]["mask"].update(type="Scalar", dtype="int64"), "field 'mask'"),
+        (lambda values: values["shards"][0].update(num_bytes=-1), "num_bytes or checksum is not that of its parts"),
+        (lambda values: values.pop("shards"), "is not a manifest of datamat"),
+        (None, "is not JSON"),
+    ],
+)
+def test_damaged_manifest_is_named(copied, damage, message):
+    """Nothing can be compared with it, and the report says so."""
+    if damage:
+        change_manifest(copied, damage)
+    else:
+        os.truncate(copied / "manifest.json", 1000)
+
+    (found,) = problems(copied)
+
+    assert found.startswith("manifest.json: ") and message in found
+
+
+def test_missing_manifest_is_an_error(copied):
+    """There is nothing to compare with: the run was never finished."""
+    (copied / "manifest.json").unlink()
+
+    with pytest.raises(OutputError, match=r"holds no manifest.json"):
+        verify(copied)
+
+
+def test_report_escapes_what_a_terminal_would_obey(copied):
+    """Strangers chose the names of files."""
+    name = "pairs-\x1b[31m\n.tfrecord" if shards(copied)[0].suffix == ".tfrecord" else "pairs-\x1b[31m\n.tfrecord.gz"
+    (copied / name).write_bytes(b"")
+
+    assert "\x1b" not in str(verify(copied)) and "pairs-\\x1b[31m\\n.tfrecord" in str(verify(copied))
+
+
+def test_folder_in_the_place_of_a_shard_is_named(copied):
+    """It cannot be read, and the report says so."""
+    shard = shards(copied)[0]
+    shard.unlink()
+    shard.mkdir()
+
+    assert problems(copied) == [f"{shard.name}: Is a directory"]
+
+
+def test_materializer_verifies_its_output(good):
+    """It gives the same report."""
+    job = Materializer(_Any(), good, good)
+
+    assert job.verify() == verify(good)
+
+
+class _Any(small_pairs.Pairs):
+    def index(self, source):
+        return Index.from_rows([])
+
+
+def test_threads_that_decode_name_every_record_in_its_order(tmp_path, monkeypatch):
+    """An archive has no checksums of its records: of forty pictures, decoding names those that are damaged."""
+    source = small_pairs.make_pairs(tmp_path / "source", num_train=40)
+    shards, output = ShardOptions(num_shards=1), tmp_path / "out"
+    small_pairs.job(source, output, format="webdataset", shards=shards).run(progress=False)
+    path = output / Manifest.read(output).shards[0].file
+    content = bytearray(path.read_bytes())
+    pictures = [match.start() for match in re.finditer(rb"\x89PNG", content)][::2]
+    damaged = [3, 4, 17, 39]
+    for number in damaged:
+        content[pictures[number] + 60] ^= 8
+    path.write_bytes(content)
+
+    found = verify(output, deep=True).problems
+
+    named = [int(match[1]) for line in found if (match := re.search(r": record (\d+) ", line))]
+    assert named == damaged
+    monkeypatch.setattr(ShardCheck, "_examiners", lambda *_, **__: contextlib.nullcontext())
+    assert verify(output, deep=True).problems == found

@@ -1,0 +1,136 @@
+"""Memory or disk flips bits between the worker that wrote a part and the shard that takes it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from concurrent.futures import Future, ProcessPoolExecutor
+
+import pytest
+import small_pairs
+
+from datamat import Materializer, OutputError, ShardOptions, verify
+from datamat.directory.ledger import read_ledger
+from datamat.run.receipts import Receipt, part_folder
+
+FORMATS = ("tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord", ["parquet", "tfrecord", "webdataset"])
+METHODS = ("fork", "forkserver", "spawn")
+
+
+class Flipper(ProcessPoolExecutor):
+    """Flips one bit of a part after its worker has finished it, and before the driver knows.
+
+    Args:
+        method: start method of the workers.
+        output: the directory of the job.
+        suffix: suffix of the files in which a bit is flipped.
+        times: how often each part is hit.
+    """
+
+    def __init__(self, method, output, suffix, times=1):
+        super().__init__(2, multiprocessing.get_context(method))
+        self.output, self.suffix, self.times = output, suffix, times
+        self.draw, self.hits = random.Random(7), {}
+
+    def submit(self, fn, /, *args, **kwargs):
+        """Return the future of a call, which is done once the bit is flipped."""
+        outer = Future()
+        super().submit(fn, *args, **kwargs).add_done_callback(lambda inner: self.pass_on(inner, outer))
+        return outer
+
+    def pass_on(self, inner, outer):
+        """Flip a bit, and hand the result over."""
+        if inner.exception() is not None:
+            outer.set_exception(inner.exception())
+            return
+        receipt = inner.result()
+        if not isinstance(receipt, Receipt):
+            outer.set_result(receipt)
+            return
+        part = (receipt.shard, receipt.number)
+        folder = part_folder(self.output / ".datamat", receipt.shard)
+        paths = [path for path in sorted(folder.glob(f"{receipt.number:05d}.*{self.suffix}")) if path.stat().st_size]
+        if paths and self.hits.get(part, 0) < self.times:
+            self.hits[part] = self.hits.get(part, 0) + 1
+            flip(self.draw.choice(paths), self.draw)
+        outer.set_result(receipt)
+
+
+def flip(path, draw):
+    """Flip one bit of a file, in place."""
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Twelve pairs in `train`, four in `val`."""
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("source"), num_train=12)
+
+
+def job_of(source, output, formats, **options):
+    """Return a job of two shards per split."""
+    if "arrayrecord" in formats:
+        pytest.importorskip("array_record")
+    copies = {"train": 2}
+    shards = ShardOptions(num_shards=2)
+    return Materializer(
+        small_pairs.Pairs(),
+        source,
+        output,
+        format=formats,
+        copies=copies,
+        transform=small_pairs.jitter,
+        shards=shards,
+        **options,
+    )
+
+
+def check_healed(source, tmp_path, formats, flipper):
+    """Run with an executor that flips bits; compare with an undisturbed run."""
+    job_of(source, tmp_path / "calm", formats).run(progress=False)
+
+    report = job_of(source, flipper.output, formats, executor=flipper).run(progress=False)
+
+    assert report.is_complete and flipper.hits
+    assert small_pairs.digests(flipper.output) == small_pairs.digests(tmp_path / "calm")
+    assert verify(flipper.output, deep=True).ok
+    entries = [entry.values for entry in read_ledger(flipper.output / ".datamat" / "ledger.jsonl")]
+    again = {(values["shard"], number) for values in entries for number in values.get("again", ())}
+    assert again >= set(flipper.hits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".part", ".idx"])
+@pytest.mark.parametrize("formats", FORMATS, ids=str)
+def test_part_with_a_flipped_bit_is_made_again(source, tmp_path, formats, suffix):
+    """Each part is hit once, in its records or its offsets; the directory comes out the same."""
+    output = tmp_path / "out"
+    with Flipper("forkserver", output, suffix) as flipper:
+        check_healed(source, tmp_path, formats, flipper)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_flipped_bit_is_found_whatever_the_start_method(source, tmp_path, method):
+    """The digest that counts is the one that the worker computed while it wrote."""
+    with Flipper(method, tmp_path / "out", ".part") as flipper:
+        check_healed(source, tmp_path, "parquet", flipper)
+
+
+@pytest.mark.slow
+def test_machine_that_flips_bits_again_and_again_ends_the_run(source, tmp_path):
+    """The error says so and names the part, and no shard holds wrong bytes."""
+    output = tmp_path / "out"
+    with (
+        Flipper("forkserver", output, ".part", times=9) as flipper,
+        pytest.raises(
+            OutputError, match=r"part \d+: .*its receipt says.* the 4th time. Memory or disk of this machine"
+        ),
+    ):
+        job_of(source, output, "tfrecord", executor=flipper).run(progress=False)
+
+    assert not list(output.glob("*.tfrecord"))
+    job_of(source, output, "tfrecord").run(progress=False)
+    assert verify(output, deep=True).ok

@@ -1,0 +1,410 @@
+"""Feature types of other packages: through every format and reader, or refused before a run begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import datamat
+from datamat import (
+    DatasetWriter,
+    Feature,
+    Features,
+    Image,
+    IndexRow,
+    Materializer,
+    Scalar,
+    WorkerOptions,
+    materialize,
+    register_feature,
+)
+from datamat.errors import MissingDependencyError, OptionError, SchemaError
+from datamat.features import schema
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
+FORMATS = [
+    "tfrecord",
+    "tfrecord.gz",
+    "webdataset",
+    "parquet",
+    pytest.param(
+        "arrayrecord",
+        marks=pytest.mark.skipif(importlib.util.find_spec("array_record") is None, reason="array-record is missing"),
+    ),
+]
+SOUNDS = [np.linspace(-1, 1, 2 * number + 2, dtype=np.float32).reshape(-1, 2) for number in range(6)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Celsius(Feature):
+    """A feature with only the required methods, stored in hundredths of a degree."""
+
+    def columns(self, name):
+        return {name: "int64"}
+
+    def value_type(self):
+        return "float64", ()
+
+    def encode(self, name, value):
+        return {name: np.array([round(value * 100)])}
+
+    def decode(self, name, columns):
+        return np.float64(columns[name][0] / 100)
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """Leave the registered classes as they were."""
+    monkeypatch.setattr(schema, "_registered", {})
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Put the files of an installed package on the path, and return its module."""
+    site = tmp_path / "site"
+    info = site / "datamat_squares-1.0.dist-info"
+    info.mkdir(parents=True)
+    shutil.copy(PACKAGE / "datamat_squares.py", site)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: datamat-squares\nVersion: 1.0\n")
+    (info / "RECORD").write_text("datamat_squares.py,,\n")
+    (info / "entry_points.txt").write_text("[datamat.features]\nWaveform = datamat_squares:Waveform\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(__import__("sys").modules, "datamat_squares", raising=False)
+    return importlib.import_module("datamat_squares")
+
+
+def sound(number):
+    """Return the sample of a number."""
+    return {"sound": SOUNDS[number], "degrees": number / 4}
+
+
+def write(folder, module, format_name):
+    """Write six sounds and temperatures."""
+    register_feature(Celsius)
+    features = Features({"sound": module.Waveform(channels=2), "degrees": Celsius()})
+    materialize(sound, range(6), folder, features=features, format=format_name, progress=False)
+    return folder
+
+
+def check(sample, number):
+    """Compare a sample with what was written."""
+    np.testing.assert_array_equal(np.asarray(sample["sound"]), SOUNDS[number])
+    assert float(sample["degrees"]) == number / 4
+
+
+def numbered(sample):
+    """Return the number of a sample, by its length."""
+    return len(sample["sound"]) - 1
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installed, format_name):
+    """It is written, read by record and in batches, verified, drawn, exported and inspected."""
+    folder = write(tmp_path / "out", installed, format_name)
+    schema._registered.clear()
+    register_feature(Celsius)
+
+    dataset = datamat.load(folder, "train")
+
+    assert dataset.features["sound"] == installed.Waveform(channels=2)
+    for sample in dataset:
+        check(sample, numbered(sample))
+    (batch,) = dataset.to_numpy(batch_size=6)
+    assert batch["degrees"].tolist() == [(len(one) - 1) / 4 for one in batch["sound"]]
+    assert datamat.verify(folder).ok
+    assert (dataset.preview(2).array != 255).any()
+    datamat.export(folder)
+    assert "sound" in str(datamat.inspect(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name):
+    """Decoded values reach torch and `tf.data`, one by one and in batches."""
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    dataset = datamat.load(write(tmp_path / "out", installed, format_name), "train")
+
+    (batch,) = dataset.to_torch(batch_size=6)
+    for one, degrees in zip(batch["sound"], batch["degrees"], strict=True):
+        check({"sound": one, "degrees": degrees}, len(one) - 1)
+    seen = []
+    for sample in dataset.to_tf():
+        sample = {name: value.numpy() for name, value in sample.items()}
+        check(sample, numbered(sample))
+        seen.append(sample["key"])
+    assert len({*seen}) == 6
+    (batch,) = dataset.to_tf(batch_size=6)
+    assert batch["sound"].shape.as_list() == [6, None, 2]
+    assert dataset.to_tf().element_spec["sound"].shape.as_list() == [None, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_foreign_feature_is_converted(tmp_path, installed, format_name):
+    """A conversion copies columns from and to every format, in workers that registered no class."""
+    source = write(tmp_path / "source", installed, format_name)
+    formats = ["webdataset", "parquet", "tfrecord"]
+    workers = WorkerOptions(num_workers=1, start_method="spawn")
+
+    datamat.convert(source, tmp_path / "out", format=formats, workers=workers, progress=False)
+
+    for other in formats:
+        for sample in datamat.load(tmp_path / "out", "train", format=other):
+            check(sample, numbered(sample))
+
+
+def test_class_is_found_only_where_it_is_known(tmp_path, installed):
+    """Without an entry point or registration, the error names the module of the class."""
+    folder = write(tmp_path / "out", installed, "tfrecord")
+    declared = json.loads((folder / "manifest.json").read_text())["features"]
+    assert declared["sound"] == {"type": "Waveform", "module": "datamat_squares", "channels": 2}
+    schema._registered.clear()
+
+    with pytest.raises(MissingDependencyError, match=r"'degrees'.*'Celsius'.*test_foreign_features.*register_feature"):
+        datamat.load(folder)
+    register_feature(Celsius)
+    shutil.rmtree(tmp_path / "site")
+    schema._registered.pop("Waveform", None)
+    with pytest.raises(MissingDependencyError, match=r"'sound'.*'Waveform'.*'datamat_squares'.*install"):
+        datamat.load(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered(Celsius):
+    pass
+
+
+class Incomparable(Celsius):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class OfBytes(Celsius):
+    def columns(self, name):
+        return {name: "float64"}
+
+
+class Elsewhere(Celsius):
+    def columns(self, name):
+        return {"other": "int64"}
+
+
+class Oddly(Celsius):
+    def value_type(self):
+        return "str", ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unwritable(Celsius):
+    limit: complex = 1j
+
+
+class Unread(DatasetWriter):
+    """A writer whose rows are never read."""
+
+    name = "unread"
+
+    def __init__(self, feature):
+        self.features = Features({"degrees": feature})
+
+    def index(self, source):
+        return [IndexRow("a")]
+
+    def read(self, row):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("feature", "error", "message"),
+    [
+        (Unregistered(), MissingDependencyError, "'degrees' has the feature type 'Unregistered'.*register_feature"),
+        (Incomparable(), SchemaError, "Incomparable does not equal the feature that its JSON gives.*frozen dataclass"),
+        (OfBytes(), SchemaError, "OfBytes: the kinds of columns"),
+        (Elsewhere(), SchemaError, "Elsewhere: columns"),
+        (Oddly(), SchemaError, "Oddly: value_type"),
+        (Unwritable(), SchemaError, "Unwritable has a declaration that is not JSON.*write arguments"),
+    ],
+)
+def test_feature_that_lacks_something_is_refused_by_plan(tmp_path, feature, error, message):
+    """`plan()` names what is missing before a row is read."""
+    if error is SchemaError:
+        register_feature(type(feature))
+
+    with pytest.raises(error, match=message):
+        Materializer(Unread(feature), source="x", output=tmp_path / "out").plan()
+
+
+class Listed(Celsius):
+    def encode(self, name, value):
+        return {name: [value]}
+
+
+def test_columns_that_only_some_formats_hold_are_refused():
+    """A bytes column holds one value and a column of numbers is an array, in every format."""
+    with pytest.raises(SchemaError, match=r"'t': encode of .*Listed gives list .*'t'; want a 1-D int64 array"):
+        Features({"t": Listed()}).encode({"key": "a", "t": 1.0})
+
+
+def test_names_are_given_once():
+    """A second class with the same name is refused; the same class may be defined again."""
+    register_feature(Celsius)
+    register_feature(Celsius)
+
+    class Other(Celsius):
+        type_name = "Celsius"
+
+    class Image(Celsius):
+        pass
+
+    for taken in (Other, Image):
+        with pytest.raises(SchemaError, match="set type_name"):
+            register_feature(taken)
+    with pytest.raises(SchemaError, match=r"not a subclass of datamat\.Feature"):
+        register_feature(int)
+
+
+def test_edit_of_a_foreign_class_rebuilds(tmp_path, monkeypatch):
+    """The code of the class counts, like that of the writer, because it decides bytes."""
+    register_feature(Celsius)
+    features = Features({"degrees": Celsius()})
+
+    def run():
+        return materialize(lambda n: {"degrees": n / 4}, range(6), tmp_path / "out", features=features, progress=False)
+
+    run()
+    assert run().did_nothing
+    monkeypatch.setattr(Celsius, "encode", lambda self, name, value: {name: np.array([round(value * 1000)])})
+    assert run().num_shards_written == 1
+
+
+@pytest.mark.slow
+def test_foreign_field_follows_the_image(tmp_path):
+    """A field with a `target` is transformed with the image."""
+    albumentations = pytest.importorskip("albumentations")
+    register_feature(Disparity)
+    flip = albumentations.Compose([albumentations.HorizontalFlip(p=1.0)])
+    features = Features({"image": Image((4, 4, 3)), "disparity": Disparity()})
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+
+    def fn(number):
+        return {"image": image, "disparity": image[..., 0]}
+
+    materialize(fn, range(2), tmp_path / "out", features=features, transform=flip, progress=False)
+
+    (sample, _) = datamat.load(tmp_path / "out")
+    np.testing.assert_array_equal(sample["disparity"], image[:, ::-1, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Disparity(Feature):
+    """A disparity map of fixed shape, stored raw, moved like a mask and decoded in blocks."""
+
+    def columns(self, name):
+        return {name: "bytes"}
+
+    def value_type(self):
+        return "uint8", (4, 4)
+
+    def encode(self, name, value):
+        return {name: value.tobytes()}
+
+    def decode(self, name, columns):
+        data = columns[name]
+        return np.frombuffer(data if isinstance(data, bytes) else data[0], np.uint8).reshape(4, 4)
+
+    def target(self):
+        return "mask"
+
+    def tf_block(self):
+        return "python"
+
+
+@pytest.mark.slow
+def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
+    """Threads decode it through `decode_into`; a service, whose workers run no Python, is refused."""
+    pytest.importorskip("tensorflow")
+    register_feature(Disparity)
+    maps = np.random.default_rng(0).integers(0, 256, (6, 4, 4), np.uint8)
+    features = Features({"disparity": Disparity(), "number": Scalar("int64")})
+    materialize(
+        lambda n: {"disparity": maps[n], "number": n}, range(6), tmp_path / "out", features=features, progress=False
+    )
+    dataset = datamat.load(tmp_path / "out")
+
+    (batch,) = dataset.to_tf(batch_size=6)
+
+    np.testing.assert_array_equal(batch["disparity"].numpy(), maps[batch["number"].numpy()])
+    with pytest.raises(OptionError, match=r"field 'disparity'.*write decode_tf in Disparity"):
+        dataset.to_tf(service="grpc://localhost:1")
+
+
+@pytest.mark.slow
+def test_clients_open_foreign_features(tmp_path, installed):
+    """TFDS and Hugging Face read the columns as stored."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    datasets = pytest.importorskip("datasets")
+    waveform = installed.Waveform(channels=2)
+    write(tmp_path / "tfrecord", installed, "tfrecord")
+    write(tmp_path / "parquet", installed, "parquet")
+
+    tensors = tfds.builder_from_directory(str(tmp_path / "tfrecord")).as_dataset("train")
+    read = [{name: value.numpy() for name, value in sample.items()} for sample in tensors]
+    card = datasets.load_dataset(str(tmp_path / "parquet"), cache_dir=str(tmp_path / "cache"))["train"]
+
+    for samples in (read, card):
+        for sample in samples:
+            found = waveform.decode("sound", sample)
+            np.testing.assert_array_equal(found, SOUNDS[len(found) - 1])
+
+
+SCALED = """
+import dataclasses
+import numpy as np
+from datamat import Feature
+
+SCALE = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Feature):
+    def columns(self, name):
+        return {name: "int64"}
+
+    def value_type(self):
+        return "float64", ()
+
+    def encode(self, name, value):
+        return {name: np.array([round(value * SCALE)])}
+
+    def decode(self, name, columns):
+        return columns[name][0] / SCALE
+"""
+
+
+@pytest.mark.slow
+def test_module_state_that_a_feature_reads_reaches_workers(tmp_path, monkeypatch):
+    """Workers encode with the value that the program has set, not with that in the source."""
+    (tmp_path / "scaled_feature.py").write_text(SCALED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scaled_feature = importlib.import_module("scaled_feature")
+    scaled_feature.SCALE = 1000
+    features = Features({"x": register_feature(scaled_feature.Scaled)()})
+    workers = WorkerOptions(num_workers=1, start_method="spawn")
+
+    materialize(
+        lambda number: {"x": number + 0.125},
+        range(2),
+        tmp_path / "out",
+        features=features,
+        workers=workers,
+        progress=False,
+    )
+
+    assert sorted(float(sample["x"]) for sample in datamat.load(tmp_path / "out")) == [0.125, 1.125]

@@ -1,0 +1,442 @@
+"""Videos: files are kept, frames come as FFmpeg decodes them, and what does not decode is refused with its place."""
+
+from __future__ import annotations
+
+import fractions
+import functools
+import io
+import json
+
+import numpy as np
+import pytest
+
+from datamat import Features, InputError, SampleError, Scalar, SchemaError, Video, load, materialize
+
+av = pytest.importorskip("av")
+av.logging.set_level(None)
+
+HEIGHT, WIDTH = 32, 48
+
+
+def drawn(number, height=HEIGHT, width=WIDTH):
+    """A frame of which each differs."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows * 5 + number * 9, columns * 4 + number * 3, rows + columns], axis=-1).astype(np.uint8)
+
+
+def encoded(frames, kind="mp4", codec="mpeg4", pixels="yuv420p", rate=25, rotation=None, options=None):
+    """A file as other programs write it."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = pixels
+        stream.codec_context.thread_count = 1
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def plainly_decoded(data):
+    """All frames by a plain loop, uint8 (num_frames, height, width, 3)."""
+    with av.open(io.BytesIO(data)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    return np.stack(frames)
+
+
+FRAMES = [drawn(number) for number in range(20)]
+MPEG4 = encoded(FRAMES)
+KINDS = {
+    "mp4": ("mp4", "libx264", "yuv420p", "mp4"),
+    "mov": ("mov", "mpeg4", "yuv420p", "mov"),
+    "webm": ("webm", "libvpx-vp9", "yuv420p", "webm"),
+    "webm of VP8": ("webm", "libvpx", "yuv420p", "webm"),
+    "mkv": ("matroska", "libx264", "yuv444p", "mkv"),
+    "avi": ("avi", "mjpeg", "yuvj420p", "avi"),
+    "ts": ("mpegts", "mpeg2video", "yuv420p", "ts"),
+    "mpg": ("vob", "mpeg2video", "yuv420p", "mpg"),
+    "flv": ("flv", "flv", "yuv420p", "flv"),
+    "wmv": ("asf", "wmv2", "yuv420p", "wmv"),
+}
+
+
+@functools.cache
+def of_kind(name):
+    kind, codec, pixels, _ = KINDS[name]
+    if codec not in av.codecs_available:
+        pytest.skip(f"this FFmpeg does not encode {codec}")
+    return encoded(FRAMES, kind, codec, pixels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_kept_and_decode_as_ffmpeg_does(kind):
+    data, feature = of_kind(kind), Video((HEIGHT, WIDTH))
+
+    columns = feature.encode("x", data)
+
+    found, wanted = feature.decode("x", columns), plainly_decoded(data)
+    assert columns == {"x": data}
+    assert feature.extension(data) == KINDS[kind][3]
+    assert (found.dtype, found.shape) == (np.uint8, wanted.shape)
+    assert len(found) in {20, 19}  # B-frames at the edges of some formats
+    assert np.array_equal(found, wanted)
+    assert np.array_equal(feature.prepare("x", data), wanted)
+    assert type(Features.infer({"x": data})["x"]) is Video
+
+
+CHOICES = {
+    "all": (Video(), range(20)),
+    "every third": (Video(stride=3), range(0, 20, 3)),
+    "evenly spread": (Video(num_frames=4), [0, 6, 12, 19]),
+    "one": (Video(num_frames=1), [0]),
+    "more than there are": (Video(num_frames=40), [place * 19 // 39 for place in range(40)]),
+    "in the middle": (Video(num_frames=4, stride=3), [5, 8, 11, 14]),
+    "over the end": (Video(num_frames=4, stride=9), [0, 9, 18, 19]),
+}
+
+
+@pytest.mark.parametrize(("feature", "numbers"), CHOICES.values(), ids=CHOICES)
+def test_frames_are_chosen_when_a_sample_is_read(feature, numbers):
+    """The file is stored whole, and a transform that writes gets all of it."""
+    every = plainly_decoded(MPEG4)
+
+    columns = feature.encode("x", MPEG4)
+
+    assert columns == {"x": MPEG4}
+    assert np.array_equal(feature.decode("x", columns), every[list(numbers)])
+    assert np.array_equal(feature.frames(MPEG4), every[list(numbers)])
+    assert feature.value_type()[1][0] in {None, len(list(numbers))}
+    assert np.array_equal(feature.prepare("x", MPEG4), every)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "webm of VP8", "mkv", "ts"])
+def test_frames_are_read_by_their_numbers(kind):
+    """Also where packets hold no frame, as some of VP8 do."""
+    data = of_kind(kind)
+    every = plainly_decoded(data)
+    counts = []
+
+    def last_two(num_frames):
+        counts.append(num_frames)
+        return [num_frames - 1, num_frames - 2]
+
+    assert np.array_equal(Video().frames(data, [5, 3, 3, 0]), every[[5, 3, 3, 0]])
+    assert np.array_equal(Video().frames(data, last_two), every[[-1, -2]])
+    assert counts[-1] == len(every)
+    assert Video().frames(data, []).shape == (0, HEIGHT, WIDTH, 3)
+    for number in (len(every), -1):
+        with pytest.raises(IndexError, match=f"frame {number} of a video with {len(every)}; frames are numbered from"):
+            Video().frames(data, [number])
+
+
+def test_files_may_stay_as_they_are():
+    feature = Video((HEIGHT, WIDTH), decoded=False)
+
+    columns = feature.encode("x", memoryview(MPEG4))
+
+    assert (feature.decode("x", columns), feature.prepare("x", MPEG4)) == (MPEG4, MPEG4)
+    assert (feature.value_type(), feature.target(), feature.decodes_in_graph()) == (("bytes", ()), None, True)
+    assert feature.declared() == "video file (?, 32, 48, 3)"
+
+
+@pytest.mark.parametrize("rotation", [90, -90, 180])
+def test_frames_are_turned_as_the_file_says(tmp_path, rotation):
+    """As phones write them, and as OpenCV shows them."""
+    cv2 = pytest.importorskip("cv2")
+    (tmp_path / "phone.mp4").write_bytes(data := encoded(FRAMES[:3], rotation=rotation))
+
+    found = Video((WIDTH, HEIGHT) if rotation % 180 else (HEIGHT, WIDTH))
+
+    frame = found.decode("x", found.encode("x", data))[0]
+    capture = cv2.VideoCapture(str(tmp_path / "phone.mp4"))
+    is_there, wanted = capture.read()
+    capture.release()
+    assert np.array_equal(frame, np.rot90(Video().frames(encoded(FRAMES[:3]), [0])[0], rotation // 90))
+    if is_there:  # where OpenCV was built with FFmpeg
+        assert np.abs(frame.astype(int) - wanted[..., ::-1]).max() <= 4
+
+
+@pytest.mark.parametrize("fps", [25, 30000 / 1001, 12.5])
+def test_arrays_come_back_bit_for_bit(fps):
+    """In a file that other programs play, and as the same bytes each time."""
+    feature = Video((HEIGHT, WIDTH), fps=fps)
+    noise = np.random.default_rng(0).integers(0, 256, (5, HEIGHT, WIDTH, 3), np.uint8)
+
+    columns = feature.encode("x", noise)
+
+    assert np.array_equal(feature.decode("x", columns), noise)
+    assert feature.encode("x", noise[:, ::-1][:, ::-1]) == feature.encode("x", columns["x"]) == columns
+    assert feature.extension(columns["x"]) == "mkv"
+    with av.open(io.BytesIO(columns["x"])) as file:
+        assert float(file.streams.video[0].average_rate) == pytest.approx(fps, rel=1e-3)
+        assert "creation_time" not in file.metadata
+
+
+WRONG = {
+    "another size": (
+        Video((32, 32)),
+        MPEG4,
+        r"declared video uint8 \(\?, 32, 32, 3\) but the sample holds a video of \(20, 32, 48, 3\) at 25 fps; scale",
+    ),
+    "another rate": (Video(fps=24), MPEG4, "declared .* at 24 fps but .* at 25 fps; scale or convert it in read"),
+    "no rate": (Video(), np.stack(FRAMES), r"an array, uint8 \(20, 32, 48, 3\); give the bytes of a file, declare fps"),
+    "floats": (Video(fps=5), np.zeros((1, 8, 8, 3)), "float64"),
+    "grey": (Video(fps=5), np.zeros((1, 8, 8), np.uint8), r"uint8 \(1, 8, 8\)"),
+    "no frames": (Video(fps=5), np.zeros((0, 8, 8, 3), np.uint8), "holds no pixels; leave the sample out"),
+    "a str": (Video(), "a.mp4", "a str; give a numpy array"),
+}
+
+
+@pytest.mark.parametrize(("feature", "value", "message"), WRONG.values(), ids=WRONG)
+def test_values_that_do_not_fit_are_refused(feature, value, message):
+    with pytest.raises(SchemaError, match=message):
+        feature.encode("x", value)
+
+
+def sound_alone():
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("aac", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 16_000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def damaged(data):
+    """The file with a frame in its middle overwritten."""
+    middle = len(data) // 2
+    return data[:middle] + b"\xff" * 300 + data[middle + 300 :]
+
+
+NOISE = [np.random.default_rng(number).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for number in range(12)]
+BROKEN = {
+    "nothing": (b"", "0 bytes are no video; want a whole MP4, MOV, WebM"),
+    "text": (b"no video at all, but some text", "30 bytes are no video"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(600), "bytes are no video"),
+    "a playlist": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "bytes are no video"),
+    "sound": (sound_alone(), "mp4 file without a video that FFmpeg decodes"),
+    "a header": (MPEG4[:40], "mp4 file that does not decode"),
+    "a cut mp4": (MPEG4[:-10], "mp4 file that (is cut short: 10 bytes are missing|does not decode)"),
+    "a cut mkv": (encoded(FRAMES, "matroska")[:-500], "mkv file that is cut short: 500 bytes are missing"),
+    "a cut avi": (encoded(FRAMES, "avi")[:-500], "avi file (that is cut short: 500 bytes|whose frame|that fails)"),
+    "a damaged frame": (damaged(encoded(NOISE)), r"mp4 file (whose frame \d+ is damaged|that fails at frame \d+)"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("decoded", [True, False])
+def test_files_that_do_not_decode_are_refused(data, message, decoded):
+    with pytest.raises(InputError, match=f"field 'x'.*{message}"):
+        Video(decoded=decoded).encode("x", data)
+
+
+def test_every_cut_of_a_file_is_refused():
+    """However much is left; the first formats say how long they are, the others lose frames."""
+    for kind in ("mp4", "matroska", "avi"):
+        data = encoded(FRAMES[:4], kind)
+        for size in range(0, len(data) - 1, 97):
+            with pytest.raises(InputError):
+                Video().encode("x", data[:size])
+
+
+def test_tags_in_any_encoding_are_no_damage():
+    """Cameras and old programs write Latin-1."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        container.metadata["title"] = "groesser"
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.height, stream.width, stream.pix_fmt = HEIGHT, WIDTH, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(FRAMES[0], format="rgb24")))
+        container.mux(stream.encode())
+    data = file.getvalue().replace(b"groesser", b"gr\xf6\xdfer  ")
+
+    assert b"\xf6\xdf" in data
+    assert len(Video().decode("x", Video().encode("x", data))) == 1
+
+
+def test_frames_of_two_sizes_are_refused():
+    """As a stream holds whose sender changed its size."""
+    parts = [encoded([drawn(0, size, size)] * 2, "mpegts", "mpeg2video") for size in (32, 64)]
+
+    with pytest.raises(SchemaError, match=r"a video of \(32, 32\) in which frame \d is \(64, 64\); scale it in read"):
+        Video().encode("x", b"".join(parts))
+
+
+def test_declarations_are_checked():
+    for arguments, message in (
+        ({"shape": (1, 2, 3)}, r"shape is \(1, 2, 3\); want \(height, width\) of a frame"),
+        ({"fps": 0}, "fps is 0; want a positive number, or None"),
+        ({"num_frames": 0}, "num_frames is 0; want a positive number"),
+        ({"stride": "two"}, "stride is 'two'; want an int"),
+        ({"stride": 2, "decoded": False}, "num_frames and stride choose frames, and decoded=False gives files"),
+        ({"decoded": 2}, "decoded is 2; want True or False"),
+    ):
+        with pytest.raises(SchemaError, match=message):
+            Video(**arguments)
+    every = Video((3, None), 29.97, 16, 2)
+    assert Features.from_json(json.loads(json.dumps(Features({"x": every}).to_json())))["x"] == every
+    assert (every.packages(drawn=True), Video().packages(drawn=True)) == ({"av"}, frozenset())
+
+
+def test_four_frames_are_displayed():
+    every = plainly_decoded(MPEG4)
+    wanted = np.block([[[every[0]], [every[6]]], [[every[12]], [every[19]]]])
+
+    for feature in (Video(), Video(decoded=False)):
+        sheet = feature.display(feature.decode("x", {"x": MPEG4}))
+        assert np.array_equal(sheet, wanted)
+    assert Video().display(every[:1]).shape == (2 * HEIGHT, 2 * WIDTH, 3)
+
+
+LENGTHS = [1, 4, 9, 2, 20, 3]
+
+
+@functools.cache
+def of_length(number):
+    return encoded(FRAMES[: LENGTHS[number]])
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
+def test_every_format_and_reader_gives_the_samples(tmp_path, name):
+    """Files beside arrays, of several lengths; all frames, some, and the file."""
+    arrays = np.stack(FRAMES[:3])
+
+    def recording(number):
+        return {"all": of_length(number) if number else arrays, "some": of_length(number), "file": of_length(number)}
+
+    features = {"all": Video((HEIGHT, WIDTH), fps=25), "some": Video((HEIGHT, WIDTH), num_frames=2)}
+    features["file"] = Video(decoded=False)
+    materialize(recording, range(6), tmp_path / "out", features=Features(features), format=name, progress=False)
+
+    dataset = load(tmp_path / "out")
+    wanted = {of_length(n): plainly_decoded(of_length(n)) if n else arrays for n in range(6)}
+    batches = [*dataset.to_numpy(batch_size=3), *dataset.to_numpy(batch_size=6, num_workers=1)]
+    for batch in batches:
+        assert batch["some"].shape == (len(batch["file"]), 2, HEIGHT, WIDTH, 3)
+        for file, every, some in zip(batch["file"], batch["all"], batch["some"], strict=True):
+            assert np.array_equal(every, wanted[file])
+            assert np.array_equal(some, plainly_decoded(file)[[0, -1]])
+    assert sum(len(batch["file"]) for batch in batches) == 12
+    assert dataset.preview(4).array.std() > 1
+    assert dataset.columns("file").preview(2).array.std() > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # both take long to import
+def test_torch_and_tf_data_give_the_samples(tmp_path):
+    pytest.importorskip("tensorflow")
+    features = Features({"video": Video(stride=2), "file": Video(decoded=False)})
+    materialize(
+        lambda n: dict.fromkeys(["video", "file"], of_length(n)),
+        range(5),
+        tmp_path / "out",
+        features=features,
+        progress=False,
+    )
+    dataset = load(tmp_path / "out")
+
+    rows = list(dataset.to_tf().as_numpy_iterator())
+
+    assert sorted(len(row["video"]) for row in rows) == [1, 1, 2, 5, 10]
+    assert all(np.array_equal(row["video"], plainly_decoded(row["file"])[::2]) for row in rows)
+    torch = pytest.importorskip("torch")
+    for row in dataset.to_torch():
+        assert torch.equal(torch.as_tensor(row["video"]), torch.from_numpy(plainly_decoded(row["file"])[::2]))
+
+
+@pytest.mark.slow
+def test_transforms_choose_clips_that_follow_the_seed(tmp_path):
+    """Other frames in each epoch, the same for any number of workers."""
+    videos = Video(decoded=False)
+
+    def clip(sample, rng):
+        def numbers(num_frames):
+            start = rng.integers(max(num_frames - 3, 0) + 1)
+            return range(start, min(start + 3, num_frames))
+
+        return {**sample, "video": videos.frames(sample["video"], numbers)}
+
+    materialize(
+        lambda n: {"video": of_length(n), "n": n},
+        range(6),
+        tmp_path / "out",
+        features=Features({"video": videos, "n": Scalar("int64")}),
+        progress=False,
+    )
+    epochs = load(tmp_path / "out").to_numpy(transform=clip, seed=1)
+    first, second = ({int(row["n"]): row["video"] for row in epochs} for _ in range(2))
+    found = load(tmp_path / "out").to_numpy(transform=clip, seed=1, num_workers=2)
+    workers = {int(row["n"]): row["video"] for row in found}
+
+    assert {n: len(frames) for n, frames in first.items()} == {n: min(size, 3) for n, size in enumerate(LENGTHS)}
+    assert any(not np.array_equal(frames, second[n]) for n, frames in first.items())
+    assert {n: frames.tobytes() for n, frames in workers.items()} == {n: one.tobytes() for n, one in first.items()}
+
+
+def test_transforms_that_write_store_what_they_made(tmp_path):
+    """All frames, without loss, whatever is read of them."""
+
+    def flip(sample):
+        return {**sample, "video": sample["video"][:, :, ::-1]}
+
+    features = Features({"video": Video(fps=25, num_frames=2), "n": Scalar("int64")})
+    materialize(
+        lambda n: {"video": of_length(n), "n": n},
+        range(3),
+        tmp_path / "out",
+        features=features,
+        transform=flip,
+        progress=False,
+    )
+
+    dataset = load(tmp_path / "out")
+    assert len(dataset) == 3
+    for row in dataset:
+        assert np.array_equal(row["video"], plainly_decoded(of_length(int(row["n"])))[[0, -1], :, ::-1])
+
+
+def test_broken_file_of_a_run_is_quarantined(tmp_path):
+    """Whatever else works, the one that does not is named with its file, and kept."""
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.mp4").write_bytes(b"" if number == 2 else of_length(number))
+
+    def run(errors):
+        return materialize(
+            lambda path: {"video": path.read_bytes()},
+            sorted(folder.iterdir()),
+            tmp_path / "out",
+            features=Features({"video": Video()}),
+            errors=errors,
+            progress=False,
+        )
+
+    with pytest.raises(SampleError, match=r"(?s)video.*0 bytes are no video.*videos/2\.mp4"):
+        run("raise")
+    run("quarantine")
+    assert len(load(tmp_path / "out")) == 3
+    assert [path.name for path in (tmp_path / "out/.datamat/quarantine").rglob("*.mp4")] != []
+
+
+def test_features_of_video_files_are_inferred(tmp_path):
+    files = [of_kind("webm"), MPEG4]
+    materialize(lambda number: {"video": files[number]}, range(2), tmp_path / "out", progress=False)
+
+    assert load(tmp_path / "out").features["video"] == Video()
+    assert [sample["video"].shape for sample in load(tmp_path / "out")] == [(20, HEIGHT, WIDTH, 3)] * 2
+
+
+def test_rates_of_television_are_those_of_the_file():
+    rate = fractions.Fraction(30000, 1001)
+    data = encoded(FRAMES[:5], "matroska", rate=rate)
+
+    for fps in (29.97, 30000 / 1001):
+        assert Video(fps=fps).encode("x", data) == {"x": data}
+    with pytest.raises(SchemaError, match=r"at 29\.97 fps"):
+        Video(fps=25).encode("x", data)

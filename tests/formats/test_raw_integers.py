@@ -1,0 +1,161 @@
+"""Large tensors of integers: stored as bytes, read as numbers by datamat and by the readers of others."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from datamat import Features, ShardOptions, Tensor, WorkerOptions, load, materialize
+from datamat.formats.example import encode_example
+
+OPTIONS = {"shards": ShardOptions(num_shards=1), "workers": WorkerOptions(num_workers=1), "progress": False}
+SHAPE = (4, 5, 6)
+VOLUMES = np.random.default_rng(0).integers(-3000, 3000, (9, *SHAPE), np.int16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kind"),
+    [
+        ((64,), "int16", "int64"),
+        ((65,), "int16", "bytes"),
+        ((5, 13), "int64", "bytes"),
+        ((None, 65), "int32", "bytes"),
+        ((None, 64), "int32", "int64"),
+        ((None, None), "int32", "bytes"),
+        ((None,), "int16", "bytes"),
+        ((None,), "uint8", "bytes"),
+        ((None,), "int32", "int64"),
+        ((None,), "int64", "int64"),
+        ((65,), "uint32", "int64"),
+        ((64,), "bool", "int64"),
+        ((65,), "bool", "bytes"),
+        ((None, None), "bool", "bytes"),
+        ((2,), "float16", "bytes"),
+        ((65,), "float32", "float32"),
+    ],
+)
+def test_which_tensors_are_stored_as_bytes(shape, dtype, kind):
+    assert Tensor(shape, dtype).columns("x")["x"] == kind
+    assert Tensor(shape, dtype, "raw").columns("x")["x"] == "bytes"
+    assert Tensor(shape, dtype, "list").columns("x")["x"] != "bytes"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "num_bytes"),
+    [
+        ("bool", (1000,), 1),
+        ("uint8", (1000,), 1),
+        ("int8", (1000,), 1),
+        ("uint16", (1000,), 2),
+        ("int16", (None,), 2),
+        ("float16", (1000,), 2),
+        ("float16", (None,), 2),
+        ("float32", (1000,), 4),
+        ("int32", (1000,), 4),
+        ("int64", (1000,), 8),
+        ("uint64", (None,), 8),
+        ("float64", (1000,), 8),
+    ],
+)
+def test_numbers_take_the_bytes_of_their_dtype(dtype, shape, num_bytes):
+    """In a record of TFRecord and ArrayRecord, with less than 40 bytes for the rest of it."""
+    features = Features({"x": Tensor(shape, dtype)})
+    value = np.arange(1000).astype(dtype)
+
+    record = encode_example(features.encode({"key": "a", "x": value}), features.columns)
+
+    assert num_bytes * 1000 <= len(record) < num_bytes * 1000 + 40
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """Return a function that writes the volumes in a format, once."""
+
+    @functools.cache
+    def write(name, encoding=None):
+        folder = tmp_path_factory.mktemp(name) / "out"
+        features = Features({"x": Tensor(SHAPE, "int16", encoding), "open": Tensor((None,) * 3, "int16", encoding)})
+        volumes = VOLUMES
+        make = lambda n: {"x": volumes[n], "open": volumes[n, : n % 4]}  # noqa: E731
+        materialize(make, range(9), folder, features=features, format=name, **OPTIONS)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord"])
+def test_every_format_returns_them(output, name):
+    if name == "parquet":
+        pytest.importorskip("pyarrow")
+    if name == "arrayrecord":
+        pytest.importorskip("array_record")
+    data = load(output(name))
+
+    for sample in data:
+        number = int(sample["key"])
+        np.testing.assert_array_equal(sample["x"], VOLUMES[number])
+        np.testing.assert_array_equal(sample["open"], VOLUMES[number, : number % 4])
+        assert sample["x"].dtype == sample["open"].dtype == np.int16
+    (batch,) = data.to_numpy(9)
+    np.testing.assert_array_equal(batch["x"], VOLUMES[list(map(int, batch["key"]))])
+
+
+def test_they_take_two_bytes_each(output):
+    def num_bytes(folder):
+        return sum(path.stat().st_size for path in folder.glob("data-*.tfrecord"))
+
+    raw = num_bytes(output("tfrecord"))
+
+    numbers = VOLUMES.nbytes + sum(VOLUMES[n, : n % 4].nbytes for n in range(9))
+    assert numbers < raw < 1.5 * numbers
+    assert num_bytes(output("tfrecord", "list")) > 2.4 * raw
+
+
+def test_parquet_holds_typed_numbers(output):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (path,) = output("parquet").glob("data-*.parquet")
+
+    column = parquet.read_table(path).column("x")
+
+    assert "int16" in str(column.type)
+    assert column[3].as_py() == VOLUMES[3].tolist()
+
+
+@pytest.mark.slow
+def test_tensorflow_reads_them(output):
+    """They come through `to_tf`, and by hand as docs/interop.md shows."""
+    tf = pytest.importorskip("tensorflow")
+    folder = output("tfrecord")
+
+    for sample in load(folder).to_tf():
+        np.testing.assert_array_equal(sample["x"], VOLUMES[int(sample["key"].numpy())])
+        assert sample["x"].dtype == tf.int16
+    found = tf.data.TFRecordDataset([str(path) for path in sorted(folder.glob("data-*.tfrecord"))]).map(
+        lambda record: tf.io.parse_single_example(
+            record, {name: tf.io.FixedLenFeature([], tf.string) for name in ("key", "x")}
+        )
+    )
+    for sample in found:
+        numbers = tf.reshape(tf.io.decode_raw(sample["x"], tf.int16), SHAPE)
+        np.testing.assert_array_equal(numbers, VOLUMES[int(sample["key"].numpy())])
+
+
+@pytest.mark.slow
+def test_tfds_reads_them(output):
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    for sample in tfds.builder_from_directory(output("tfrecord")).as_dataset(split="train").as_numpy_iterator():
+        np.testing.assert_array_equal(sample["x"], VOLUMES[int(sample["key"])])
+
+
+@pytest.mark.slow
+def test_hugging_face_reads_them(output, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("pyarrow")
+
+    found = datasets.load_dataset(str(output("parquet")), cache_dir=str(tmp_path), split="train")
+
+    for sample in found:
+        np.testing.assert_array_equal(sample["x"], VOLUMES[int(sample["key"])])

@@ -1,0 +1,108 @@
+"""What a worker notes is there after its death, whatever ended it, and worded in one place."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from datamat.errors import WorkerDied
+from datamat.parallel import PathosExecutor
+from datamat.parallel.crash import CrashNote, WorkerExit, own_note
+
+
+@pytest.fixture
+def note():
+    """Return a note, which is closed at the end of the test."""
+    note = CrashNote.create()
+    yield note
+    note.close()
+
+
+def die_after(work, note):
+    """Run `work` with the child's descriptor of the note, in a fork that is then killed."""
+    theirs = note.share()
+    child = os.fork()
+    if child == 0:
+        work(theirs, theirs.open())
+        os.kill(os.getpid(), signal.SIGKILL)
+    theirs.close()
+    os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_number_step_and_stacks_outlive_the_worker(note):
+    """The note keeps the last number, its last step, and all stacks apart."""
+
+    def work(theirs, begun):
+        begun[0] = 41
+        os.write(theirs.fileno(), b"first stack\n")
+        begun[0] = 2**40 + 2
+        theirs.write_step("rows 41 1")
+        theirs.write_step("rows 42")
+        os.write(theirs.fileno(), b"second stack\n")
+
+    die_after(work, note)
+
+    assert note.last_begun() == 2**40 + 2
+    assert note.step() == "rows 42"
+    assert note.stacks() == "first stack\nsecond stack\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_step_of_an_earlier_task_is_not_that_of_the_next(note):
+    """A task that notes nothing has no step, whatever an earlier task has left."""
+
+    def work(theirs, begun):
+        begun[0] = 1
+        theirs.write_step("rows 7")
+        begun[0] = 2
+
+    die_after(work, note)
+
+    assert (note.last_begun(), note.step()) == (2, "")
+
+
+def test_new_note_says_that_nothing_was_begun(note):
+    """So it is for a worker that dies before its first task."""
+    assert (note.last_begun(), note.step(), note.stacks()) == (0, "", "")
+
+
+def die_at(step):
+    own_note().write_step(step)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_error_of_a_death_has_the_step_of_its_task(method):
+    """It has none if the task noted nothing; the caller's own process has no note."""
+    with PathosExecutor(1, start_method=method) as pool:
+        with pytest.raises(WorkerDied) as noted:
+            pool.submit(die_at, "scene 3, decode").result(timeout=20)
+        with pytest.raises(WorkerDied) as silent:
+            pool.submit(os._exit, 3).result(timeout=20)
+
+    assert own_note() is None
+    assert noted.value.worker_exit.step == "scene 3, decode"
+    assert silent.value.worker_exit.step == ""
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "words"),
+    [
+        (3, "exit code 3"),
+        (None, "exit code None"),
+        (-signal.SIGSEGV, "signal 11 (SIGSEGV)"),
+        (-signal.SIGKILL, "signal 9 (SIGKILL, as the kernel's out-of-memory killer sends it)"),
+        (-40, "signal 40 (real-time signal)"),
+    ],
+)
+def test_end_of_a_worker_is_described(exitcode, words):
+    """The text gives signal or exit code, peak memory, stack and last log lines."""
+    ended = WorkerExit(7, exitcode, 3 << 20, 0, stack="in read\n", log_lines=("half way",))
+
+    assert (
+        ended.describe()
+        == f"{words}, peak memory 3 MiB, Python stack:\nin read\nlast log lines of the worker:\n  half way"
+    )
+    assert "longer than limit_s=0.5, so worker 7 was killed; peak memory 3" in ended.describe_timeout("limit_s", 0.5)

@@ -1,0 +1,187 @@
+"""Files that workers open and no row declares: they are named once, and no others are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from datamat.plan.inputs import Neighbourhood
+
+METHODS = ("fork", "forkserver", "spawn")
+
+WRITER = """
+    import json, pathlib
+    from datamat import DatasetWriter, Features, Index, Scalar, Text
+
+    HERE = pathlib.Path(__file__).parent
+
+    class Notes(DatasetWriter):
+        name = "notes"
+        features = Features({"x": Scalar("int64"), "label": Text(), "side": Text()})
+
+        def index(self, source):
+            return Index.from_folder(source, field="file", suffixes=[".txt"])
+
+        def setup_worker(self):
+            self.labels = json.loads((HERE / "labels.json").read_text())
+
+        def read(self, row):
+            text = pathlib.Path(row.fields["file"]).read_text()
+            side = open(row.fields["file"].replace(".txt", ".side").encode()).read()
+            (HERE / f"{row.key}.log").write_text("written, not read")
+            return {"x": int(text), "label": self.labels["a"], "side": side}
+"""
+
+PROGRAM = """
+    import sys
+    from datamat import Materializer, ShardOptions, WorkerOptions
+    from mine.notes import Notes
+
+    if __name__ == "__main__":
+        workers = WorkerOptions(num_workers=2, start_method=sys.argv[1])
+        shards = ShardOptions(num_shards=2)
+        job = Materializer(Notes(), "data", "out", shards=shards, workers=workers)
+        print(job.run(progress=False).is_complete)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return a folder with a package, a program and a source, as a user's project has them; it becomes current."""
+    for folder in ("mine", "data"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "notes.py").write_text(textwrap.dedent(WRITER))
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "mine" / "labels.json").write_text('{"a": "tree"}')
+    for number in range(8):
+        (tmp_path / "data" / f"{number}.txt").write_text(str(number))
+        (tmp_path / "data" / f"{number}.side").write_text("left")
+    return tmp_path
+
+
+def said(project, program, *arguments):
+    """Run a program and return its standard error."""
+    ended = subprocess.run(
+        [sys.executable, program, *arguments], cwd=project, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_undeclared_files_are_named_once(project, method):
+    """They are a label map beside the code, and files beside those of the index; no code, no file that is written."""
+    warning = said(project, "program.py", method)
+
+    assert warning.count("no row of the index declares") == 1
+    assert str(project / "mine" / "labels.json") in warning
+    assert ".side" in warning
+    assert not any(word in warning for word in (".txt", ".py", ".log", "/out/", ".json.", "site-packages"))
+    assert "IndexRow(files=[...])" in warning and "version=" in warning
+
+
+@pytest.mark.slow
+def test_run_with_nothing_to_name_says_nothing(project):
+    """Files of fields, of packages and of Python itself give no warning; nor do files opened after the first part."""
+    notes = project / "mine" / "notes.py"
+    text = notes.read_text()
+    text = text.replace('json.loads((HERE / "labels.json").read_text())', '{"a": "tree"}')
+    notes.write_text(text.replace('open(row.fields["file"].replace(".txt", ".side").encode()).read()', '"left"'))
+
+    assert said(project, "program.py", "forkserver") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", ["[row.fields['file'].replace('.txt', '.side')]", "['.']"])
+def test_files_that_rows_declare_are_not_named(project, files):
+    """Some are listed beside their fields, alone or by their folder; the undeclared label map is still named."""
+    notes = project / "mine" / "notes.py"
+    index = 'return Index.from_folder(source, field="file", suffixes=[".txt"])'
+    text = notes.read_text().replace(index, f"return [row._replace(files={files}) for row in {index[7:]}]")
+    notes.write_text(text)
+
+    warning = said(project, "program.py", "fork")
+
+    assert f"opened '{project / 'mine' / 'labels.json'}', which no row" in warning
+    assert ".side" not in warning
+    notes.write_text(text.replace('    name = "notes"', '    name = "notes"\n    files = (HERE / "labels.json",)'))
+    assert "no row of the index" not in said(project, "program.py", "fork")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_warning_covers_files_that_a_function_opens(tmp_path, method):
+    """A path relative to the current folder, through `os.open` and through `open`; the transform counts, too."""
+    (tmp_path / "scale.txt").write_text("3")
+    (tmp_path / "shift.txt").write_text("4")
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+            from datamat import WorkerOptions, materialize
+
+            def scaled(number):
+                handle = os.open("scale.txt", os.O_RDONLY)
+                scale = int(os.read(handle, 9))
+                os.close(handle)
+                return {"x": number * scale}
+
+            def shifted(sample, rng):
+                return {"x": sample["x"] + int(open("shift.txt").read())}
+
+            workers = WorkerOptions(num_workers=2, start_method=sys.argv[1])
+            materialize(scaled, range(8), "out", transform=shifted, workers=workers, progress=False)
+            """
+        )
+    )
+
+    warning = said(tmp_path, "program.py", method)
+
+    assert warning.count("no row of the index declares") == 1
+    assert f"'{tmp_path}/scale.txt', '{tmp_path}/shift.txt'" in warning
+
+
+def test_only_data_near_source_and_code_counts(tmp_path, monkeypatch):
+    """Code, hidden folders, installed packages, system folders and the output do not."""
+    monkeypatch.chdir(tmp_path)
+    near = Neighbourhood.of(tmp_path / "data", [Neighbourhood.of], without=[str(tmp_path / "data" / "out")])
+
+    counted = ["data/a.txt", "data/deep/b.json", "labels.csv"]
+    others = ["data/a.py", "data/.cache/c.bin", "data/out/shard", "data/__pycache__/x", "lib/site-packages/p/d.json"]
+
+    assert all(near.holds(str(tmp_path / name)) for name in counted)
+    assert not any(near.holds(str(tmp_path / name)) for name in others)
+    assert not any(near.holds(path) for path in ("/etc/hosts", "/proc/self/stat", json.__file__, sys.executable))
+
+
+def test_root_as_working_folder_holds_nothing(monkeypatch):
+    """Otherwise everything would lie below it."""
+    monkeypatch.chdir("/")
+
+    assert Neighbourhood.of(None, [], without=[]).roots == ()
+
+
+def test_process_of_the_user_gets_no_hook(tmp_path):
+    """A hook cannot be removed: threads and the caller's own process run without one."""
+    program = """
+        import concurrent.futures, sys
+        hooks = []
+        sys.addaudithook(lambda event, args: hooks.append(event) if event == "sys.addaudithook" else None)
+        from datamat import materialize
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            materialize(lambda n: {"x": n}, range(4), sys.argv[1], executor=threads, progress=False)
+        materialize(lambda n: {"x": n}, range(4), sys.argv[1] + "2", progress=False)
+        print(hooks)
+    """
+
+    command = [sys.executable, "-c", textwrap.dedent(program), os.fspath(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+
+    assert ended.stdout == "[]\n"

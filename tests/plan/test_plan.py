@@ -1,0 +1,254 @@
+"""Plans: pure, stable, and the same for any workers."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamat.directory.rows import IndexRow, write_rows
+from datamat.errors import OptionError
+from datamat.options import ShardOptions
+from datamat.plan.plan import SplitTerms, make_plan
+
+GOLDEN = ["6", "5", "4", "1", "0", "2", "7", "3"]
+
+
+def _plan(tmp_path, keys, options=None, *, seed=0, copies=1, split=None, fields=None, group_records=1):
+    folder = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    store = write_rows([IndexRow(key, split, fields or {}) for key in keys], folder, source=str(tmp_path))
+    names = store.splits
+    plan = make_plan(
+        store,
+        name="set",
+        options=options or ShardOptions(),
+        splits=dict.fromkeys(names, SplitTerms(copies, copies > 1, "f")),
+        seed=seed,
+        costs=store.input_bytes(),
+        group_records=group_records,
+    )
+    return plan, store
+
+
+def _keys_by_shard(plan, store):
+    return {shard.name: set(store.keys(store.order[shard.start : shard.stop])) for shard in plan.shards}
+
+
+def test_every_row_is_in_exactly_one_part(tmp_path):
+    """Parts cover the shards, shards the rows, without gap or overlap."""
+    plan, store = _plan(tmp_path, [f"{n}" for n in range(5000)], ShardOptions(num_shards=7))
+
+    spans = [(part.start, part.stop) for shard in plan.shards for part in shard.parts]
+
+    assert [start for start, _ in spans] == [0] + [stop for _, stop in spans[:-1]]
+    assert spans[-1][1] == 5000
+    assert sorted(store.order.tolist()) == list(range(5000))
+    assert [shard.name for shard in plan.shards[:2]] == ["set-train-00000-of-00007", "set-train-00001-of-00007"]
+
+
+@pytest.mark.parametrize(("copies", "step"), [(1, 64), (3, 64), (20, 16), (128, 1)])
+def test_parts_end_where_groups_do(tmp_path, copies, step):
+    """Parts are whole groups of records unless they are much smaller; the last one of a shard has the rest."""
+    plan, _ = _plan(
+        tmp_path, [f"{n}" for n in range(9000)], ShardOptions(num_shards=3), copies=copies, group_records=64
+    )
+
+    for shard in plan.shards:
+        sizes = [part.stop - part.start for part in shard.parts]
+        assert len(sizes) > 10
+        assert all(size % step == 0 for size in sizes[:-1])
+
+
+def test_parts_that_are_much_smaller_than_a_group_stay_small(tmp_path):
+    """A few slow rows still occupy many cores."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(100)], ShardOptions(num_shards=1), group_records=64)
+
+    assert len(plan.shards[0].parts) > 30
+
+
+def test_order_is_pinned(tmp_path):
+    """A golden order: it must never change between versions, hosts or Python builds."""
+    _, store = _plan(tmp_path, [f"{n}" for n in range(8)], seed=7)
+    _, other = _plan(tmp_path, [f"{n}" for n in range(8)], seed=8)
+
+    assert store.keys(store.order) == GOLDEN
+    assert other.keys(other.order) != GOLDEN
+
+
+def test_added_samples_do_not_move_the_others(tmp_path):
+    """With a fixed number of shards, each old row stays in its shard, and in the same order."""
+    options = ShardOptions(num_shards=8)
+    before, old = _plan(tmp_path, [f"{n}" for n in range(1000)], options)
+    after, new = _plan(tmp_path, [f"{n}" for n in range(1100)], options)
+
+    was, now = _keys_by_shard(before, old), _keys_by_shard(after, new)
+
+    assert all(was[name] == {key for key in keys if int(key) < 1000} for name, keys in now.items())
+
+
+@pytest.mark.parametrize("num_rows", [46, 64])
+def test_samples_added_to_a_small_dataset_do_not_move_the_others(tmp_path, num_rows):
+    """The dataset is the train split of a sample of CamVid, in four shards."""
+    options = ShardOptions(num_shards=4)
+    before, old = _plan(tmp_path, [f"0001TP_{n:06}" for n in range(num_rows)], options)
+    after, new = _plan(tmp_path, [f"0001TP_{n:06}" for n in range(num_rows + 1)], options)
+
+    was, now = _keys_by_shard(before, old), _keys_by_shard(after, new)
+
+    assert sum(was[name] != keys for name, keys in now.items()) == 1
+
+
+def test_small_splits_leave_no_shard_empty(tmp_path):
+    """A few rows are divided evenly, and never into more shards than rows."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(10)], ShardOptions(num_shards=4))
+    tiny, _ = _plan(tmp_path, ["a", "b"], ShardOptions(num_shards=4))
+
+    assert [shard.num_rows for shard in plan.shards] == [2, 3, 2, 3]
+    assert [shard.num_rows for shard in tiny.shards] == [1, 1]
+
+
+def test_records_per_shard_is_exact(tmp_path):
+    """Every shard has them but the last; copies count as records."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(25)], ShardOptions(records_per_shard=20), copies=2)
+
+    assert [shard.num_rows * shard.copies for shard in plan.shards] == [20, 20, 10]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 400),
+    ranks=st.integers(1, 9),
+    layers=st.none() | st.integers(1, 6),
+    copies=st.integers(1, 3),
+    shuffle=st.booleans(),
+)
+def test_ranks_share_shards_and_records_evenly(tmp_path_factory, num_rows, ranks, layers, copies, shuffle):
+    """Each gets as many shards and records, or those of one row more where the rows do not divide evenly."""
+    options = ShardOptions(num_shards=layers and layers * ranks, ranks=ranks, shuffle=shuffle)
+    folder, keys = tmp_path_factory.mktemp("plan"), [f"{n}" for n in range(num_rows)]
+    if num_rows < ranks:
+        with pytest.raises(OptionError, match=f"too few for one in each of {ranks} shards, one for each rank"):
+            _plan(folder, keys, options)
+        return
+
+    plan, _ = _plan(folder, keys, options, copies=copies)
+
+    sizes = [shard.num_rows for shard in plan.shards]
+    shares = [sum(sizes[rank::ranks]) for rank in range(ranks)]
+    assert len(sizes) % ranks == 0 and len(sizes) == min(layers or 1, num_rows // ranks) * ranks
+    assert sum(sizes) == num_rows and max(sizes) - min(sizes) <= 1
+    assert max(shares) - min(shares) == (num_rows % ranks > 0)
+    assert plan.rank_records("train") == [share * copies for share in shares]
+    assert bool(plan.uneven()) is (num_rows % ranks > 0)
+    if num_rows % len(sizes) == 0:  # then it is the same however the shards are dealt out
+        assert len(set(sizes)) == 1
+
+
+def test_plan_shows_what_ranks_get_and_what_does_not_divide(tmp_path):
+    """Its table shows it; its text names the split and the remedy."""
+    uneven, _ = _plan(tmp_path, [f"{n}" for n in range(1003)], ShardOptions(num_shards=16, ranks=8), copies=2)
+    even, _ = _plan(tmp_path, [f"{n}" for n in range(1000)], ShardOptions(ranks=8))
+    plain, _ = _plan(tmp_path, [f"{n}" for n in range(1000)])
+
+    assert uneven.uneven() == {
+        "train": "split 'train' gives its 8 ranks 250 to 252 records: 1,003 rows do not divide by 8, and all copies of "
+        "a row are in one shard; have every rank end its epoch after 250"
+    }
+    assert "records per rank" in repr(uneven) and "250 or 252" in repr(uneven)
+    assert (even.uneven(), even.rank_records("train")) == ({}, [125] * 8)
+    assert plain.uneven() == {} and "rank" not in repr(plain)
+
+
+def test_warning_where_ranks_got_different_numbers_of_records(tmp_path):
+    """Rows that failed leave some ranks with fewer."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(40)], ShardOptions(ranks=4))
+    made = {shard.name: shard.num_rows - (shard.number == 2) for shard in plan.shards}
+
+    assert plan.rank_records("train", made) == [10, 10, 9, 10]
+    assert "4 ranks 9 to 10 records: rows failed or were left out" in plan.uneven(made)["train"]
+
+
+def test_no_shuffle_keeps_the_order_of_the_index(tmp_path):
+    """Records follow the rows one by one."""
+    plan, store = _plan(tmp_path, [f"{n}" for n in range(100)], ShardOptions(num_shards=3, shuffle=False))
+
+    assert store.order.tolist() == list(range(100))
+    assert len(plan.shards) == 3
+
+
+def test_fingerprint_of_a_shard_follows_its_own_rows(tmp_path):
+    """A new row changes its shard alone."""
+    options = ShardOptions(num_shards=8)
+    before, _ = _plan(tmp_path, [f"{n}" for n in range(1000)], options)
+    after, new = _plan(tmp_path, [f"{n}" for n in range(1001)], options)
+
+    changed = {b.name for b, a in zip(before.shards, after.shards, strict=True) if b.fingerprint != a.fingerprint}
+
+    assert changed == {name for name, keys in _keys_by_shard(after, new).items() if "1000" in keys}
+
+
+def test_parts_follow_cost_and_end_in_small_ones(tmp_path):
+    """Large parts come first and small ones last, on any machine."""
+    (tmp_path / "big.bin").write_bytes(b"\0" * 1_000_000)
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(300)], copies=4, fields={"file": "big.bin"})
+
+    costs = [part.cost for part in plan.shards[0].parts]
+
+    assert len(plan.shards) == 8 or len(plan.shards) == 4
+    assert max(costs[:2]) > 2 * costs[-1]
+
+
+def test_select_takes_wildcards(tmp_path):
+    """They match SPLIT-NUMBER or the whole name; a pattern that matches nothing is an error."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(400)], ShardOptions(num_shards=12))
+
+    assert [shard.number for shard in plan.select("train-0000?", "train-0000[1-9]")] == [0]
+    assert [shard.number for shard in plan.select(["*-of-00012"], ["train-*[0-8]"])] == [9]
+    assert len(plan.select(None, None)) == 12
+    with pytest.raises(OptionError, match=r"include='val-.' names no shard of the plan; its shards are train-00000"):
+        plan.select("val-*", None)
+
+
+def test_plan_prints_as_a_table(tmp_path):
+    """It does so in the terminal and in a notebook."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(40)], ShardOptions(num_shards=2))
+
+    assert "train" in repr(plan) and "40 records" in repr(plan)
+    assert plan._repr_html_().startswith("<table>")
+
+
+def test_memory_of_a_plan_grows_with_parts_not_rows(tmp_path):
+    """A hundred thousand tiny rows are a handful of parts."""
+    plan, _ = _plan(tmp_path, [f"{n}" for n in range(100_000)])
+
+    assert sum(len(shard.parts) for shard in plan.shards) < 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_shards": 0}, "num_shards is 0"),
+        ({"shard_bytes": -1}, "shard_bytes is -1"),
+        ({"records_per_shard": 5, "num_shards": 2}, "leave out num_shards"),
+        ({"num_shards": 6, "ranks": 4}, "take num_shards=8"),
+    ],
+)
+def test_options_refuse_nonsense(options, message):
+    """They are checked when they are made."""
+    with pytest.raises(OptionError, match=message):
+        ShardOptions(**options)
+
+
+def test_name_must_fit_into_file_names(tmp_path):
+    """It has no dots and no separators."""
+    folder = tmp_path / "r"
+    folder.mkdir()
+    store = write_rows([IndexRow("a")], folder, source="")
+    with pytest.raises(OptionError, match=r"dataset name 'a.b'"):
+        make_plan(
+            store,
+            name="a.b",
+            options=ShardOptions(),
+            splits={"train": SplitTerms(1, False, "")},
+            seed=0,
+            costs=store.input_bytes(),
+        )

@@ -1,0 +1,223 @@
+"""Sequences in batches: padded, bucketed and packed; every token once, under any ranks, and resumed anywhere."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numbered_rows import batched, written
+
+from datamat import OptionError, SampleError, concat, mix
+from datamat.readers.batches import Order
+from datamat.readers.sequences import Planner
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Two datasets of 61 and 20 rows, of 0 to 4 tokens each."""
+    folder = tmp_path_factory.mktemp("rows")
+    return written(folder / "a", 0, 61, 3), written(folder / "b", 100, 20, 2, "parquet")
+
+
+def tokens_of(number):
+    return list(range(number, number + number % 5))
+
+
+def numbers_in(batch):
+    """Return the numbers of a batch of records, or of packed rows."""
+    return [int(number) for row in batch["number"] for number in np.atleast_1d(row)]
+
+
+@given(st.lists(st.integers(0, 12), max_size=60), st.integers(12, 40), st.sampled_from([None, 1, 3]), st.booleans())
+def test_plan_has_every_record_once_within_the_budget(lengths, budget, most, packs):
+    """A batch is padded to its longest record, a row holds the sum."""
+    order = Order((len(lengths),), 1, None)
+    planner = Planner(order, np.array(lengths, np.int64), budget, most, 1, packs=packs, shuffles=True)
+    units = [planner.unit(2, number).tolist() for number in range(planner.num_units(2))]
+
+    assert sorted(position for unit in units for position in unit) == list(range(len(lengths)))
+    for unit in units:
+        own = [lengths[position] for position in unit]
+        assert (sum(own) if packs else len(own) * max(own)) <= budget
+        assert packs or most is None or len(own) <= most
+    if packs:
+        assert len(units) <= 2 * sum(lengths) / budget + 1  # two rows that are half empty would have been one
+
+
+def test_padding_fills_up_and_says_how_long_each_was(rows):
+    """One array, and the lengths."""
+    for batch in rows[0].to_numpy(7, pad={"tokens": -1}, shuffle=True, seed=1):
+        assert batch["tokens"].dtype == np.int32
+        for number, row, length in zip(batch["number"], batch["tokens"], batch["tokens_length"], strict=True):
+            assert row[:length].tolist() == tokens_of(number)
+            assert (row[length:] == -1).all()
+
+
+@pytest.mark.parametrize("changed", [{}, {"num_workers": 2}, {"transform": lambda sample: {**sample, "two": 2}}])
+def test_packed_rows_hold_every_token_with_its_segment_and_position(rows, changed):
+    """Other fields come as a list for each row; several fields are packed side by side."""
+    data = concat(rows).map(lambda sample: {**sample, "labels": sample["tokens"] + 1})
+    seen = []
+    for batch in data.to_numpy(3, pack={"tokens": 10, "labels": 10}, pad={"labels": -100}, shuffle=True, **changed):
+        assert batch["tokens"].shape == batch["segment_ids"].shape == batch["positions"].shape
+        assert batch["tokens"].shape[1] == 10
+        for row, numbers in enumerate(batch["number"]):
+            segments, tokens = batch["segment_ids"][row], batch["tokens"][row]
+            for segment, number in enumerate(numbers, 1):
+                mine = segments == segment
+                assert tokens[mine].tolist() == tokens_of(number)
+                assert (batch["labels"][row][mine] == tokens[mine] + 1).all()
+                assert batch["positions"][row][mine].tolist() == list(range(number % 5))
+            assert (batch["labels"][row][segments == 0] == -100).all()
+            seen += [int(number) for number in numbers]
+    assert sorted(seen) == sorted(sample["number"] for sample in data)
+
+
+@pytest.mark.parametrize("form", [{"bucket": {"tokens": 12}}, {"pack": {"tokens": 9}}, {"bucket": {"tokens": 4}}])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_units_resume_at_every_step_under_other_ranks(rows, form, shuffle):
+    """Ranks get the same number of batches; no record is lost or comes twice, unless a rank would have none."""
+    a, b = rows
+    data = mix({a: 0.7, b: 0.3}, seed=2) if shuffle else a
+    size = 2 if "pack" in form else None
+    options = {"shuffle": shuffle, "seed": 3, **form}
+    whole = {n for batch in data.to_numpy(size, **options) for n in numbers_in(batch)}
+    loaders = [data.to_numpy(size, rank=rank, world_size=2, **options) for rank in range(2)]
+    walks, done = [iter(loader) for loader in loaders], []
+    num_repeated = []
+
+    for _ in range(len(loaders[0])):
+        done += [n for walk in walks for n in numbers_in(next(walk))]
+        state = json.loads(json.dumps(loaders[0].state_dict()))
+        rest = []
+        if set(done) < whole:
+            others = [data.to_numpy(size, rank=rank, world_size=3, **options) for rank in range(3)]
+            for other in others:
+                other.load_state_dict(state)
+            assert len({len(list(other)) for other in others}) == 1
+            for other in others:
+                other.load_state_dict(state)
+                rest += [n for batch in other for n in numbers_in(batch)]
+        assert set(done) | set(rest) == whole
+        assert not set(done) & set(rest)
+        num_repeated.append(len(done) + len(rest) - len(whole))
+
+    assert len(whole) == len(data)
+    assert len({len(loader) for loader in loaders}) == 1
+    assert max(num_repeated) <= 2  # a unit of one record, for three ranks
+
+
+def test_buckets_stay_within_the_budget_and_differ_in_each_epoch(rows):
+    """`batch_size` is a limit, too."""
+    batches = rows[0].to_numpy(5, bucket={"tokens": 12}, pad={"tokens": 0}, shuffle=True, seed=1)
+    epochs = [list(batches) for _ in range(2)]
+
+    for epoch in epochs:
+        assert sorted(batched(epoch)) == sorted(int(sample["number"]) for sample in rows[0])
+        assert all(batch["tokens"].size <= 12 and len(batch["key"]) <= 5 for batch in epoch)
+    alone = rows[0].to_numpy(bucket={"tokens": 12}, pad={"tokens": 0})
+    assert all(batch["tokens"].size <= 12 for batch in alone)
+    assert batched(epochs[0]) != batched(epochs[1])
+
+
+def test_state_of_another_budget_is_refused(rows):
+    """Its units are others."""
+    one = rows[0].to_numpy(None, bucket={"tokens": 12})
+    next(iter(one))
+
+    for other in (rows[0].to_numpy(None, bucket={"tokens": 13}), rows[0].to_numpy(2, pack={"tokens": 12})):
+        with pytest.raises(OptionError, match="the state belongs to a loader with units"):
+            other.load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_function_of_the_user_makes_batches(rows, num_workers):
+    """It gets the samples of a batch, in order, and may return anything."""
+    batches = rows[0].to_numpy(
+        9, collate_fn=lambda samples: ([int(s["number"]) for s in samples], len(samples)), num_workers=num_workers
+    )
+
+    found = list(batches)
+
+    assert [n for numbers, _ in found for n in numbers] == [int(sample["number"]) for sample in rows[0]]
+    assert [count for _, count in found] == [9] * 6 + [7]
+
+
+def test_function_of_the_user_gets_tensors(rows):
+    """With `to_torch`, as from the `DataLoader` of torch."""
+    torch = pytest.importorskip("torch")
+
+    for batch in rows[0].to_torch(8, collate_fn=lambda samples: torch.cat([s["tokens"] for s in samples])):
+        assert batch.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket": {"tokens": 3}}, "has 4 tokens, and the budget is 3"),
+        ({"bucket": {"tokens": 9, "pair": 9}}, "want one field and its most tokens"),
+        ({"bucket": {"colour": 9}}, "bucket names 'colour'; want a field"),
+        ({"bucket": {"number": 9}}, "'number' is none"),
+        ({"pack": {"tokens": 0}}, "'tokens' has 0 tokens"),
+        ({"pack": {"tokens": 9, "pair": 8}}, "want one length of rows"),
+        ({"pack": {"tokens": 9}, "bucket": {"tokens": 9}}, "choose one"),
+        ({"pack": {"tokens": 9}, "pad": {"pair": 0}}, "names packed fields only"),
+        ({"pad": {"tokens": 0}, "collate_fn": list}, "collate_fn together with pad"),
+        ({"collate_fn": 3}, "want a function of a list of samples"),
+    ],
+)
+def test_nonsense_is_refused(rows, options, message):
+    """The error says what is accepted."""
+    with pytest.raises(OptionError, match=message):
+        rows[0].to_numpy(4, **options)
+
+
+def test_transform_that_changes_a_planned_length_is_refused(rows):
+    """The row was planned without it; `map` comes before the plan."""
+    longer = {"pack": {"tokens": 8}, "transform": lambda sample: {**sample, "tokens": np.zeros(9, np.int32)}}
+
+    with pytest.raises(SampleError, match="9 tokens, and 8 are left in the row that was planned for it"):
+        list(rows[0].to_numpy(2, **longer))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(-100, "uint16"), (0.5, "int32"), (float("nan"), "int64"), ("x", "int32"), (None, "float32")]
+)
+@pytest.mark.parametrize("form", ["pad", "pack"])
+def test_filler_that_the_values_cannot_hold_is_refused(rows, value, dtype, form):
+    """Labels of uint16 have no -100: numpy raised without a place, or stored another number."""
+    data = rows[0].map(lambda sample: {**sample, "labels": sample["tokens"].astype(dtype)})
+    options = {"pack": {"labels": 8}} if form == "pack" else {}
+
+    with pytest.raises(OptionError, match=rf"pad: .* is no {dtype}, as the values of 'labels' are; convert"):
+        list(data.to_numpy(4, pad={"labels": value}, **options))
+
+
+def test_padding_of_a_field_that_is_not_there_is_refused_at_once(rows):
+    """As for bucket and pack, unless a function may add it."""
+    with pytest.raises(OptionError, match="pad names 'colour'; want a field of the samples: key, "):
+        rows[0].to_numpy(4, pad={"colour": 0})
+    longer = rows[0].to_numpy(4, pad={"colour": 0}, transform=lambda sample: {"colour": sample["tokens"]})
+    assert "colour_length" in next(iter(longer))
+
+
+@pytest.mark.parametrize("options", [{}, {"pad": {"tokens": 0}}, {"collate_fn": list}])
+def test_bucket_whose_lengths_were_changed_keeps_its_budget(rows, options):
+    """A random crop has other lengths in each epoch than those of the plan: batches grew beyond any budget."""
+    cropped = rows[0].map(lambda sample, rng: {**sample, "tokens": np.zeros(rng.integers(1, 10), np.int32)})
+    batches = cropped.to_numpy(bucket={"tokens": 12}, **options)
+    assert len(list(batches)) > 10  # the epoch in which they were measured
+
+    with pytest.raises(SampleError, match=r"sample 'k\d+': its field 'tokens' has \d tokens now, .* more than 12"):
+        list(batches)
+
+
+def test_padding_of_what_differs_in_more_than_length_is_refused(rows):
+    """The message has the shapes."""
+    odd = rows[0].map(lambda sample: {**sample, "tokens": np.zeros((2, sample["number"] % 3), np.int32)})
+
+    with pytest.raises(OptionError, match="differ in more than their length"):
+        list(odd.to_numpy(5, pad={"tokens": 0}))

@@ -1,0 +1,47 @@
+"""A finished directory of the small dataset, and the output folder of a small shard, which several modules share."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import small_pairs
+import small_shard
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Twenty pairs in `train`, four in `val`."""
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def template(source, tmp_path_factory):
+    """A finished directory that tests only read."""
+    output = tmp_path_factory.mktemp("template") / "out"
+    small_pairs.job(source, output).run(progress=False)
+    return output
+
+
+@pytest.fixture
+def output(template, tmp_path):
+    """A copy of the finished directory that a test may change."""
+    return shutil.copytree(template, tmp_path / "out")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """The output folder of a shard, with its `.datamat`."""
+    (tmp_path / "out" / ".datamat" / "shards").mkdir(parents=True)
+    return tmp_path / "out"
+
+
+@pytest.fixture(params=small_shard.FORMATS, ids="+".join)
+def names(request):
+    """The formats that the shard is written in."""
+    return request.param
+
+
+@pytest.fixture
+def formats(names):
+    return small_shard.formats_of(names)

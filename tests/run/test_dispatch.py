@@ -1,0 +1,100 @@
+"""The order of parts: which worker gets which part when, so that parts find those before them in the shard's file."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from datamat.plan.plan import PartSpec
+from datamat.run.dispatch import PartOrder
+
+
+def parts_of(*counts, costs=None):
+    """Return the parts of shards that have these numbers of parts."""
+    return [
+        PartSpec(f"s-train-{shard:05d}-of-00009", number, 0, 1, (costs or {}).get(shard, 10), 1, False, "f", count)
+        for shard, count in enumerate(counts)
+        for number in range(count)
+    ]
+
+
+def simulate(parts, num_workers, *, seed=0, num_spare=1):
+    """Hand out parts to workers that take random times; return the parts in order, and those that had to lie apart."""
+    order, draw = PartOrder(parts), random.Random(seed)
+    under_way, done, handed, apart = [], set(), [], []
+    while True:
+        while len(under_way) < num_workers + num_spare:
+            part = order.next(may_lie_apart=len(under_way) < num_workers)
+            if part is None:
+                break
+            handed.append(part)
+            under_way.append(part)
+        if not under_way:
+            break
+        # The workers have taken the first parts; a part is appended to the file if the one before it is there.
+        for part in under_way[:num_workers]:
+            if (part.shard, part.number) not in done and part.number and part not in apart:
+                before = (part.shard, part.number - 1) in done
+                apart += [] if before else [part]
+        ended = under_way.pop(draw.randrange(min(num_workers, len(under_way))))
+        done.add((ended.shard, ended.number))
+        order.end(ended)
+    assert not order
+    return handed, apart
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("counts", [(9, 9, 9, 9, 9, 9, 9, 9), (40,), (1, 1, 1), (30, 2, 2), (5, 0, 12)])
+def test_every_part_is_handed_out_once(counts, num_workers):
+    """Each part is given out exactly once, in whatever order the workers finish."""
+    for seed in range(20):
+        handed, _ = simulate(parts_of(*counts), num_workers, seed=seed)
+
+        assert sorted(handed, key=lambda part: (part.shard, part.number)) == parts_of(*counts)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_no_part_lies_apart_while_there_are_more_shards_than_workers(num_workers):
+    """Parts lie apart only at the end, where workers share the last shards."""
+    for seed in range(20):
+        _, apart = simulate(parts_of(*[20] * 12), num_workers, seed=seed)
+
+        assert len(apart) <= 20 * num_workers / 2 * (num_workers > 1)
+
+
+def test_workers_at_one_shard_append_every_second_part():
+    """One of two workers appends to the file; the other leaves a gap for it to fill."""
+    for seed in range(20):
+        _, apart = simulate(parts_of(100), 2, seed=seed)
+
+        assert len(apart) <= 60
+
+
+def test_largest_shard_is_begun_first_and_begun_ones_are_finished():
+    """Workers finish together, and few shards are unfinished at a time."""
+    handed, _ = simulate(parts_of(3, 3, 3, 3, costs={2: 30}), 1, num_spare=0)
+
+    shards = [int(part.shard[8:13]) for part in handed]
+    assert shards == [2] * 3 + [0] * 3 + [1] * 3 + [3] * 3
+
+
+def test_part_that_comes_back_is_next():
+    """Its worker died: the shard waits for this part alone."""
+    order = PartOrder(parts_of(4, 4))
+    first = order.next(may_lie_apart=False)
+    order.next(may_lie_apart=False)
+
+    order.end(first)
+    order.add([first])
+
+    assert order.next(may_lie_apart=False) == first
+
+
+def test_parts_that_lie_apart_do_not_wait():
+    """A user's executor gets all parts at once: its workers never append."""
+    order = PartOrder(parts_of(50, 3), appends=False)
+
+    handed = [order.next(may_lie_apart=False) for _ in range(53)]
+
+    assert sorted(handed, key=lambda part: (part.shard, part.number)) == parts_of(50, 3)

@@ -1,0 +1,276 @@
+"""The driver's work for each part and each shard: it does nothing twice, and nothing for all of them at once."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, WorkerOptions, load, verify
+from datamat.directory.manifest import Manifest
+from datamat.run.dispatch import PartQueue
+from datamat.run.receipts import Receipt
+
+FEW, MANY = 8, 40  # shards
+
+
+class Rows(DatasetWriter):
+    """One row for each file of the source."""
+
+    name = "rows"
+    features = Features({"label": Scalar("int64")})
+    file_fields = ("file",)
+
+    def index(self, source):
+        for file in sorted(os.listdir(source)):
+            yield IndexRow(file.partition(".")[0], "train", {"label": int(file[1:4]), "file": file})
+
+    def read(self, row):
+        return {"label": row.fields["label"]}
+
+
+_PREFIXES = {"open": "", "os.remove": "removed "}
+_opened: list[str] | None = None
+_is_hooked = False
+
+
+def _hear(event, args):
+    if _opened is not None and event in _PREFIXES and isinstance(args[0], str):  # a descriptor is open already
+        _opened.append(_PREFIXES[event] + os.path.basename(args[0]))
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """Record the names of the files that the block opens, "removed NAME" of those it removes, and its `stat` calls."""
+    global _opened, _is_hooked
+    if not _is_hooked:
+        sys.addaudithook(_hear)  # cannot be removed: idle outside of the block
+        _is_hooked = True
+    looked: collections.Counter[str] = collections.Counter()
+
+    def counting(look):
+        def counted_stat(path, *args, **options):
+            if not isinstance(path, int):
+                looked[os.path.basename(os.fspath(path))] += 1
+            return look(path, *args, **options)
+
+        return counted_stat
+
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat"):
+            patch.setattr(os, name, counting(getattr(os, name)))
+        _opened = []
+        try:
+            yield _opened, looked
+        finally:
+            _opened = None
+
+
+def _job(folder, num_shards, **options):
+    shards = ShardOptions(num_shards=num_shards)
+    return Materializer(Rows(), folder / "raw", folder / "out", shards=shards, **options)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Finished directories with two rows in each shard, by the number of shards."""
+    return {num_shards: _finished(tmp_path_factory.mktemp("driver"), num_shards) for num_shards in (FEW, MANY)}
+
+
+@pytest.fixture(params=[FEW, MANY], ids=["few", "many"])
+def finished(request, folders):
+    """One of the finished directories, and its number of shards."""
+    return folders[request.param], request.param
+
+
+def _finished(folder, num_shards):
+    (folder / "raw").mkdir()
+    for number in range(2 * num_shards):
+        (folder / "raw" / f"r{number:03d}.txt").write_text(str(number))
+    with ThreadPoolExecutor(1) as pool:
+        _job(folder, num_shards, executor=pool).run(progress=False)
+    return folder
+
+
+def test_run_with_nothing_to_do_opens_no_shard(folders, monkeypatch):
+    """It asks for the size of each shard file once, and the number of files that it opens does not grow with shards."""
+    num_opened = {}
+    for num_shards, folder in folders.items():
+        with counted(monkeypatch) as (opened, looked):
+            report = _job(folder, num_shards).run(progress=False)
+
+        assert report.did_nothing
+        assert report.num_shards_reused == num_shards
+        num_opened[num_shards] = len(opened)
+        of_shards = {name: count for name, count in looked.items() if name.endswith((".tfrecord", ".idx"))}
+        assert len(of_shards) == 2 * num_shards
+        assert max(of_shards.values()) <= 2
+
+    assert num_opened[MANY] == num_opened[FEW]
+
+
+def test_status_opens_no_shard(finished, monkeypatch):
+    """It reads no more than a run with nothing to do."""
+    folder, num_shards = finished
+
+    with counted(monkeypatch) as (opened, looked):
+        status = _job(folder, num_shards).status()
+
+    assert status.is_complete
+    assert not status.changes
+    assert not [name for name in opened if name.endswith((".tfrecord", ".idx", ".txt"))]
+    assert max(count for name, count in looked.items() if name.endswith((".tfrecord", ".idx"))) <= 2
+
+
+def test_load_opens_the_manifest_alone(finished, monkeypatch):
+    """This holds for any number of shards."""
+    folder, _ = finished
+
+    with counted(monkeypatch) as (opened, looked):
+        load(folder / "out", split="train")
+
+    assert [name for name in opened if not name.endswith((".py", ".pyc"))] == ["manifest.json"]
+    assert not [name for name in looked if name.endswith((".tfrecord", ".idx"))]
+
+
+def test_verify_opens_each_file_of_a_shard_once_for_each_pass(finished, monkeypatch):
+    """The checksum of the whole, the records and the offsets are one pass each, from front to back."""
+    folder, num_shards = finished
+
+    with counted(monkeypatch) as (opened, _):
+        assert verify(folder / "out").ok
+
+    opens = collections.Counter(name.rpartition(".")[2] for name in opened if name.startswith("rows-train"))
+    assert opens["idx"] == num_shards
+    assert opens["tfrecord"] <= 2 * num_shards
+
+
+def test_manifest_in_use_is_not_parsed_again(finished):
+    """A run reads its own manifest several times: it is parsed once, and again only where its content differs."""
+    folder, _ = finished
+    before = Manifest.read(folder / "out")
+
+    again = Manifest.read(folder / "out")
+    changed = (folder / "out" / "manifest.json").read_bytes().replace(b'"seed": 0', b'"seed": 1')
+
+    assert again is before
+    assert Manifest.parse(changed, "changed", strict=False).seed == 1
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_run_reads_only_finished_shards_that_were_written_to_since(folders, tmp_path, monkeypatch, is_touched):
+    """Where one row changed, sizes and times vouch for the other shards; one with other times is read and compared."""
+    folder = shutil.copytree(folders[FEW], tmp_path / "copy")
+    (folder / "raw" / "r003.txt").write_text("other")
+    shards = sorted(folder.glob("out/*.tfrecord"))
+    for path in shards:
+        os.utime(path, None if is_touched else (1, 1))
+
+    with counted(monkeypatch) as (opened, _), ThreadPoolExecutor(1) as pool:
+        report = _job(folder, FEW, executor=pool).run(progress=False)
+
+    assert report.num_shards_reused == FEW - 1
+    assert verify(folder / "out").ok
+    num_read = len({path.name for path in shards} & set(opened))
+    assert num_read == (FEW - 1 if is_touched else 0)
+
+
+def test_unfinished_run_reads_no_shard_that_it_has_finished(folders, tmp_path, monkeypatch):
+    """After a kill, the entries of finished shards suffice."""
+    folder = shutil.copytree(folders[FEW], tmp_path / "copy")
+    shutil.rmtree(folder / "out")
+    with ThreadPoolExecutor(1) as pool:
+        _job(folder, FEW, executor=pool, include="train-0000[0-4]").run(progress=False)
+    finished = [path.name for path in folder.glob("out/*.tfrecord")]
+
+    with counted(monkeypatch) as (opened, _), ThreadPoolExecutor(1) as pool:
+        report = _job(folder, FEW, executor=pool).run(progress=False)
+
+    assert (report.num_shards_reused, report.is_complete) == (5, True)
+    assert len(finished) == 5 and not set(finished) & set(opened)
+
+
+PARTS = 12
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """A folder whose source has as many rows as a run of two shards has parts, and more."""
+    (tmp_path / "raw").mkdir()
+    for number in range(PARTS):
+        (tmp_path / "raw" / f"r{number:03d}.txt").write_text(str(number))
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "executor"])
+def test_workers_see_to_what_parts_have_left(raw, monkeypatch, is_own):
+    """The driver opens nothing of a part that arrives, and removes nothing: receipt, offsets and inputs are theirs."""
+    with counted(monkeypatch) as (opened, _), ProcessPoolExecutor(1) as pool:
+        options = {"workers": WorkerOptions(num_workers=2)} if is_own else {"executor": pool}
+        report = _job(raw, 2, **options).run(progress=False)
+
+    assert report.num_parts_written >= PARTS
+    assert not [name for name in opened if name.removeprefix("removed ")[:5].isdigit()]
+    assert verify(raw / "out").ok
+    assert sorted(os.listdir(raw / "out" / ".datamat")) == ["inputs", "ledger.jsonl", "lock", "sidecars.json"]
+
+
+def test_parts_of_published_shards_are_gone_though_the_run_goes_on_later(raw):
+    """Workers remove them meanwhile; what a kill leaves of them, the next run removes before it begins."""
+    parts = raw / "out" / ".datamat" / "parts"
+    _job(raw, 2, include="train-00000*").run(progress=False)
+    assert not list(parts.glob("*"))
+    left = parts / "rows-train-00000-of-00002.0123456789abcdef.done"
+    left.mkdir(parents=True)
+    (left / "00000.json").write_text("{}")
+
+    _job(raw, 2, include="train-00000*").run(progress=False)
+
+    assert not left.exists()
+    assert _job(raw, 2).run(progress=False).is_complete
+
+
+class Refusing(ThreadPoolExecutor):
+    """Takes the calls of a run, and no other."""
+
+    def submit(self, call, /, *args, **options):
+        if call.__name__ not in ("write_part", "seal_shard"):
+            raise RuntimeError("what is that?")
+        return super().submit(call, *args, **options)
+
+
+def test_executor_that_removes_nothing_has_the_driver_do_it(raw):
+    """At the end, as far as shards are published."""
+    with Refusing(1) as pool:
+        _job(raw, 2, executor=pool, include="train-00000*").run(progress=False)
+
+    assert not list((raw / "out" / ".datamat" / "parts").glob("*"))
+
+
+def test_shard_is_published_once_every_receipt_has_come(raw, monkeypatch):
+    """A worker may seal a shard whose last receipt lies on the disk, while the worker that left it is yet to say so."""
+    plain = PartQueue.of
+
+    def held_back(self, parts, reused):
+        """Yield the first receipt after the one with the sealed shard."""
+        held = None
+        for result in plain(self, parts, reused):
+            if held is None and isinstance(result, Receipt) and result.sealed is None:
+                held = result
+                continue
+            yield result
+            if held is not None and isinstance(result, Receipt) and result.sealed is not None:
+                yield held
+                held = None
+
+    monkeypatch.setattr(PartQueue, "of", held_back)
+
+    report = _job(raw, 1, workers=WorkerOptions(num_workers=2)).run(progress=False)
+
+    assert report.is_complete and report.num_records == PARTS
+    assert verify(raw / "out").ok

@@ -1,0 +1,39 @@
+"""datamat's own hooks pass the conformance tests that it ships for users' hooks."""
+
+from __future__ import annotations
+
+import pytest
+
+from datamat import testing
+from datamat.directory.ledger import Ledger
+from datamat.parallel import get_logger
+from datamat.run.report import LedgerHook, ProgressBar, RunLog, RunTally
+
+pytestmark = pytest.mark.slow
+
+
+class TestProgressBar(testing.RunHookConformance):
+    def make_hook(self):
+        return ProgressBar()
+
+
+class TestLog(testing.RunHookConformance):
+    def make_hook(self):
+        return RunLog(get_logger("datamat"))
+
+
+class TestTally(testing.RunHookConformance):
+    def make_hook(self):
+        return RunTally(0.0)
+
+
+class TestLedger(testing.RunHookConformance):
+    @pytest.fixture(autouse=True)
+    def ledger_elsewhere(self, tmp_path_factory):
+        """A ledger beside the one that every run writes."""
+        self.ledger = Ledger(tmp_path_factory.mktemp("ledger") / "ledger.jsonl")
+        yield
+        self.ledger.close()
+
+    def make_hook(self):
+        return LedgerHook(self.ledger)

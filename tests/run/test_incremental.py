@@ -1,0 +1,324 @@
+"""A finished dataset whose source or job changes: a run rebuilds exactly the shards concerned; `status` says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+import pytest
+from pyarrow import parquet
+
+from datamat import Materializer, SampleError, ShardOptions, WorkerOptions, load, verify
+from datamat.run.status import read_status
+
+WRITER = """
+from datamat import DatasetWriter, Features, Index, Scalar
+from datamat.codecs import read_file
+
+class Numbers(DatasetWriter):
+    name = "numbers"
+    features = Features({"number": Scalar("int64")})
+
+    def index(self, source):
+        return Index.from_folder(
+            source, "*/*.txt", field="file", split_of=lambda path: path.parts[0], fields_of=lambda path: {"weight": 1.5}
+        )
+
+    def read(self, row):
+        # the file holds digits
+        return {"number": int(read_file(row.fields["file"])) + 0}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """A transform with one parameter."""
+
+    amount: int
+
+    def __call__(self, sample, rng):
+        return {**sample, "number": sample["number"] * 1000 + int(rng.integers(100)) + self.amount}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """The size of the dataset, and how much of it changes."""
+
+    rows: int
+    shards: int
+    changed: int
+    added: int
+    removed: int
+
+
+SMALL = Scale(rows=160, shards=4, changed=2, added=2, removed=1)
+LARGE = Scale(rows=50_000, shards=256, changed=3, added=100, removed=10)
+
+
+class Job:
+    """A dataset of tiny files, half of them in `train`, and the job that materializes it."""
+
+    def __init__(self, folder, scale, monkeypatch):
+        self.source, self.output, self.scale = folder / "source", folder / "out", scale
+        self._module = folder / "modules" / "edited_writer.py"
+        self._module.parent.mkdir()
+        monkeypatch.syspath_prepend(self._module.parent)
+        self.edit(WRITER)
+
+    def make(self):
+        """Write the files, and materialize them."""
+        for split in ("train", "val"):
+            (self.source / split).mkdir(parents=True)
+        for number in range(self.scale.rows):
+            self.write(number)
+        self.job().run(progress=False)
+        return self
+
+    def write(self, number, content=None, time_s=1):
+        """Write one file and return its key."""
+        split, name = ("val", "train")[number % 2], f"n{number:06d}"
+        path = self.source / split / f"{name}.txt"
+        path.write_text(str(number if content is None else content))
+        os.utime(path, (time_s, time_s))
+        return f"{split}-{name}"
+
+    def remove(self, number):
+        """Remove one file and return its key."""
+        key = self.write(number)
+        (self.source / f"{key.replace('-', '/')}.txt").unlink()
+        return key
+
+    def edit(self, text):
+        """Give the writer another text, as an editor and a new process would."""
+        self._module.write_text(text)
+        sys.modules.pop("edited_writer", None)
+        importlib.invalidate_caches()
+        pathlib.Path(importlib.util.cache_from_source(self._module)).unlink(missing_ok=True)
+        self.writer = importlib.import_module("edited_writer").Numbers
+
+    def job(self, **options):
+        given = {"copies": {"train": 2}, "transform": Shift(1), "shards": ShardOptions(num_shards=self.scale.shards)}
+        return Materializer(
+            self.writer, self.source, self.output, workers=WorkerOptions(num_workers=1), **{**given, **options}
+        )
+
+    def shard_of(self):
+        """Return the short name of the shard of each row, by key."""
+        found = {}
+        for split in ("train", "val"):
+            table = parquet.read_table(self.output / "_index" / f"{split}.index")
+            pairs = zip(table["key"].to_pylist(), table["shard"].to_pylist(), strict=True)
+            found |= {key: f"numbers-{split}-{shard:05d}" for key, shard in pairs}
+        return found
+
+    def files(self):
+        """Return size and times of each shard, by its short name: they show whether it was written again."""
+        found = {}
+        for path in self.output.glob("*.tfrecord"):
+            seen = path.stat()
+            found[path.stem.rpartition("-of-")[0]] = (seen.st_ino, seen.st_mtime_ns)
+        return found
+
+
+def rebuilt(job, **options):
+    """Run; return the shards that were rebuilt, and the reasons that `status` gave for each before."""
+    before = job.files()
+    status = job.job(**options).status()
+    reasons_given = dict(str(change).split(": ", 1) for change in status.changes)
+    assert all(str(change) in str(status) for change in status.changes)
+
+    report = job.job(**options).run(progress=False)
+
+    after = job.files()
+    assert report.num_shards_written == len(reasons_given)
+    assert job.job(**options).status().changes == ()
+    assert "up to date" in str(job.job(**options).status())
+    return {name for name in after if after[name] != before.get(name)}, reasons_given
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """The finished job of 160 rows that the tests copy."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("template")
+        Job(folder, SMALL, monkeypatch).make()
+        yield folder
+
+
+@pytest.fixture
+def small(template, tmp_path, monkeypatch):
+    """A finished job of 160 rows, to change."""
+    for name in ("source", "out"):
+        shutil.copytree(template / name, tmp_path / name)
+    return Job(tmp_path, SMALL, monkeypatch)
+
+
+@pytest.mark.parametrize("scale", [SMALL, pytest.param(LARGE, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_changed_added_and_removed_files_rebuild_their_shards_alone(tmp_path, monkeypatch, scale):
+    """Of fifty thousand files, three change, a hundred are added, ten are removed."""
+    job = Job(tmp_path, scale, monkeypatch).make()
+    old = job.shard_of()
+    changed = [job.write(number, content=number + 1, time_s=9) for number in range(5, 5 + scale.changed)]
+    added = [job.write(scale.rows + number) for number in range(scale.added)]
+    removed = [job.remove(number) for number in range(100, 100 + scale.removed)]
+
+    remade, reasons = rebuilt(job)
+
+    new = job.shard_of()
+    assert all(new[key] == shard for key, shard in old.items() if key not in removed)  # no row has moved
+    concerned = {old[key] for key in (*changed, *removed)} | {new[key] for key in added}
+    assert remade == set(reasons) == concerned and len(remade) < 2 * scale.shards
+    for keys, what in ((changed, "changed on disk"), (added, "added"), (removed, "removed")):
+        for key in keys:
+            shard = (new if what == "added" else old)[key]
+            assert re.search(rf"rows? [^;]*({key}|more)[^;]* {what}", reasons[shard])
+    assert verify(job.output).ok
+    assert {load(job.output)[f"{key}#0" if new[key].startswith("numbers-train") else key]["key"] for key in added}
+
+
+@pytest.mark.parametrize("scale", [SMALL, pytest.param(LARGE, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_changed_job_rebuilds_what_it_concerns(tmp_path, monkeypatch, scale):
+    """A parameter of the transform concerns the augmented split, an edited `read` every shard, a comment none."""
+    job = Job(tmp_path, scale, monkeypatch).make()
+    train = {name for name in job.files() if name.startswith("numbers-train")}
+    everything = set(job.files())
+
+    assert rebuilt(job, transform=Shift(2)) == (train, dict.fromkeys(train, "transform changed"))
+    job.edit(WRITER.replace("the file holds digits", "digits are in the file\n"))
+    assert rebuilt(job, transform=Shift(2)) == (set(), {})
+    job.edit(WRITER.replace("+ 0", "+ 1"))
+    assert rebuilt(job, transform=Shift(2)) == (everything, dict.fromkeys(everything, "writer code changed (read)"))
+
+
+def test_appending_moves_no_old_row(small):
+    """Old rows stay in their shards, in the same order among themselves."""
+    old = small.shard_of()
+    for number in range(SMALL.rows, SMALL.rows + 20):
+        small.write(number)
+
+    small.job().run(progress=False)
+
+    new = small.shard_of()
+    assert {key: new[key] for key in old} == old
+    assert [key for key in new if key in old] == list(old)
+
+
+@pytest.mark.parametrize(
+    ("options", "concerned", "reason"),
+    [
+        ({"seed": 3}, "", r"seed changed \(0 -> 3\)"),
+        ({"copies": {"train": 3}}, "train", r"copies changed \(2 -> 3\)"),
+        ({"transform": None, "copies": 2}, "", r"copies changed \(1 -> 2\)|transform (changed|no longer applies)"),
+        ({"transform": Shift(1), "copies": {"val": 1}}, "", r"transform (applies now|no longer applies)"),
+        ({"shards": ShardOptions(num_shards=2)}, "", r"split \w+ has 2 shards now, it had 4"),
+        ({"shards": ShardOptions(num_shards=4, shuffle=False)}, "", r"another shard"),
+    ],
+)
+def test_changed_options_are_named(small, options, concerned, reason):
+    """`status` names them for the shards that they concern, and for no other."""
+    status = small.job(**options).status()
+
+    names = {change.shard for change in status.changes}
+    wanted = {shard.name for shard in small.job(**options).plan().shards if concerned in shard.name}
+    assert names == wanted
+    assert all(re.search(reason, str(change)) for change in status.changes), status
+
+
+def test_changed_field_of_the_index_is_named(small):
+    """A weight in the index that no file holds counts, too."""
+    small.edit(WRITER.replace('{"weight": 1.5}', '{"weight": 2.5 if path.stem == "n000007" else 1.5}'))
+
+    reasons = [str(change) for change in small.job().status().changes]
+
+    shard = small.shard_of()["train-n000007"]
+    assert f"{shard}: writer code changed (index); row train-n000007 changed in the index" in reasons
+
+
+def test_attributes_of_the_writer_are_told_from_its_code(small):
+    """The code is the same, but the instance has another setting."""
+    writer = small.writer()
+    writer.size = 5
+
+    found = Materializer(
+        writer, small.source, small.output, copies={"train": 2}, transform=Shift(1), shards=ShardOptions(num_shards=4)
+    ).status()
+
+    assert {reason for change in found.changes for reason in change.reasons} == {"writer's attributes changed"}
+
+
+def test_shards_of_a_split_that_is_gone_are_named(small):
+    """So are shards of a split that is new."""
+    (small.source / "val").rename(small.source / "test")
+
+    status = small.job().status()
+
+    assert {change.reasons for change in status.changes} == {("split test is new",)}
+    assert len(status.obsolete) == 4 and all(name.startswith("numbers-val-") for name in status.obsolete)
+    assert "run() would remove 4 shards" in str(status)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "offsets"])
+def test_lost_files_are_named_without_reading_any(small, damage):
+    """The listing of the folder shows them; only `verify` reads contents."""
+    shard = next(small.output.glob("numbers-train-00003-of-*.tfrecord"))
+    if damage == "cut":
+        os.truncate(shard, 5)
+    else:
+        (shard if damage == "missing" else shard.with_suffix(".idx")).unlink()
+
+    (change,) = small.job().status().changes
+
+    assert str(change).startswith(f"numbers-train-00003: {shard.stem}.")
+    assert ("5 bytes" if damage == "cut" else "is missing") in str(change)
+
+
+def test_status_gives_reasons_after_an_interrupted_rebuild(small, monkeypatch):
+    """The manifest is gone, but the reasons remain: the run keeps its last state until it is complete."""
+    small.edit(WRITER.replace("+ 0", "+ 1"))
+    monkeypatch.setattr("datamat.run.run.write_index_files", _stopped)
+    job = small.job(include="train-0000?")
+    with pytest.raises(RuntimeError, match="stopped"):
+        small.job(include=None).run(progress=False)
+    assert not (small.output / "manifest.json").exists()
+    small.edit(WRITER.replace("+ 0", "+ 2"))
+
+    status = small.job().status()
+
+    assert status.state == "unfinished" and len(status.changes) == 8
+    assert {reason for change in status.changes for reason in change.reasons} == {"writer code changed (read)"}
+    assert job.output == small.output
+
+
+def test_shards_of_before_do_not_count_as_done(small):
+    """After a rebuild that failed, shards that it did not reach are there, but do not match the plan."""
+    text = WRITER.replace("+ 0", "+ 1").replace(
+        "        # the file", "        assert 'train-n' not in row.key\n        # "
+    )
+    small.edit(text)
+    with pytest.raises(SampleError):
+        small.job().run(progress=False)
+
+    status = read_status(small.output)
+
+    assert (status.num_shards, status.num_rows) == (8, SMALL.rows)
+    assert status.done.num_shards <= 4 and status.done.num_rows <= SMALL.rows // 2
+    assert len(list(small.output.glob("*.tfrecord"))) == 8
+
+
+def _stopped(*_, **__):
+    raise RuntimeError("stopped")
+
+
+def test_status_of_a_lost_source_reports_what_is_there(small):
+    """Nobody needs the raw data to ask how much is done."""
+    small.source.rename(small.source.with_name("away"))
+
+    status = small.job().status()
+
+    assert status.is_complete and status.changes is None
+    assert "the source cannot be compared" in str(status)

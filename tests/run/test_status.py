@@ -1,0 +1,168 @@
+"""`status` is right while a run is alive in another process, and after a crash, whatever that left."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+import small_pairs
+
+from datamat import SampleError
+from datamat.directory.files import locked
+from datamat.plan.changes import NOT_MADE
+from datamat.run.status import read_status
+
+HELD = """
+import os, signal, sys, small_pairs
+from datamat import Materializer, ShardOptions, WorkerOptions
+
+class Held(small_pairs.Pairs):
+    def read(self, row):
+        if row.key == "train013":
+            print("held", flush=True)
+            while True:
+                signal.pause()
+        return super().read(row)
+
+    def __getstate__(self):
+        return {}
+
+Materializer(Held(), sys.argv[1], sys.argv[2], shards=ShardOptions(num_shards=2), executor=None,
+             workers=WorkerOptions(num_workers=1, start_method="fork")).run(progress=False)
+"""
+
+
+def test_status_without_a_run_says_so(source, tmp_path):
+    """Before any run, and for a folder that belongs to somebody else."""
+    (tmp_path / "other").mkdir()
+
+    found = [read_status(tmp_path / name) for name in ("out", "other")]
+    status = small_pairs.job(source, tmp_path / "out").status()
+
+    assert [status.state for status in found] == ["empty", "empty"]
+    assert "nothing was started here" in str(status)
+    assert {change.reasons for change in status.changes} == {(NOT_MADE,)} and len(status.changes) == 4
+    assert not (tmp_path / "out").exists()
+
+
+def test_finished_directory_is_complete_and_up_to_date(source, output):
+    """It gives the numbers, the run that made it, and what a notebook shows."""
+    status = small_pairs.job(source, output).status()
+
+    assert (status.is_complete, status.is_running, status.changes, status.obsolete) == (True, False, (), ())
+    assert (status.done.num_shards, status.done.num_rows, status.done.num_records) == (4, 24, 24)
+    assert f"{output}: complete: 4 shards, 24 records" in str(status)
+    assert "run_started" in str(status) and "run_finished" in str(status) and "up to date" in str(status)
+    assert status._repr_html_() == f"<pre>{status}</pre>"
+
+
+def test_live_run_is_reported_from_another_process(source, tmp_path):
+    """Status says which process works and how far it is; once it is killed, that it is dead, and how far it came."""
+    output = tmp_path / "out"
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parents[1]), *sys.path])}
+    with subprocess.Popen(
+        [sys.executable, script, source, output],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        process_group=0,
+    ) as run:
+        assert run.stdout.readline() == "held\n"
+        alive = read_status(output)
+        os.killpg(run.pid, signal.SIGKILL)
+    dead = read_status(output)
+
+    assert alive.is_running and alive.holder.startswith(f"process {run.pid} on ")
+    assert f"being written by process {run.pid} on " in str(alive) and "of 24 rows" in str(alive)
+    assert (alive.num_rows, alive.num_shards) == (dead.num_rows, dead.num_shards) == (24, 4)
+    assert dead.state == "unfinished" and dead.done.num_rows < 24
+    assert "not finished" in str(dead) and "run() continues from there" in str(dead)
+    assert "that run ended silently" in str(dead)
+
+
+def test_failed_run_is_reported_with_its_error(source, tmp_path):
+    """Status says how far it came, and which sample ended it."""
+    job = small_pairs.job(source, tmp_path / "out")
+    read = job.writer.read
+
+    def fail(row):
+        if row.key == "train013":
+            raise ValueError("broken \x1b[31m sample")
+        return read(row)
+
+    job.writer.__dict__["read"] = fail
+    small_pairs.count_as(job, small_pairs.job(source, tmp_path / "out"))
+    with pytest.raises(SampleError):
+        job.run(progress=False)
+
+    status = small_pairs.job(source, tmp_path / "out").status()
+
+    assert status.state == "unfinished"
+    assert 0 < status.done.num_rows < 24 and status.num_rows == 24
+    assert "train013" in str(status) and "broken \\x1b[31m sample" in str(status)
+    assert "ended silently" not in str(status)
+    assert small_pairs.job(source, tmp_path / "out").run(progress=False).is_complete
+
+
+def test_status_of_the_holding_process_keeps_its_lock(source, output):
+    """Closing any descriptor of the lock file would release it: the process that asks may be the holder itself."""
+    with locked(output / ".datamat" / "lock"):
+        status = read_status(output)
+        asked = subprocess.run(
+            [sys.executable, "-m", "datamat.cli", "status", output], capture_output=True, text=True, check=False
+        )
+
+    assert status.is_running and f"process {os.getpid()} on" in status.holder
+    assert f"being written by process {os.getpid()} on" in asked.stdout
+    assert read_status(output).is_complete
+
+
+@pytest.mark.parametrize("damage", ["manifest", "ledger", "no ledger"])
+def test_damage_is_reported_and_hides_nothing(output, damage):
+    """A damaged manifest is named; a ledger that is damaged or gone leaves the numbers unchanged."""
+    ledger = output / ".datamat" / "ledger.jsonl"
+    if damage == "manifest":
+        os.truncate(output / "manifest.json", 100)
+    elif damage == "ledger":
+        ledger.write_bytes(b"\x80\x04\n" * 3)
+    else:
+        ledger.unlink()
+
+    status = read_status(output)
+
+    assert status.state == ("damaged" if damage == "manifest" else "complete")
+    if damage == "manifest":
+        assert "repair()" in str(status) and "is not JSON" in str(status)
+    else:
+        assert "24 records" in str(status) and bool(status.note) is (damage == "ledger")
+
+
+def test_part_of_a_plan_is_counted(source, tmp_path):
+    """A run with `include` leaves the rest to others; the job knows what share of the whole is done."""
+    small_pairs.job(source, tmp_path / "out", include="val-*").run(progress=False)
+
+    status = small_pairs.job(source, tmp_path / "out").status()
+
+    assert status.state == "unfinished"
+    assert "4 of 24 rows (17%) and 2 of 4 shards done" in str(status)
+    assert len(small_pairs.job(source, tmp_path / "out", include="train-00000").status().changes) == 1
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"failed": [], "retried": [], "files": [{}]}', '"text"'])
+def test_receipt_of_another_version_is_skipped(source, tmp_path, content):
+    """Status reads whatever is there, whoever wrote it, and raises nothing."""
+    job = small_pairs.job(source, tmp_path / "out")
+    folder = tmp_path / "out" / ".datamat" / "parts" / job.plan().shards[0].name
+    folder.mkdir(parents=True)
+    (folder / "00000.json").write_text(content)
+
+    status = job.status()
+
+    assert (status.state, status.done.num_rows) == ("unfinished", 0)

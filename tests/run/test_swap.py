@@ -1,0 +1,65 @@
+"""Shards of two plans are never visible together, wherever the runs of both were killed."""
+
+from __future__ import annotations
+
+import os
+
+import small_pairs
+
+from datamat import RunHook, ShardOptions, verify
+from datamat.directory.manifest import Manifest, by_shard, note_finished, withdraw_manifest, write_entry
+
+
+class VisibleShards(RunHook):
+    """Notes, at every event, which shards are visible."""
+
+    def __init__(self, output):
+        self.output = output
+        self.seen = []
+
+    def on_event(self, event):
+        self.seen.append({path.name for path in self.output.glob("*.tfrecord")})
+
+
+def test_shard_that_a_kill_left_unnamed_waits_for_shards_of_another_plan_to_go(source, tmp_path):
+    """Its entry is there and its files are complete, but a run of another plan has since published its own."""
+    output, one = tmp_path / "out", ShardOptions(num_shards=1)
+    small_pairs.job(source, tmp_path / "other", shards=one).run(progress=False)
+    small_pairs.job(source, output, shards=ShardOptions(num_shards=2)).run(progress=False)
+    theirs = {path.name for path in output.glob("*.tfrecord")}
+    entries = output / ".datamat" / "shards"
+    note_finished(output, entries, Manifest.read(output).all_files)
+    withdraw_manifest(output)
+    (entries / "manifest.json").unlink()
+    for files in by_shard(Manifest.read(tmp_path / "other").all_files).values():
+        for name in [name for info in files for name in (info.file, info.index_file)]:
+            os.link(tmp_path / "other" / name, entries / f"{name}.growing")
+        write_entry(entries, files)
+    looks = VisibleShards(output)
+
+    report = small_pairs.job(source, output, shards=one, hooks=[looks]).run(progress=False)
+
+    mine = {path.name for path in output.glob("*.tfrecord")}
+    assert report.is_complete and report.num_parts_written == 0
+    assert all(seen in (theirs, mine, set()) for seen in looks.seen)
+    assert small_pairs.digests(output) == small_pairs.digests(tmp_path / "other")
+    assert verify(output).ok
+
+
+def test_shard_that_a_kill_left_unnamed_is_not_announced_as_lost(source, tmp_path, caplog):
+    """Nobody says that it will be made again: the next run gives it its names."""
+    small_pairs.job(source, tmp_path / "other").run(progress=False)
+    entries = tmp_path / "out" / ".datamat" / "shards"
+    entries.mkdir(parents=True)
+    for files in by_shard(Manifest.read(tmp_path / "other").all_files).values():
+        for name in [name for info in files for name in (info.file, info.index_file)]:
+            os.link(tmp_path / "other" / name, entries / f"{name}.growing")
+        write_entry(entries, files)
+    job = small_pairs.job(source, tmp_path / "out")
+    assert job.status().changes == ()
+
+    report = job.run(progress=False)
+
+    assert report.is_complete and report.num_parts_written == 0
+    assert [record.getMessage() for record in caplog.records if "made again" in record.getMessage()] == []
+    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "other")

@@ -1,0 +1,752 @@
+"""What others may have planted: in the source, in the output, in files that are read back.
+
+Each promise is a check that takes what is to be tested as an argument. It passes for datamat, and it must fail for a
+stub that is vulnerable on purpose: otherwise it would show nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gzip
+import json
+import os
+import pathlib
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import small_pairs
+import xxhash
+from pyarrow import parquet
+
+import datamat
+from datamat import (
+    CorruptDataError,
+    DatamatError,
+    Index,
+    IndexRow,
+    Manifest,
+    SourceError,
+    load,
+    verify,
+)
+from datamat.directory.files import read_json, render_json
+from datamat.directory.index_files import read_index
+from datamat.directory.inspect import inspect
+from datamat.directory.ledger import read_ledger
+from datamat.directory.rows import write_rows
+from datamat.directory.sidecars.exporting import export
+from datamat.formats import Offsets, get_format
+from datamat.formats.tfrecord import deflate_member, frame
+from datamat.formats.webdataset import member, parse_header
+from datamat.run.convert import convert
+from datamat.run.receipts import Receipt
+from datamat.run.status import read_status
+from datamat.writers.camvid import CamVidWriter
+
+PACKAGE = pathlib.Path(datamat.__file__).parent
+
+
+def holds(check, *, of, but_not_of):
+    """Assert that a check passes for datamat, and fails for a stub that is vulnerable."""
+    check(of)
+    with pytest.raises(AssertionError):
+        check(but_not_of)
+
+
+def is_refused(call, *arguments):
+    """Tell whether a call ends in an error that datamat raises on purpose."""
+    try:
+        call(*arguments)
+    except DatamatError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker):
+        self._marker = str(marker)
+
+    def __reduce__(self):
+        return os.mkdir, (self._marker,)
+
+
+@pytest.mark.slow
+def test_pickle_in_the_place_of_any_file_is_never_run(source, output, tmp_path):
+    """Manifest, index, offsets, ledger, shards, leftovers of a run: no reader unpickles what it reads back."""
+
+    def look(path):
+        for call in (
+            lambda: verify(output, deep=True),
+            lambda: read_status(output),
+            lambda: load(output).keys(),
+            lambda: list(load(output)),
+            lambda: small_pairs.job(source, output).status(),
+            lambda: list(read_ledger(path)),
+            lambda: Receipt.from_json(read_json(path)),
+            lambda: read_index(path.parent, path.name),
+            lambda: small_pairs.job(source, output).run(progress=False),
+        ):
+            with contextlib.suppress(DatamatError, ValueError, OSError):
+                call()
+
+    def check(look):
+        for number, name in enumerate(files):
+            marker = tmp_path / f"marker-{number}"
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_bytes(pickle.dumps(Bomb(marker)))
+            look(output / name)
+            assert not marker.exists(), name
+
+    files = [str(path.relative_to(output)) for path in output.rglob("*") if path.is_file() and path.name != "lock"]
+    leftovers = ["shards/manifest.json", "shards/pairs-train-00000-of-00002.json", "rows/plan.json", "rows/rows.json"]
+    leftovers += ["parts/pairs-train-00000-of-00002/00000.json", "parts/pairs-train-00000-of-00002/00000.tfrecord.idx"]
+    files = [*(f".datamat/{name}" for name in leftovers), *files]
+    assert {"manifest.json", "_index/train.index", ".datamat/ledger.jsonl"} <= set(files)
+
+    holds(check, of=look, but_not_of=lambda path: pickle.loads(path.read_bytes()))
+
+
+def test_pickle_in_the_place_of_the_manifest_is_a_clean_error(output):
+    """It names the file and a remedy."""
+    (output / "manifest.json").write_bytes(pickle.dumps({"datamat_manifest": 1}))
+
+    holds(
+        lambda read: _assert(is_refused(read, output)),
+        of=Manifest.read,
+        but_not_of=lambda folder: pickle.loads((folder / "manifest.json").read_bytes()),
+    )
+    assert not verify(output).ok
+
+
+def _assert(value):
+    assert value
+
+
+def test_extension_types_of_parquet_run_nothing(tmp_path):
+    """Old readers unpickled the metadata of Python extension types (CVE-2023-47248)."""
+    marker, path = tmp_path / "marker", tmp_path / "index.parquet"
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Bomb(marker)),
+    }
+    schema = pa.schema([pa.field("key", pa.string(), metadata=metadata), pa.field("shard", pa.int32())])
+    parquet.write_table(pa.table([["a"], pa.array([0], pa.int32())], schema=schema), path)
+
+    def check(read):
+        with contextlib.suppress(DatamatError):
+            read(path)
+        assert not marker.exists()
+
+    def vulnerable(path):
+        stored = pa.ipc.read_schema(pa.py_buffer(schema.serialize())).field("key").metadata
+        pickle.loads(stored[b"ARROW:extension:metadata"])
+
+    holds(check, of=lambda path: read_index(path.parent, path.name), but_not_of=vulnerable)
+
+
+_DANGEROUS = {
+    **dict.fromkeys(["pickle", "dill", "marshal", "joblib", "cloudpickle", "shelve"], ("load", "loads", "open")),
+    "yaml": ("load", "unsafe_load", "full_load"),
+    "os": ("system", "popen"),
+}
+
+
+def _dangerous_calls(text):
+    """Return the calls in a source that would run what they read."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id in {"eval", "exec", "__import__"}:
+            found.append(called.id)
+        if isinstance(called, ast.Attribute):
+            owner = called.value.id if isinstance(called.value, ast.Name) else ""
+            if called.attr in _DANGEROUS.get(owner, ()) or called.attr in {"extractall", "extract", "Unpickler"}:
+                found.append(f"{owner}.{called.attr}")
+        flags = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
+        found += [name for name in ("shell", "allow_pickle") if flags.get(name)]
+    return found
+
+
+def test_only_the_pipes_between_processes_unpickle():
+    """Nor does anything evaluate, call a shell, or extract an archive."""
+    # Tests of plug-ins unpickle what they pickled themselves, and so does a worker: copies of a row that would fill its
+    # memory wait in a file without a name, which nobody else can open.
+    own = {"testing.py", "worker.py"}
+    paths = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "parallel" and path.name not in own]
+    sources = {path: path.read_text() for path in paths}
+
+    def check(texts):
+        assert not [(name, calls) for name, text in texts.items() if (calls := _dangerous_calls(text))]
+
+    assert len(sources) > 50
+    for stub in ("pickle.loads(data)", "eval(text)", "np.load(path, allow_pickle=True)", "tar.extractall(folder)"):
+        holds(check, of=sources, but_not_of={"stub": stub})
+
+
+_FILES = [
+    "../x.tfrecord",
+    "/etc/passwd",
+    "a/b.tfrecord",
+    ".hidden",
+    "..",
+    "",
+    "a\0b",
+    "x\n-00000-of-00001.t",
+    "\x1b[2J",
+]
+
+
+@pytest.mark.parametrize("name", _FILES)
+@pytest.mark.parametrize("where", ["file", "split", "checksum", "index split", "index checksum", "name"])
+def test_manifest_leads_nowhere_else(output, name, where):
+    """No name in it may leave the directory: a shard's file, a split (index file), a checksum (copy), the dataset."""
+    values = json.loads((output / "manifest.json").read_text())
+    if where == "name":
+        values["name"] = name
+    elif where.startswith("index "):
+        values["index"][0][where.removeprefix("index ")] = name
+    else:
+        values["shards"][0][where] = name
+    del values["digest"]
+    digest = xxhash.xxh3_128_hexdigest(render_json(values))
+    (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
+
+    def naive(folder):
+        return json.loads((folder / "manifest.json").read_text())
+
+    for read in (Manifest.read, load):
+        holds(lambda read: _assert(is_refused(read, output)), of=read, but_not_of=naive)
+    assert [problem.file for problem in verify(output).found] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 63, 10**400, 1.5, True, "7", None])
+@pytest.mark.parametrize("field", ["num_bytes", "num_records", "num_rows"])
+def test_impossible_numbers_in_a_manifest_are_refused(output, number, field):
+    """Numbers that no file can have would overflow, or ask for memory that no machine has."""
+    text = (output / "manifest.json").read_text()
+    values = json.loads(text)
+    values["shards"][0][field] = number
+    with contextlib.suppress(ValueError):  # Python refuses to write numbers of so many digits
+        (output / "manifest.json").write_text(json.dumps(values))
+    if number == 10**400:
+        (output / "manifest.json").write_text(text.replace('"num_bytes": ', '"num_bytes": ' + "1" * 400, 1))
+
+    holds(
+        lambda read: _assert(is_refused(read, output)),
+        of=lambda folder: Manifest.read(folder, strict=False),
+        but_not_of=lambda folder: json.loads((folder / "manifest.json").read_text()),
+    )
+
+
+def _peak_of(call, *arguments):
+    """Return the most memory that a call takes, in MB."""
+    tracemalloc.start()
+    with contextlib.suppress(DatamatError, ValueError):
+        call(*arguments)
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return peak
+
+
+def test_header_that_claims_gigabytes_takes_no_memory(tmp_path):
+    """A file of 30 bytes claims a record of 2 GiB, with the right checksum of its length."""
+    path = tmp_path / "x.tfrecord"
+    header = frame([b""], 0)[0][:0] + frame([b"x"], (1 << 31) - 1)[0][:12]
+    path.write_bytes(header + b"not so much")
+
+    def naive(path):
+        with open(path, "rb") as file:
+            return file.read(12) and file.read((1 << 31) - 1)
+
+    def check(read):
+        assert _peak_of(read, path) < 64
+
+    holds(check, of=lambda path: list(get_format("tfrecord").read(path)), but_not_of=naive)
+
+
+@pytest.mark.parametrize("begins", [b"", frame([b"x" * 100], 100)[0]])
+def test_gzip_member_that_inflates_to_gigabytes_takes_no_memory(tmp_path, begins):
+    """A megabyte of file holds one member of a gigabyte, in the place of a shard and of one record."""
+    path = tmp_path / "x.tfrecord.gz"
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    pieces = [deflate.compress(begins), *(deflate.compress(bytes(1 << 20)) for _ in range(1 << 10)), deflate.flush()]
+    # The constant header of members, taken from a written one.
+    path.write_bytes(deflate_member(b"", level=6)[:10] + b"".join(pieces) + bytes(8))
+    size = path.stat().st_size
+    shard_format = get_format("tfrecord.gz")
+
+    def check(read):
+        assert _peak_of(_refused, read) < 64
+
+    def naive():
+        gzip.decompress(path.read_bytes())
+
+    def one_record():
+        numbers = (np.array([number], np.uint64) for number in (0, size, 0))
+        shard_format.reader(path, Offsets(*numbers)).read(0)
+
+    holds(check, of=lambda: list(shard_format.read(path)), but_not_of=naive)
+    holds(check, of=one_record, but_not_of=naive)
+    with pytest.raises(CorruptDataError, match=r"x\.tfrecord\.gz.*(checksum of the length|more than its records)"):
+        one_record()
+
+
+def _refused(call):
+    with contextlib.suppress(CorruptDataError, EOFError, gzip.BadGzipFile):
+        call()
+
+
+def test_offsets_that_claim_gigabytes_take_no_memory(output):
+    """A manifest that agrees with them makes no difference."""
+    shard = sorted(output.glob("*-train-*.tfrecord"))[0]
+    offsets = shard.with_suffix(".idx").read_text().splitlines()
+    offsets[3] = f"{offsets[3].split()[0]} {1 << 31}"
+    shard.with_suffix(".idx").write_text("\n".join(offsets) + "\n")
+    values = json.loads((output / "manifest.json").read_text())
+    values["shards"][0]["num_bytes"] = 1 << 33
+    del values["digest"]
+    digest = xxhash.xxh3_128_hexdigest(render_json(values))
+    (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
+
+    def naive(folder):
+        with open(folder / shard.name, "rb") as file:
+            return os.pread(file.fileno(), 1 << 31, 0)
+
+    def check(read):
+        assert _peak_of(read, output) < 64
+
+    holds(check, of=lambda folder: load(folder)[3], but_not_of=naive)
+    holds(check, of=verify, but_not_of=naive)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index"])
+def test_what_is_no_file_is_named_and_not_waited_for(output, kind, name):
+    """A FIFO would block its reader for ever, and `/dev/zero` never ends."""
+    shard = sorted(output.glob("*-train-*.tfrecord"))[0]
+    path = {"shard": shard, "idx": shard.with_suffix(".idx")}.get(name, output / name)
+    path.unlink()
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        (os.mkfifo if kind == "fifo" else os.mkdir)(path)
+
+    found = verify(output)
+
+    assert found.files[0] == str(path.relative_to(output))
+    assert read_status(output).state == ("damaged" if name == "manifest.json" else "complete")
+
+
+def _plant(path, kind, outside):
+    """Put something else in the place of a file."""
+    outside.mkdir()
+    if kind == "link out":
+        path.rename(outside / "moved")
+        path.symlink_to(outside / "moved")
+        return
+    path.unlink()
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        (os.mkfifo if kind == "fifo" else os.mkdir)(path)
+
+
+READERS = {
+    "by number": lambda output, source: load(output)[0],
+    "by key": lambda output, source: load(output)["train003"],
+    "in order": lambda output, source: list(load(output)),
+    "to_numpy": lambda output, source: list(load(output).to_numpy(4)),
+    "to_tf": lambda output, source: list(load(output).to_tf(batch_size=4)),
+    "verify": lambda output, source: _assert(not verify(output, deep=True).ok),
+    "inspect": lambda output, source: inspect(output),
+    "status": lambda output, source: small_pairs.job(source, output).status(),
+    "provenance": lambda output, source: small_pairs.job(source, output).provenance("train003"),
+    "export": lambda output, source: export(output),
+    "convert": lambda output, source: convert(output, f"{output}-converted", format="webdataset", progress=False),
+}
+_RECORDS = ("manifest.json", "shard", "idx")
+_NEEDED = {
+    **dict.fromkeys(("by number", "in order", "to_numpy"), _RECORDS),
+    **dict.fromkeys(("by key", "provenance"), ("manifest.json", "_index/train.index")),
+    **dict.fromkeys(("to_tf", "inspect"), ("manifest.json", "shard")),
+    **dict.fromkeys(("verify", "status"), ()),  # which report what they find, and raise nothing
+    "export": ("manifest.json",),
+    "convert": (*_RECORDS, "_index/train.index"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link out"])
+@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index"])
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_waits_for_or_follows_what_is_no_file_there(source, output, tmp_path, name, kind, reader):
+    """A FIFO, an endless device, a folder, a file elsewhere: an error at once, or a reader that needs no such file."""
+    if reader == "to_tf":
+        pytest.importorskip("tensorflow")
+    shard = sorted(output.glob("*-train-*.tfrecord"))[0]
+    path = {"shard": shard, "idx": shard.with_suffix(".idx")}.get(name, output / name)
+    _plant(path, kind, tmp_path / "outside")
+
+    message = ""
+    try:
+        READERS[reader](output, source)
+    except (DatamatError, OSError) as error:
+        message = str(error)
+
+    assert path.name in message if name in _NEEDED[reader] else not message or path.name in message
+
+
+def test_links_are_followed_as_far_as_they_stay_in_the_directory(output, tmp_path):
+    """The error for a link that leads out says how to bring the file in; a directory may itself be a link."""
+    shard = sorted(output.glob("*-train-*.tfrecord"))[0]
+    (output / "store").mkdir()
+    shard.rename(output / "store" / shard.name)
+    shard.symlink_to(f"store/{shard.name}")
+    (tmp_path / "link").symlink_to(output)
+
+    assert load(tmp_path / "link")[0]["key"] == load(output)[0]["key"]
+    assert verify(tmp_path / "link", deep=True).ok
+    (output / "store").rename(tmp_path / "store")
+    (output / "store").symlink_to(tmp_path / "store")
+    message = rf"{shard.name} is a link to .*, outside of its directory, and is not followed; copy .* \(cp -rL\)"
+    with pytest.raises(CorruptDataError, match=message):
+        load(output)[0]
+    assert re.search(message.partition(" ")[2], str(verify(output)))
+
+
+def test_snapshot_in_the_cache_of_the_hub_is_read(output, tmp_path):
+    """There each file is a link to a blob named after its content; other links out of the directory are refused."""
+    root = tmp_path / "datasets--user--pairs"
+    snapshot = root / "snapshots" / ("c0ffee00" * 5)
+    (root / "blobs").mkdir(parents=True)
+    for number, path in enumerate(path for path in sorted(output.rglob("*")) if path.is_file()):
+        if ".datamat" not in path.parts:
+            link = snapshot / path.relative_to(output)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / "blobs" / f"{number:040x}")
+            link.symlink_to(os.path.relpath(root / "blobs" / f"{number:040x}", link.parent))
+
+    assert len(list(load(snapshot))) == len(load(output)) and verify(snapshot).ok
+    shard = sorted(snapshot.glob("*-train-*.tfrecord"))[0]
+    (root / "secret").write_bytes(shard.read_bytes())
+    shard.unlink()
+    shard.symlink_to(root / "secret")
+    with pytest.raises(CorruptDataError, match="is not followed"):
+        load(snapshot)[0]
+
+
+def test_small_index_that_expands_to_gigabytes_costs_nothing(output, tmp_path):
+    """One key with a huge count, or one text of megabytes for every row, is refused before memory is allocated."""
+    path = output / "_index" / "train.index"
+    num_rows = parquet.read_metadata(path).num_rows
+    numbers = pa.array(np.zeros(4_000_000, np.int32))
+    many = pa.table({"key": pa.DictionaryArray.from_arrays(numbers, ["k"]), "shard": numbers, "record": numbers})
+    numbers = numbers.slice(0, num_rows)
+    long = {"key": pa.DictionaryArray.from_arrays(numbers, ["k" * (8 << 20)]), "shard": numbers, "record": numbers}
+
+    for table, message in (
+        (many, "4000000 rows, the manifest says"),
+        (pa.table(long), "take more than 67108864 bytes"),
+    ):
+        parquet.write_table(table, path, compression="zstd", store_schema=False)
+        assert path.stat().st_size < 100_000
+        with pytest.raises(CorruptDataError, match=message):
+            load(output)["train003"]
+        assert message in str(verify(output))
+        with pytest.raises(CorruptDataError, match="rows"):
+            read_index(path.parent, path.name)
+
+
+@pytest.mark.parametrize("size", [b"-0000000001", b"+0000000001", b"0000000_001", b"0x00000001 "])
+def test_tar_member_of_an_impossible_size_is_damage(size):
+    """`int` would accept signs and underscores."""
+    header = bytearray(member("a.json", b"x")[0])
+    header[124:136] = size.ljust(12, b"\0")
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * ord(" "))
+
+    with pytest.raises(CorruptDataError, match=re.escape(f"the size is {size.strip()!r}")):
+        parse_header(bytes(header))
+
+
+def _write(rows, folder, source):
+    return write_rows(rows, folder, source=str(source), file_fields=["file"])
+
+
+def _naive_write(rows, folder, source):
+    """Vulnerable: believes keys and paths."""
+    for row in rows:
+        for path in row.fields.values():
+            (folder / row.key.replace("/", "_").replace("\0", "")).write_bytes(
+                (source / path.lstrip("/")).read_bytes()[:9]
+            )
+
+
+@pytest.mark.parametrize("hostile", ["..", "absolute", "NUL", "newline", "FIFO", "device", "link", "link above"])
+def test_hostile_input_paths_are_refused(tmp_path, hostile):
+    """A hostile path in an index is never read, and the message names the row."""
+    source, outside = tmp_path / "source", tmp_path / "outside"
+    source.mkdir(), outside.mkdir(), (tmp_path / "rows").mkdir(), (tmp_path / "naive").mkdir()
+    (outside / "secret").write_text("secret")
+    (source / "link").symlink_to(outside / "secret")
+    (source / "linked").symlink_to(outside)
+    os.mkfifo(source / "FIFO")
+    (source / "device").symlink_to("/dev/zero")
+    path = {
+        "..": "../outside/secret",
+        "absolute": "/outside/secret",
+        "NUL": "a\0b",
+        "newline": "a\nb",
+        "link above": "linked/secret",
+    }.get(hostile, hostile)
+    rows = [IndexRow("row7", "train", {"file": path}, "list.txt:7")]
+
+    with pytest.raises(SourceError, match=r"list\.txt:7: file '") as raised:
+        _write(rows, tmp_path / "rows", source)
+
+    assert raised.value.args[0].isprintable()
+    if hostile in {"..", "link", "link above"}:  # those that lead a naive reader somewhere
+        _naive_write(rows, tmp_path / "naive", source)
+        assert (tmp_path / "naive" / "row7").read_text() == "secret"
+
+
+def test_links_inside_the_source_are_followed(tmp_path):
+    """So are absolute paths, which only the writer's own code can give, and a source that is itself a link."""
+    real = tmp_path / "real"
+    (real / "a").mkdir(parents=True), (tmp_path / "rows").mkdir()
+    (real / "a" / "x").write_text("12345")
+    (real / "b").symlink_to("a")
+    (real / "y").symlink_to("a/x")
+    (tmp_path / "source").symlink_to(real)
+    outside = tmp_path / "outside"
+    outside.write_text("123")
+    paths = ["a/x", "b/x", "y", str(outside)]
+    rows = [IndexRow(f"row{number}", "train", {"file": path}) for number, path in enumerate(paths)]
+
+    store = _write(rows, tmp_path / "rows", tmp_path / "source")
+
+    assert store.input_bytes().tolist() == [5, 5, 5, 3]
+
+
+_KEYS = ["../../evil", "a/b", "/etc/passwd", "..", "a\\b", "a\0b", "a\nb", "a\x1b[2J", "a#1"]
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_keys_name_nothing_outside(tmp_path, key):
+    """They become parts of the names of files and of archive members: what would lead elsewhere is escaped."""
+
+    def check(write):
+        (stored,) = write([IndexRow(key)], folder).keys(np.arange(1))
+        assert stored.isprintable()
+        assert not {"/", "\\", "#"} & set(stored)
+        assert ".." not in stored
+
+    class Naive:
+        def __init__(self, rows, folder):
+            self.rows = rows
+
+        def keys(self, positions):
+            return [self.rows[position].key for position in positions]
+
+    folder = tmp_path / "rows"
+    folder.mkdir()
+
+    holds(check, of=lambda rows, folder: write_rows(rows, folder, source=""), but_not_of=Naive)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
+
+
+@pytest.mark.parametrize("key", ["", "\ud800"])
+def test_key_that_has_no_safe_form_is_refused(tmp_path, key):
+    """Nothing can be named by it."""
+    with pytest.raises(SourceError, match="want a non-empty str"):
+        write_rows([IndexRow("good"), IndexRow(key)], tmp_path, source="")
+
+
+def test_list_files_lead_nowhere_outside(tmp_path):
+    """Nothing that their lines say, whoever wrote them, leads out of the source."""
+    source = tmp_path / "source"
+    source.mkdir(), (tmp_path / "rows").mkdir()
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (source / "train.txt").write_text(f"{tmp_path}/secret.png ../secret.png\n")
+
+    index = Index.from_lists(source, {"train": "train.txt"})
+
+    with pytest.raises(SourceError, match=r"train\.txt:1"):
+        write_rows(index, tmp_path / "rows", source=str(source), file_fields=["image", "mask"])
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO", "device"])
+def test_list_file_that_is_no_file_of_the_source_is_refused(tmp_path, kind):
+    """Nothing reads what it leads to, or waits for it."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (tmp_path / "secret.txt").write_text("secret.png secret.png\n")
+    if kind == "FIFO":
+        os.mkfifo(source / "train.txt")
+    else:
+        (source / "train.txt").symlink_to(tmp_path / "secret.txt" if kind == "link" else "/dev/zero")
+    os.mkfifo(source / "other.txt")
+
+    with pytest.raises(SourceError, match=r"train\.txt: (a link leads out of the source|not a regular file)"):
+        list(CamVidWriter().index(source))
+
+
+_PLANTED = ["_index", ".datamat", ".datamat/parts", ".datamat/shards", ".datamat/rows", ".datamat/ledger.jsonl"]
+_PLANTED += [".datamat/lock", "manifest.json", "pairs-train-00000-of-00002.tfrecord", "pairs-train-00000-of-00002.idx"]
+_PLANTED += ["_index/train.index", ".datamat/parts/pairs-train-00000-of-00002", ".datamat/quarantine"]
+
+
+@pytest.mark.parametrize("name", _PLANTED)
+def test_planted_links_are_not_written_through(source, tmp_path, name):
+    """At every name that a run writes to, a link is refused or replaced; what it leads to does not change."""
+
+    def check(run):
+        output, victim = pathlib.Path(tempfile.mkdtemp(dir=tmp_path)), pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        is_file = "." in name.rpartition("/")[2][1:] or name.endswith("lock")
+        if is_file:
+            victim = victim / "file"
+            victim.write_text("precious")
+        (output / name).symlink_to(victim)
+        with contextlib.suppress(DatamatError):
+            run(output)
+        assert victim.read_text() == "precious" if is_file else not list(victim.iterdir())
+
+    def naive(output):
+        target = output / name
+        (target if target.is_file() else target / "new").write_text("data")
+
+    holds(check, of=lambda output: small_pairs.job(source, output).run(progress=False), but_not_of=naive)
+
+
+_UNDER_UMASK = """
+import os, pathlib, sys
+os.umask(0o077)
+import small_pairs
+from datamat import *
+output = pathlib.Path(sys.argv[2])
+Materializer(small_pairs.Pairs(), sys.argv[1], output, workers=WorkerOptions(num_workers=1)).run(progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_umask_is_honoured(source, tmp_path):
+    """This holds for every file and folder of a run, those of its workers included."""
+
+    def check(more):
+        output = pathlib.Path(tempfile.mkdtemp(dir=tmp_path)) / "out"
+        _run_script(_UNDER_UMASK + more, source, output)
+        assert [str(path) for path in (output, *output.rglob("*")) if path.stat().st_mode & 0o077] == []
+
+    holds(check, of="", but_not_of="output.chmod(0o755)")
+
+
+def _run_script(script, *arguments):
+    """Run a script in a process of its own, beside the modules of the tests."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parents[1]), *sys.path])}
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_temporary_places_are_private(source, tmp_path, monkeypatch):
+    """Nobody else can read or change what `plan`, `status` and `replay` write while they work."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = []
+
+    class Looking(small_pairs.Pairs):
+        def index(self, source):
+            seen.extend(path.stat().st_mode & 0o777 for path in tmp_path.iterdir())
+            return super().index(source)
+
+    def check(plan):
+        seen.clear()
+        plan()
+        assert seen and not any(mode & 0o077 for mode in seen)
+
+    def naive():
+        (tmp_path / "datamat").mkdir()
+        (tmp_path / "datamat").chmod(0o777)
+        Looking().index(source)
+
+    holds(check, of=small_pairs.job(source, tmp_path / "x" / "out", Looking()).plan, but_not_of=naive)
+
+
+class Private(small_pairs.Pairs):
+    """Holds a token, and fails at one sample on demand."""
+
+    def __init__(self, fails):
+        self.token = "hunter2-token"
+        self.fails = fails
+
+    def read(self, row):
+        if self.fails and row.key == "train003":
+            raise ValueError("no access")
+        return super().read(row)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_secrets_of_a_writer_are_written_nowhere(source, tmp_path, fails):
+    """A token that it holds is in no manifest, ledger, index or leftover, whether the run succeeds or fails."""
+
+    def check(folder):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert files and not [path for path in files if b"hunter2-token" in path.read_bytes()]
+
+    with contextlib.suppress(DatamatError):
+        small_pairs.job(source, tmp_path / "out", Private(fails)).run(progress=False)
+    (tmp_path / "stub").mkdir()
+    (tmp_path / "stub" / "ledger.jsonl").write_text(json.dumps({"writer": vars(Private(fails))}))
+
+    holds(check, of=tmp_path / "out", but_not_of=tmp_path / "stub")
+
+
+_OFFLINE = """
+import sys
+def refuse(event, arguments):
+    is_internet = event in ("socket.connect", "socket.bind") and isinstance(arguments[1], tuple)
+    if event == "socket.getaddrinfo" or is_internet:
+        print("network", event, arguments, flush=True)
+        sys.exit(7)
+sys.addaudithook(refuse)
+import small_pairs
+from datamat import *
+workers = WorkerOptions(num_workers=2, start_method="fork")
+job = Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2], workers=workers)
+job.run(progress=False); job.verify(); load(sys.argv[2])[0]
+"""
+
+
+@pytest.mark.slow
+def test_local_runs_use_no_network(source, tmp_path):
+    """No look-up, no connection, no listening socket: neither import, nor worker, nor reader opens one."""
+
+    def check(more):
+        found = _run_script(_OFFLINE + more, source, tempfile.mkdtemp(dir=tmp_path))
+        assert (found.returncode, found.stdout) == (0, ""), found.stderr
+
+    holds(check, of="", but_not_of="import socket; socket.create_connection(('127.0.0.1', 9))")
+
+
+def test_deep_json_ends_in_no_recursion(output):
+    """JSON nested a hundred thousand deep, in the manifest, an entry or a plan, is an error like any other."""
+    for name in ("manifest.json", ".datamat/shards/x.json", ".datamat/rows/plan.json"):
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_text("[" * 100_000)
+
+    assert read_status(output).state == "damaged"
+    assert not verify(output).ok

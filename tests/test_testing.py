@@ -1,0 +1,732 @@
+"""Each conformance test can fail: a plug-in with the very defect that it looks for does not pass it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import inspect
+import itertools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import uuid
+
+import numpy as np
+import pytest
+from lines_format import AssembledLines, LinesAssembler, LinesFormat, LinesWriter
+
+from datamat import (
+    DatasetWriter,
+    DataSource,
+    Feature,
+    Features,
+    IndexRow,
+    RunHook,
+    Scalar,
+    Text,
+    register_standin,
+    testing,
+)
+from datamat.errors import CorruptDataError, SchemaError
+from datamat.formats import Offsets
+
+# ---------------------------------------------------------------- dataset writers
+
+COUNTER = itertools.count()
+
+
+class Squares(DatasetWriter):
+    """A correct writer."""
+
+    name = "squares"
+    features = Features({"square": Scalar("int64")})
+
+    def index(self, source):
+        return [IndexRow(f"{n:03d}", fields={"n": n}) for n in range(source)]
+
+    def read(self, row):
+        return {"square": row.fields["n"] ** 2}
+
+
+class OtherOrderEachTime(Squares):
+    def index(self, source):
+        rows = super().index(source)
+        return rows[:: -1 if next(COUNTER) % 2 else 1]
+
+
+class OtherType(Squares):
+    def read(self, row):
+        return {"square": str(row.fields["n"])}
+
+
+class DependsOnTheProcess(Squares):
+    def read(self, row):
+        return {"square": os.getpid()}
+
+
+class DependsOnTheRowsBefore(Squares):
+    def __init__(self):
+        self.seen = set()
+
+    def read(self, row):
+        self.seen.add(row.key)
+        return {"square": len(self.seen)}
+
+
+class DiffersFromRunToRun(Squares):
+    def __init__(self):
+        self.run = uuid.uuid4().hex
+
+    def read(self, row):
+        return {"square": row.fields["n"] + 0 * len(self.run)}
+
+
+class BlockDiffersFromRead(Squares):
+    def read_block(self, keys, fields):
+        return {"square": fields["n"] ** 2 + 1}
+
+
+class WriterTests(testing.DatasetWriterConformance):
+    def __init__(self, writer=Squares):
+        self.make_writer = writer
+
+    def make_source(self, folder):
+        return 12
+
+
+# ---------------------------------------------------------------- data sources
+
+
+class Takes(DataSource):
+    """A correct source."""
+
+    identity = "takes"
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, position):
+        return {"number": position}
+
+
+class OneKeyForAll(Takes):
+    def keys_and_splits(self):
+        return [("a", None)] * 3
+
+
+class CountsItsCalls(Takes):
+    def __init__(self):
+        self.calls = 0
+
+    def __getitem__(self, position):
+        self.calls += 1
+        return {"number": self.calls}
+
+
+class DeclaresAnotherType(Takes):
+    def __init__(self):
+        self.features = {"number": Text()}
+
+
+class IdentityOfTheMoment(Takes):
+    def __init__(self):
+        self.identity = uuid.uuid4().hex
+
+
+class SourceTests(testing.DataSourceConformance):
+    def __init__(self, source=Takes):
+        self.make_source = source
+
+
+# ---------------------------------------------------------------- executors
+
+
+class Inline(concurrent.futures.Executor):
+    """A correct executor: runs each task at once, in the caller."""
+
+    def __init__(self):
+        self.is_down = False
+
+    def call(self, fn, /, *args, **kwargs):
+        return fn(*args, **kwargs)
+
+    def submit(self, fn, /, *args, **kwargs):
+        if self.is_down:
+            raise RuntimeError("shut down")
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(self.call(fn, *args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        self.is_down = True
+
+
+class ChangesTheSeed(Inline):
+    def call(self, fn, /, *args, **kwargs):
+        with contextlib.suppress(AttributeError):
+            object.__setattr__(fn.__self__.job.records, "seed", 7)
+        return super().call(fn, *args, **kwargs)
+
+
+class ResultsAreText(Inline):
+    def call(self, fn, /, *args, **kwargs):
+        return str(super().call(fn, *args, **kwargs))
+
+
+class ErrorsAreText(Inline):
+    def call(self, fn, /, *args, **kwargs):
+        try:
+            return super().call(fn, *args, **kwargs)
+        except Exception as error:
+            raise RuntimeError(str(error)) from None
+
+
+class NoKeywords(Inline):
+    def call(self, fn, /, *args, **kwargs):
+        return super().call(fn, *args)
+
+
+class RaisesInSubmit(Inline):
+    def submit(self, fn, /, *args, **kwargs):
+        future = super().submit(fn, *args, **kwargs)
+        future.result()
+        return future
+
+
+class OwnFutures(Inline):
+    class Future:
+        add_done_callback = cancel = lambda *_: None
+
+    def submit(self, fn, /, *args, **kwargs):
+        return self.Future()
+
+
+class MapReverses(Inline):
+    def map(self, fn, *iterables, timeout=None, chunksize=1):
+        return reversed([*super().map(fn, *iterables)])
+
+
+class NeverDown(Inline):
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        pass
+
+
+class ExecutorTests(testing.ExecutorConformance):
+    def __init__(self, executor=Inline):
+        self.make_executor = executor
+
+
+# ---------------------------------------------------------------- stand-ins
+
+
+class Store:
+    """Cannot be pickled: it holds a lock."""
+
+    def __init__(self, path):
+        self.path, self.lock = path, threading.Lock()
+
+    def __reduce__(self):
+        raise TypeError("a store stays where it is")
+
+
+class OtherStore(Store):
+    pass
+
+
+class OneWayStore(Store):
+    pass
+
+
+class UnsteadyStore(Store):
+    pass
+
+
+def open_away(path, pid):
+    """Open a store in any process but one."""
+    if os.getpid() == pid:
+        raise RuntimeError("not here")
+    return OneWayStore(path)
+
+
+class StandinTests(testing.StandinConformance):
+    def __init__(self, kind=Store):
+        self.kind = kind
+
+    def make_object(self):
+        register_standin(Store, lambda store: (Store, (store.path,)))
+        register_standin(OtherStore, lambda store: (OtherStore, (f"{store.path}/elsewhere",)))
+        register_standin(OneWayStore, lambda store: (open_away, (store.path, os.getppid())))
+        register_standin(UnsteadyStore, lambda store: (UnsteadyStore, (f"{store.path}{next(COUNTER)}",)))
+        return self.kind("here")
+
+    def use(self, thing):
+        with thing.lock:
+            return thing.path
+
+
+@pytest.fixture(autouse=True)
+def unregistered():
+    """Restore the registered types."""
+    yield
+    for kind in (Store, OtherStore, OneWayStore, UnsteadyStore):
+        register_standin(kind, None)
+
+
+# ---------------------------------------------------------------- feature types
+
+
+class Seconds(Feature):
+    """A correct type: a duration in milliseconds, with an argument."""
+
+    def __init__(self, limit=60.0):
+        self.limit = limit
+
+    def __eq__(self, other):
+        return type(other) is type(self) and other.limit == self.limit
+
+    def __hash__(self):
+        return hash(self.limit)
+
+    def columns(self, name):
+        return {name: "int64"}
+
+    def value_type(self):
+        return "float64", ()
+
+    def encode(self, name, value):
+        if not isinstance(value, float | int) or value > self.limit:
+            raise SchemaError(f"field {name!r} holds {value!r}; want at most {self.limit} seconds")
+        return {name: np.array([round(value * 1000)])}
+
+    def decode(self, name, columns):
+        return np.float64(columns[name][0] / 1000)
+
+    def arguments(self):
+        return {"limit": self.limit}
+
+
+class OtherColumns(Seconds):
+    def columns(self, name):
+        return {name: "float32"}
+
+
+class DecodesToOtherType(Seconds):
+    def decode(self, name, columns):
+        return np.float32(super().decode(name, columns))
+
+
+class StoredAgainWithinRounding(Seconds):
+    def encoded_value(self, name, columns):
+        return round(self.decode(name, columns))
+
+
+class NeverEqual(Seconds):
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = Seconds.__hash__
+
+
+class ForgetsItsArgument(Seconds):
+    def arguments(self):
+        return {}
+
+
+class RaisesAnything(Seconds):
+    def encode(self, name, value):
+        return {name: np.array([round(value * 1000)])}
+
+
+class DecodesOnce(Seconds):
+    def decode_into(self, name, columns, out, *, are_intact=False):
+        return super().decode_into(name, columns, out, are_intact=are_intact) + 1
+
+
+class OtherInTensorFlow(Seconds):
+    def decode_tf(self, name, columns):
+        import tensorflow as tf
+
+        return tf.cast(columns[name][0], tf.float64)
+
+
+class FeatureTests(testing.FeatureConformance):
+    def __init__(self, feature=Seconds):
+        self.feature = feature
+
+    def make_feature(self):
+        return self.feature(30.0)
+
+    def make_values(self):
+        return [0.0, 1.234, 30.0]
+
+
+# ---------------------------------------------------------------- sidecars
+
+
+def list_shards(manifest):
+    """A correct sidecar."""
+    return {"SHARDS": "\n".join(info.file for info in manifest.all_files).encode()}
+
+
+def for_no_format(manifest):
+    return {}
+
+
+def knows_the_time(manifest):
+    return {"SHARDS": uuid.uuid4().bytes}
+
+
+class RemembersTheFirst:
+    def __init__(self):
+        self.known = {}
+
+    def __call__(self, manifest):
+        return self.known.setdefault(manifest.all_files[0].file.partition(".")[2], list_shards(manifest))
+
+
+class SidecarTests(testing.SidecarConformance):
+    def __init__(self, sidecar=list_shards):
+        self.sidecar = sidecar
+
+    def make_sidecar(self):
+        return self.sidecar() if isinstance(self.sidecar, type) else self.sidecar
+
+
+# ---------------------------------------------------------------- run hooks
+
+
+class Counts(RunHook):
+    """A correct hook."""
+
+    num_parts = 0
+
+    def on_part_done(self, event):
+        self.num_parts += 1
+
+
+class WritesIntoTheOutput(Counts):
+    def on_run_start(self, event):
+        self.output = event.output
+
+    def on_shard_finished(self, event):
+        (self.output / "log.txt").write_text(str(event))
+
+
+class HearsOneRun(Counts):
+    def on_run_end(self, event):
+        del self.num_parts
+        super().on_run_end(event)
+
+
+class WantsAReport(Counts):
+    def on_run_end(self, event):
+        print(event.report.num_rows)
+
+
+class WantsNoLimit(Counts):
+    def on_limit_reached(self, event):
+        raise RuntimeError(event.limit)
+
+
+class HookTests(testing.RunHookConformance):
+    def __init__(self, hook=Counts):
+        self.make_hook = hook
+
+
+# ---------------------------------------------------------------- shard formats
+
+
+class Lines(LinesFormat):
+    """A correct format, in pieces that its defects replace."""
+
+    def decoded(self, record):
+        return record
+
+    def read_record(self, buffer, **place):
+        return self.decoded(super().read_record(buffer, **place))
+
+
+class LosesText(Lines):
+    def decoded(self, record):
+        return {**record, "value": [value[:100] for value in record["value"]]} if "value" in record else record
+
+
+class RefusesNothing(Lines):
+    def read_file(self, file, *, path):
+        records = [*super().read_file(file, path=path)]
+        if not records:
+            raise CorruptDataError(f"{path}: record 0 at byte 0: no records")
+        return iter(records)
+
+
+class ReadsBackwards(Lines):
+    def read_file(self, file, *, path):
+        return reversed([*super().read_file(file, path=path)])
+
+
+class OffsetsBehindTheRecords(Lines):
+    class Writer(LinesWriter):
+        def finish(self):
+            offsets = super().finish()
+            return Offsets(offsets.offset + np.uint64(1), offsets.size)
+
+    def writer(self, file, columns):
+        return self.Writer(file, columns)
+
+
+class AlwaysTheFirst(Lines):
+    def reader(self, path, spans):
+        reader = super().reader(path, spans)
+        reader.read = lambda number, read=reader.read: read(0)
+        return reader
+
+
+class KeysArePaths(Lines):
+    def decoded(self, record):
+        return {**record, "key": [os.path.normpath(record["key"][0].decode()).encode()]}
+
+
+class PartsAreNumbered(Lines):
+    class Writer(LinesWriter):
+        def append(self, record):
+            super().append({**record, "boxes": record["boxes"] + self.num_records} if "boxes" in record else record)
+
+    def writer(self, file, columns):
+        return self.Writer(file, columns)
+
+
+class BlocksBackwards(Lines):
+    class Writer(LinesWriter):
+        def append_block(self, columns):
+            super().append_block({name: values[::-1] for name, values in columns.items()})
+
+    def writer(self, file, columns):
+        return self.Writer(file, columns)
+
+
+class TornLineIsPassedOver(Lines):
+    def read_file(self, file, *, path):
+        with contextlib.suppress(CorruptDataError):
+            yield from super().read_file(file, path=path)
+
+
+class ClaimsChecksums(Lines):
+    has_checksums = True
+
+    def read_record(self, buffer, **place):
+        record = json.loads(bytes(buffer)[9:] or "{}")
+        return {name: np.frombuffer(repr(value).encode(), np.uint8) for name, value in record.items()}
+
+
+class ErrorWithoutPlace(Lines):
+    def read_record(self, buffer, **place):
+        try:
+            return super().read_record(buffer, **place)
+        except CorruptDataError:
+            raise CorruptDataError("bad checksum") from None
+
+
+class TakesAnything(Lines):
+    class Writer(LinesWriter):
+        def append(self, record):
+            with contextlib.suppress(SchemaError):
+                super().append(record)
+
+    def writer(self, file, columns):
+        return self.Writer(file, columns)
+
+
+class RefusesListsOfBytes(Lines):
+    class Writer(LinesWriter):
+        def append(self, record):
+            if isinstance(record["key"], list):
+                raise SchemaError("column 'key' holds list")
+            super().append(record)
+
+    def writer(self, file, columns):
+        return self.Writer(file, columns)
+
+
+class OptionsAreNoJson(Lines):
+    def options(self):
+        return {"level": (1, 2)}
+
+
+class WantsAnEmptyPlace(AssembledLines):
+    def assembler(self, path):
+        if pathlib.Path(path).exists():
+            raise FileExistsError(path)
+        return super().assembler(path)
+
+
+class TakesTornParts(AssembledLines):
+    def assembler(self, path):
+        return LinesAssembler(path, takes_torn=True)
+
+
+class FormatTests(testing.ShardFormatConformance):
+    shows_missing_tail = False
+
+    def __init__(self, shard_format=Lines):
+        self.make_format = shard_format
+
+
+# ---------------------------------------------------------------- the tests
+
+DEFECTS = {
+    WriterTests: {
+        "test_index_is_the_same_each_time": (OtherOrderEachTime, "index, called a second time: .*'000'"),
+        "test_every_row_is_stored": (OtherType, "field 'square'"),
+        "test_records_do_not_depend_on_workers": (DependsOnTheProcess, "files of two workers .*: found '"),
+        "test_records_do_not_depend_on_other_rows": (DependsOnTheRowsBefore, "record '.*', read alone: 'square': "),
+        "test_second_run_has_nothing_to_do": (DiffersFromRunToRun, "second run: found that it wrote"),
+        "test_read_block_agrees_with_read": (BlockDiffersFromRead, "samples from read_block .* entry 0: 'square'"),
+    },
+    SourceTests: {
+        "test_keys_and_splits_are_the_same_each_time": (OneKeyForAll, "distinct keys: found 1, expected 3"),
+        "test_samples_do_not_depend_on_order_or_process": (CountsItsCalls, "samples of a copy, .*'number': found"),
+        "test_every_sample_is_stored": (DeclaresAnotherType, "field 'number'"),
+        "test_second_run_has_nothing_to_do": (IdentityOfTheMoment, "second run: found that it wrote"),
+    },
+    ExecutorTests: {
+        "test_run_has_the_same_bytes": (ChangesTheSeed, "files beside those of datamat's own worker: "),
+        "test_row_that_fails_fails_alone": (ResultsAreText, "'str' object"),
+        "test_failed_run_names_the_row_and_can_be_continued": (
+            ErrorsAreText,
+            "found RuntimeError.*expected SampleError",
+        ),
+        "test_method_and_arguments_arrive": (NoKeywords, "result of a method of an object: "),
+        "test_error_is_the_futures_own": (RaisesInSubmit, "division by zero"),
+        "test_futures_can_be_waited_for": (OwnFutures, "submit: found .* expected concurrent.futures.Future"),
+        "test_map_keeps_the_order": (MapReverses, "results of map: entry 0: found 1, expected 100"),
+        "test_shutdown_ends_what_was_submitted": (NeverDown, "submit after shutdown: found no error"),
+    },
+    StandinTests: {
+        "test_object_on_self_works_in_a_worker": (OtherStore, "fork: result of `use` in a worker: found 'here/else"),
+        "test_object_travels_as_argument_and_result": (OneWayStore, "not here"),
+        "test_reduce_is_the_same_each_time": (UnsteadyStore, "reduce, called twice: found"),
+    },
+    FeatureTests: {
+        "test_columns_are_as_declared": (OtherColumns, "want a 1-D float32 array"),
+        "test_value_is_decoded_as_declared": (
+            DecodesToOtherType,
+            "decoded 0.0: dtype: found 'float32', expected 'float",
+        ),
+        "test_decoded_value_can_be_stored_again": (
+            StoredAgainWithinRounding,
+            "columns of 1.234, stored again: 'value'",
+        ),
+        "test_equal_features_encode_equally": (NeverEqual, "feature, pickled: .* expected it to be equal"),
+        "test_declaration_survives_the_manifest": (ForgetsItsArgument, "feature, from its JSON: .* expected it to be"),
+        "test_wrong_value_is_refused": (
+            RaisesAnything,
+            "encode of <object .*: found TypeError.*, expected SchemaError",
+        ),
+        "test_value_survives_every_format": (DecodesOnce, "tfrecord: values.*: entry 0: found"),
+        "test_tf_data_gives_the_same_values": (OtherInTensorFlow, "values of tf.data: entry 1: found"),
+    },
+    SidecarTests: {
+        "test_a_run_writes_its_files": (for_no_format, "found no file for any of tfrecord, .*expected one"),
+        "test_files_do_not_depend_on_time_and_place": (knows_the_time, "tfrecord: files of a second directory beside"),
+        "test_files_follow_the_shards": (RemembersTheFirst, "tfrecord: files after a change .*'SHARDS'"),
+    },
+    HookTests: {
+        "test_run_has_the_same_bytes": (WritesIntoTheOutput, "files with the hook .*'log.txt'"),
+        "test_good_run_is_heard_without_an_error": (HearsOneRun, "errors of the hook: .*on_run_end.*num_parts"),
+        "test_rows_that_fail_are_heard_without_an_error": (WantsAReport, "errors of the hook: .*on_run_end.*NoneType"),
+        "test_run_that_is_stopped_is_heard_without_an_error": (WantsNoLimit, "errors of the hook: .*on_limit_reached"),
+    },
+    FormatTests: {
+        "test_every_feature_type_survives": (LosesText, "text: records of the file: entry 3: 'value'"),
+        "test_shard_without_records_is_valid": (RefusesNothing, "no records"),
+        "test_records_keep_their_order": (ReadsBackwards, "keys of five parts: entry 0: found 'sample 00199'"),
+        "test_offsets_cover_every_record": (OffsetsBehindTheRecords, "offsets: found a record that ends at"),
+        "test_records_are_read_in_any_order": (AlwaysTheFirst, "records read in four threads: entry 0: "),
+        "test_odd_keys_survive": (KeysArePaths, "keys: entry 4: found 'etc/passwd'|keys: entry .: "),
+        "test_cuts_between_parts_do_not_show": (PartsAreNumbered, "shard of 4 parts: records: entry .*'boxes'"),
+        "test_blocks_and_single_records_make_the_same_shard": (BlocksBackwards, "bytes of blocks beside"),
+        "test_truncated_file_is_noticed": (TornLineIsPassedOver, "file of .* bytes, cut to .*: found no error"),
+        "test_no_record_is_read_wrong": (ClaimsChecksums, "records of a file with a flipped bit in byte|flipped bits"),
+        "test_other_files_are_refused": (ErrorWithoutPlace, "found the message 'bad checksum', expected 'other' in it"),
+        "test_wrong_record_is_refused_and_leaves_no_trace": (TakesAnything, "append of a wrong record: found no error"),
+        "test_records_can_be_written_as_they_were_read": (RefusesListsOfBytes, "column 'key' holds list"),
+        "test_equal_formats_write_equal_bytes": (OptionsAreNoJson, "options, through JSON: 'level'"),
+        "test_part_can_be_assembled_again": (WantsAnEmptyPlace, "FileExistsError"),
+        "test_torn_part_is_refused": (TakesTornParts, "add of a part that lacks its end: found no error"),
+    },
+}
+
+
+def outcome(conformance, name, folder):
+    """Return what one test finds wrong with a plug-in, or nothing."""
+    test = getattr(conformance, name)
+    known = {"tmp_path": folder, "case": "text", "format_name": "tfrecord", "start_method": "fork"}
+    try:
+        test(**{name: known[name] for name in inspect.signature(test).parameters})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def cases():
+    """Yield each class and test; those that start workers several times are slow."""
+    for kind, tests in DEFECTS.items():
+        for name in tests:
+            marks = (
+                [pytest.mark.slow]
+                if kind in {WriterTests, HookTests, SidecarTests} or "_run" in name or "_tf_" in name
+                else []
+            )
+            yield pytest.param(kind, name, id=f"{kind.__name__}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "name"), [*cases()])
+def test_plug_in_with_a_defect_fails(tmp_path, kind, name):
+    """The error says where, what was found and what was expected; the correct plug-in passes."""
+    plug_in, message = DEFECTS[kind][name]
+    right = [AssembledLines] if AssembledLines in getattr(plug_in, "__mro__", ()) else []
+    for folder in ("wrong", "right"):
+        (tmp_path / folder).mkdir()
+
+    found = outcome(kind(plug_in), name, tmp_path / "wrong")
+
+    assert re.search(message, found), found
+    if plug_in is not ClaimsChecksums:  # the correct one makes no such claim, and is left out
+        assert outcome(kind(*right), name, tmp_path / "right") == ""
+
+
+@pytest.mark.parametrize("kind", DEFECTS)
+def test_each_conformance_test_has_a_defect_that_it_finds(kind):
+    """No conformance test is unable to fail."""
+    assert {name for name in dir(kind) if name.startswith("test_")} == set(DEFECTS[kind])
+
+
+def test_each_conformance_class_is_covered_here():
+    """So is one that is shipped later."""
+    assert {kind.__mro__[1].__name__ for kind in DEFECTS} == set(testing.__all__)
+
+
+def test_shipped_tests_do_not_import_pytest():
+    """Users of datamat need not install pytest."""
+    code = "import sys, datamat.testing; print('pytest' in sys.modules)"
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_class_says_what_to_define(name):
+    """A subclass that defines nothing learns which method is missing."""
+    made = next(member for member in dir(getattr(testing, name)) if member.startswith("make_"))
+    method = getattr(getattr(testing, name)(), made)
+
+    with pytest.raises(NotImplementedError, match=f"{name}: define {made}"):
+        method(*(None for _ in inspect.signature(method).parameters))

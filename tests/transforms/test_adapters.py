@@ -1,0 +1,388 @@
+"""Transforms of torchvision and kornia: every field in step, and draws that depend on the sample alone."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import importlib
+import random
+
+import numpy as np
+import pytest
+
+from datamat import (
+    BBoxes,
+    ClassLabel,
+    DatasetWriter,
+    Features,
+    Image,
+    IndexRow,
+    Mask,
+    Materializer,
+    OptionError,
+    SampleError,
+    SchemaError,
+    ShardOptions,
+    Tensor,
+    Text,
+    WorkerOptions,
+    load,
+    verify,
+)
+from datamat.fingerprint import fingerprint
+from datamat.transforms import Augmenter
+from datamat.transforms.seeding import RandomStreams
+
+FEATURES = Features(
+    {
+        "image": Image(),
+        "mask": Mask(),
+        "boxes": BBoxes(),
+        "labels": ClassLabel(num_classes=9, shape=(None,)),
+        "caption": Text(),
+    }
+)
+
+
+def sample(number=0):
+    rng = np.random.default_rng(number)
+    return {
+        "key": f"row{number}",
+        "image": rng.integers(0, 256, (16, 20, 3), np.uint8),
+        "mask": rng.integers(0, 5, (16, 20), np.uint8),
+        "boxes": np.array([[0.125, 0.1, 0.5, 0.75], [0, 0, 1, 1], [0.5, 0.5, 0.5, 0.5]], np.float32),
+        "labels": [3, 4, number % 9],
+        "caption": "größe",
+    }
+
+
+def library(name):
+    """Return a module of a library, or skip: torchvision raises something else where torch is not its own."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"{name} is not usable: {error}")
+
+
+def torchvision():
+    return library("torchvision.transforms.v2")
+
+
+def kornia():
+    return library("kornia.augmentation")
+
+
+def torchvision_flip():
+    return torchvision().RandomHorizontalFlip(p=1)
+
+
+def torchvision_turns():
+    v2 = torchvision()
+    return v2.Compose(
+        [v2.RandomResizedCrop((16, 20)), v2.ColorJitter(0.3, 0.3), v2.RandomApply([v2.RandomRotation(90)])]
+    )
+
+
+def kornia_flip():
+    return kornia().RandomHorizontalFlip(p=1.0)
+
+
+def kornia_sequence():
+    return kornia().AugmentationSequential(kornia_flip(), data_keys=["input", "mask"])
+
+
+def torch_sequence(flip):
+    torch = pytest.importorskip("torch")
+    return torch.nn.Sequential(flip(), flip(), flip())
+
+
+def kornia_turns():
+    K = kornia()
+    return K.AugmentationSequential(K.RandomAffine(30.0, p=0.8), K.ColorJiggle(0.2, 0.2, p=0.8), random_apply=1)
+
+
+FLIPS = {
+    "torchvision": torchvision_flip,
+    "torchvision, sequence": functools.partial(torch_sequence, torchvision_flip),
+    "kornia": kornia_flip,
+    "kornia, sequence": kornia_sequence,
+    "kornia, torch's sequence": functools.partial(torch_sequence, kornia_flip),
+}
+TURNS = {"torchvision": torchvision_turns, "kornia": kornia_turns}
+each_flip = pytest.mark.parametrize("make", FLIPS.values(), ids=FLIPS)
+each_turn = pytest.mark.parametrize("make", TURNS.values(), ids=TURNS)
+
+
+def draw(transform, given=None, *, features=FEATURES, copy=0, **options):
+    return Augmenter(features, transform, **options).draw(given or sample(), key="row0", copy=copy, seed=3)[0]
+
+
+def equal(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in FEATURES)
+
+
+# ---------------------------------------------------------------- fields
+
+
+@each_flip
+def test_image_mask_and_boxes_move_together(make):
+    """To the pixel; what the library does not know stays."""
+    before = sample()
+
+    after = draw(make())
+
+    assert after["image"].dtype == after["mask"].dtype == np.uint8
+    assert np.array_equal(after["image"], before["image"][:, ::-1])
+    assert np.array_equal(after["mask"], before["mask"][:, ::-1])
+    assert np.allclose(after["boxes"][:, [1, 3]], 1 - before["boxes"][:, [3, 1]], atol=1e-6)
+    assert np.allclose(after["boxes"][:, [0, 2]], before["boxes"][:, [0, 2]], atol=1e-6)
+    assert (list(after["labels"]), after["caption"]) == ([3, 4, 0], "größe")
+    assert FEATURES.encode({**after, "key": "x"})
+
+
+@each_flip
+def test_boxes_may_be_none(make):
+    """A picture without objects is moved like others."""
+    after = draw(make(), {**sample(), "boxes": np.zeros((0, 4), np.float32), "labels": []})
+
+    assert after["boxes"].shape == (0, 4)
+    assert np.array_equal(after["image"], sample()["image"][:, ::-1])
+
+
+@each_flip
+def test_grey_pictures_keep_their_form(make):
+    features = Features({"image": Image((None, None, 1))})
+    picture = sample()["image"][..., :1]
+
+    assert np.array_equal(draw(make(), {"key": "a", "image": picture}, features=features)["image"], picture[:, ::-1])
+
+
+@each_flip
+def test_field_that_would_get_out_of_step_is_refused(make):
+    """As with albumentations: before anything is drawn, and `untouched` permits it."""
+    features = Features({**FEATURES, "depth": Tensor((None, None), "float32")})
+    given = {**sample(), "depth": np.ones((16, 20), np.float32)}
+
+    with pytest.raises(OptionError, match=r"field 'depth' \(float32 \(\?, \?\)\) would get out of step .*untouched"):
+        draw(make(), given, features=features)
+    after = draw(make(), given, features=features, untouched=("depth", "mask"))
+    assert np.array_equal(after["mask"], given["mask"])
+    assert Augmenter(features, make(), untouched=("depth", "mask")).withheld
+
+
+def test_transform_that_moves_nothing_needs_no_leave():
+    """Colours may change beside any array."""
+    features = Features({**FEATURES, "depth": Tensor((None, None), "float32")})
+    given = {**sample(), "depth": np.ones((16, 20), np.float32)}
+
+    for transform in (torchvision().ColorJitter(0.5), kornia().RandomBrightness((0.5, 0.6), p=1.0)):
+        after = draw(transform, given, features=features)
+        assert not np.array_equal(after["image"], given["image"])
+        assert np.array_equal(after["mask"], given["mask"])
+
+
+def test_labels_follow_boxes_that_are_dropped():
+    """Torchvision drops them where it is asked to; labels that it does not know are refused."""
+    v2 = torchvision()
+    features = Features({**FEATURES, "areas": Tensor((None,), "float64")})
+    given = {**sample(), "areas": np.arange(3.0)}
+
+    both = v2.SanitizeBoundingBoxes(min_size=3, labels_getter=lambda one: (one["labels"], one["areas"]))
+    after = draw(both, given, features=features)
+
+    assert (after["labels"].tolist(), after["areas"].tolist(), len(after["boxes"])) == ([3, 4], [0.0, 1.0], 2)
+    with pytest.raises(SchemaError, match="left 2 of the 3 boxes 'boxes' and all entries of 'areas'; name it in the"):
+        draw(v2.SanitizeBoundingBoxes(min_size=3), given, features=features)
+    assert draw(v2.SanitizeBoundingBoxes(min_size=3), given, features=features, untouched=("areas",))
+
+
+REFUSED = {
+    "pure tensors": (lambda: torchvision().Compose([torchvision().ToPureTensor()]), "leave ToPureTensor out"),
+    "several pictures": (lambda: torchvision().FiveCrop(4), "returned a tuple for the field 'image'"),
+    "a batch": (lambda: torchvision().MixUp(num_classes=2), "mixes the samples of a batch; call it on batches"),
+    "a batch, kornia": (lambda: kornia().RandomMixUpV2(), "mixes the samples of a batch"),
+    "fractions": (lambda: kornia().Normalize(mean=0.5, std=0.5), "8 bits cannot hold"),
+    "the first torchvision": (
+        lambda: (torchvision(), library("torchvision.transforms").RandomHorizontalFlip())[1],
+        "knows single pictures only; use torchvision.transforms.v2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_used_is_refused_with_the_remedy(make, message):
+    features = Features({"image": Image(), "boxes": BBoxes()})
+    given = {name: sample()[name] for name in ("key", "image", "boxes")}
+    if message.startswith("returned"):
+        features, given = Features({"image": Image()}), {name: sample()[name] for name in ("key", "image")}
+
+    with pytest.raises((OptionError, SchemaError), match=message):
+        draw(make(), given, features=features)
+
+
+def test_features_without_an_image_are_refused():
+    with pytest.raises(OptionError, match="hold no image that it could change; there are key, caption"):
+        draw(torchvision_flip(), {"key": "a", "caption": "b"}, features=Features({"caption": Text()}))
+
+
+# ---------------------------------------------------------------- chance
+
+
+@each_turn
+def test_draws_depend_on_seed_key_and_copy_alone(make):
+    """Not on order, threads or what was drawn before; the caller's generators stay as they were."""
+    torch = pytest.importorskip("torch")
+    augmenter = Augmenter(FEATURES, make())
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    alone = {copy: draw(make(), copy=copy) for copy in range(12)}
+
+    def in_thread(copy):
+        found = Augmenter(FEATURES, augmenter.transform).stream(sample(), RandomStreams(3, "row0", copy))
+        return next(found)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        threads = dict(zip(range(11, -1, -1), pool.map(in_thread, range(11, -1, -1)), strict=True))
+
+    assert all(equal(alone[copy], threads[copy]) for copy in alone)
+    assert len({one["image"].tobytes() for one in alone.values()}) > 6
+    random.setstate(before[0])
+    np.random.set_state(("MT19937", np.array(before[1], np.uint32), 624))
+
+
+@each_turn
+def test_callers_generators_stay_as_they_were(make):
+    """A stage puts them back."""
+    torch = pytest.importorskip("torch")
+    augmenter = Augmenter(FEATURES, make())
+
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = states()
+    first = next(augmenter.stream(sample(), RandomStreams(3, "row0", 1)))
+
+    assert states() == before
+    assert equal(first, next(augmenter.stream(sample(), RandomStreams(3, "row0", 1))))
+
+
+@each_turn
+def test_use_does_not_change_the_fingerprint(make):
+    """Otherwise the next run would make all shards again."""
+    transform = make()
+    before = fingerprint(transform, where="transform")
+
+    draw(transform)
+
+    assert fingerprint(transform, where="transform") == before == fingerprint(make(), where="transform")
+
+
+def test_deterministic_transform_is_called_once_for_each_copy():
+    """What draws nothing is not drawn again in the hope of another result; `as_globals` notices draws."""
+    streams = RandomStreams(3, "row0", 0)
+    with streams.as_globals():
+        pass
+    assert not streams._drew_globally
+    with streams.as_globals():
+        random.random()
+    assert streams._drew_globally
+
+
+def test_global_generators_follow_one_thread_at_a_time():
+    """Whatever the others draw, each thread gets the numbers of its own sample, and the caller its own."""
+    random.seed(5)
+    wanted_after = random.Random(5).random()
+
+    def numbers(copy):
+        with RandomStreams(1, "a", copy).as_globals():
+            return random.random(), np.random.random(), random.random()
+
+    alone = [numbers(copy) for copy in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(numbers, range(40)))
+
+    assert together == alone
+    assert len(set(alone)) == 40
+    assert random.random() == wanted_after
+
+
+class Photos(DatasetWriter):
+    """Pictures with all that moves with them."""
+
+    name = "photos"
+    features = FEATURES
+
+    def index(self, source):
+        return [IndexRow(f"row{number}", fields={"number": number}) for number in range(12)]
+
+    def read(self, row):
+        found = sample(row.fields["number"])
+        del found["key"]
+        return found
+
+
+def written(output, transform, **workers):
+    options = WorkerOptions(**workers)
+    Materializer(
+        Photos(),
+        None,
+        output,
+        transform=transform,
+        copies=2,
+        seed=3,
+        workers=options,
+        shards=ShardOptions(num_shards=3),
+    ).run(progress=False)
+    return {path.name: path.read_bytes() for path in output.glob("*.tfrecord")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@each_turn
+def test_same_pictures_for_any_number_of_workers_and_start_method(tmp_path, make):
+    """Byte for byte, and again on a deep verify."""
+    one = written(tmp_path / "one", make(), num_workers=1)
+
+    for method in ("forkserver", "spawn", "fork"):
+        assert written(tmp_path / method, make(), num_workers=2, start_method=method) == one
+    assert len({sample["image"].tobytes() for sample in load(tmp_path / "one")}) == 24
+    assert not verify(tmp_path / "one", deep=True).found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@each_turn
+def test_readers_draw_what_was_written(tmp_path, make):
+    """In threads and in processes: epoch 0 of a record is copy 0 of its row. tf.data refuses what needs torch."""
+    options = WorkerOptions(num_workers=1)
+    Materializer(Photos(), None, tmp_path / "plain", workers=options).run(progress=False)
+    Materializer(Photos(), None, tmp_path / "drawn", transform=make(), seed=3, workers=options).run(progress=False)
+    wanted = {sample["key"].partition("#")[0]: sample for sample in load(tmp_path / "drawn")}
+    plain = load(tmp_path / "plain")
+
+    found = [
+        list(plain.to_numpy(transform=make(), seed=3)),
+        list(plain.to_numpy(transform=make(), seed=3, shuffle=True)),
+        list(plain.to_numpy(transform=make(), seed=3, num_workers=2)),
+    ]
+
+    for samples in found:
+        assert len(samples) == 12
+        for one in samples:
+            one["labels"] = np.asarray(one["labels"])
+            other = wanted[one["key"]]
+            assert all(np.array_equal(one[name], other[name]) for name in ("image", "mask", "boxes", "labels"))
+    pytest.importorskip("tensorflow")
+    with pytest.raises(OptionError, match=r"computes with torch, which does not work in the threads of tf.data"):
+        plain.to_tf(transform=make(), seed=3)
+
+
+@each_turn
+def test_error_of_a_library_names_the_sample(tmp_path, make):
+    """What the library raises comes with the key of the sample."""
+    Materializer(Photos(), None, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
+    del make
+    v2 = torchvision()
+
+    with pytest.raises(SampleError, match=r"row\d+.*the transform raised"):
+        list(load(tmp_path / "out").to_numpy(transform=v2.RandomCrop((400, 400)), seed=3))

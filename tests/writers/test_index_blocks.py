@@ -1,0 +1,264 @@
+"""Indexes that come as columns: the bytes of the same rows one by one, and no object for a row on the way."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from datamat import (
+    DatasetWriter,
+    Features,
+    Index,
+    IndexRow,
+    Materializer,
+    Scalar,
+    ShardOptions,
+    SourceError,
+    Text,
+    WorkerOptions,
+    load,
+    materialize,
+)
+from datamat.directory import rows
+from datamat.directory.rows import Origin, RowBlock, Texts, write_rows
+
+NUM_ROWS = 3000
+COLUMNS = {
+    "key": [f"kö{number}" if number % 5 else f"{number}" for number in range(NUM_ROWS)],
+    "split": ["val" if number % 7 == 3 else "train" for number in range(NUM_ROWS)],
+    "number": np.arange(NUM_ROWS, dtype=np.int32),
+    "share": (np.arange(NUM_ROWS) / 7).astype(np.float32),
+    "word": ["", "é", "word"] * (NUM_ROWS // 3),
+    "flag": np.arange(NUM_ROWS) % 2 == 0,
+    "large": np.full(NUM_ROWS, 2**63, np.uint64),
+}
+
+
+class Rows(DatasetWriter):
+    """Reads blocks of what its index holds."""
+
+    name = "rows"
+    features = Features({"number": Scalar("int64"), "share": Scalar("float64"), "word": Text()})
+    file_fields = ()
+
+    def __init__(self, made):
+        self.made = made
+
+    def __getstate__(self):
+        return {}
+
+    def index(self, source):
+        return self.made()
+
+    def read(self, row):
+        return {name: row.fields[name] for name in ("number", "share", "word")}
+
+    def read_block(self, keys, fields):
+        assert fields["number"].dtype == np.int64 and fields["share"].dtype == np.float64
+        return {name: fields[name] for name in ("number", "share", "word")}
+
+
+def single_rows():
+    names = [name for name in COLUMNS if name not in {"key", "split"}]
+    for number in range(NUM_ROWS):
+        fields = {name: COLUMNS[name][number] for name in names}
+        yield IndexRow(COLUMNS["key"][number], COLUMNS["split"][number], fields, f"table row {number + 1}")
+
+
+def tables():
+    for start in range(0, NUM_ROWS, 700):
+        yield {name: values[start : start + 700] for name, values in COLUMNS.items()}
+
+
+def dataset():
+    return pytest.importorskip("pyarrow.dataset").dataset(pa.table(COLUMNS))
+
+
+KINDS = {
+    "arrays": lambda: Index.from_table(COLUMNS),
+    "arrow": lambda: Index.from_table(pa.table(COLUMNS)),
+    "large": lambda: Index.from_table(pa.table({**COLUMNS, "word": pa.array(COLUMNS["word"], pa.large_string())})),
+    "view": lambda: Index.from_table(pa.table({**COLUMNS, "word": pa.array(COLUMNS["word"], pa.string_view())})),
+    "sliced": lambda: Index.from_table(pa.concat_tables([pa.table(COLUMNS)[:11], pa.table(COLUMNS)[11:]])),
+    "codes": lambda: Index.from_table(
+        pa.table({**COLUMNS, "split": pa.array(COLUMNS["split"]).dictionary_encode()})  # val may be the first code
+    ),
+    "dataset": lambda: Index.from_table(dataset()),
+    "tables": lambda: Index.from_table(tables),
+}
+
+
+def _files(folder):
+    paths = [path for ending in ("tfrecord", "idx", "index") for path in folder.rglob(f"*.{ending}")]
+    return {path.relative_to(folder): path.read_bytes() for path in paths}
+
+
+def _written(made, output, **workers):
+    options = {"shards": ShardOptions(num_shards=2), "workers": WorkerOptions(num_workers=2, **workers)}
+    Materializer(Rows(made), None, output, **options).run(progress=False)
+    return _files(output)
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    return _written(single_rows, tmp_path_factory.mktemp("rows") / "out")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_give_the_bytes_of_the_same_rows(kind, wanted, tmp_path):
+    assert _written(KINDS[kind], tmp_path / "out") == wanted
+    assert len(load(tmp_path / "out")) == NUM_ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_columns_give_the_same_bytes_with_every_start_method(method, wanted, tmp_path):
+    assert _written(KINDS["arrow"], tmp_path / "out", start_method=method) == wanted
+
+
+def test_parquet_file_gives_the_bytes_of_its_table(tmp_path):
+    """But for the places that messages name, which no output holds."""
+    parquet.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet", row_group_size=999)
+
+    found = _written(lambda: Index.from_table(tmp_path / "rows.parquet"), tmp_path / "found")
+
+    assert found == _written(KINDS["arrays"], tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_iterate_as_rows(kind):
+    assert list(KINDS[kind]()) == list(single_rows())
+
+
+@pytest.fixture
+def made_rows(monkeypatch):
+    """The rows that were made of blocks, and of what lies on the disk."""
+    made = []
+
+    def counted(*values):
+        made.append(values)
+        return IndexRow(*values)
+
+    monkeypatch.setattr(rows, "IndexRow", counted)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_row_becomes_an_object_from_the_index_to_the_shard(kind, made_rows, tmp_path):
+    with ThreadPoolExecutor(1) as here:  # workers in this process, where rows are counted
+        report = Materializer(Rows(KINDS[kind]), None, tmp_path, executor=here).run(progress=False)
+
+    assert report.num_records == NUM_ROWS
+    assert not made_rows
+
+
+def test_inputs_of_materialize_become_no_objects_either(made_rows, tmp_path):
+    features = Features({"number": Scalar("int64")})
+    for place, inputs in enumerate((np.arange(NUM_ROWS), range(NUM_ROWS), list(range(NUM_ROWS)))):
+        with ThreadPoolExecutor(1) as here:
+            materialize(
+                lambda number: {"number": int(number)},
+                inputs,
+                tmp_path / str(place),
+                block=lambda numbers: {"number": np.asarray(numbers)},
+                features=features,
+                executor=here,
+                progress=False,
+            )
+        assert not made_rows
+        assert int(load(tmp_path / str(place))["00000017"]["number"]) == 17
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "no columns; give at least one"),
+        ({"key": ["a", "b"], "x": np.arange(3)}, r"differ in length \(key: 2, x: 3\); give each one value per row"),
+        ({"x": np.zeros((2, 3), np.float32)}, r"column 'x' of the table is float32 \(2, 3\); want an array \(n,\)"),
+        ({"x": {1, 2}}, "column 'x' of the table is set; want an array"),
+        ({"x": np.zeros(2, "M8[s]")}, r"row 1, column 'x': found datetime64\[s\], want numbers or text; convert it"),
+        ({"x": np.zeros(2, complex)}, "row 1, column 'x': found complex128, want numbers or text; convert it"),
+        ({"x": [1, None]}, r"row 2, column 'x': found None \(NoneType\), want text or a number; fill in empty cells"),
+        ({"x": pa.table({"x": [1]})}, "column 'x' of the table is Table; want"),
+        ({"key": ["a", ""]}, "table row 2: key ''; want a non-empty str"),
+        ({"key": ["a", "\ud800"]}, "table row 2: key .*lone surrogates"),
+        ({"key": ["a", "b", "a"]}, "duplicated keys: key 'a' at table row 1 and table row 3"),
+        ({"key": ["a", "b"], "split": ["val", "no split"]}, "table row 2: split 'no split'; want letters"),
+    ],
+)
+def test_columns_that_are_no_index_are_refused(columns, message, tmp_path):
+    with pytest.raises(SourceError, match=message):
+        Materializer(Rows(lambda: Index.from_table(columns)), None, tmp_path).plan()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("", "table row 2: key ''")],
+)
+def test_bad_keys_of_arrow_name_their_row(key, message, tmp_path):
+    with pytest.raises(SourceError, match=message):
+        Materializer(Rows(lambda: Index.from_table(pa.table({"key": ["good", key]}))), None, tmp_path).plan()
+
+
+def test_tables_of_an_index_have_the_same_columns(tmp_path):
+    """The message counts rows over all of them."""
+    index = Index.from_table(lambda: [{"x": [1, 2]}, {"y": [3]}])
+
+    with pytest.raises(SourceError, match=r"table row 3: the fields are \['y'\], but \['x'\] in the first row"):
+        Materializer(Rows(lambda: index), None, tmp_path).plan()
+
+
+def test_what_is_no_table_is_refused():
+    with pytest.raises(SourceError, match="the table is a int; want the path of a CSV or Parquet file, a table of"):
+        list(Index.from_table(7))
+
+
+def test_relative_paths_in_columns_start_from_the_source(tmp_path, monkeypatch):
+    """As in single rows: a path that starts from the working folder is that of a file of the source."""
+    (tmp_path / "photos").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    block = RowBlock(Texts.of("ab"), {"file": Texts.of(["photos/a", "b"])}, Origin("row ", 0))
+
+    (moved,) = rows.relative_to_source([block], "photos", None)
+
+    assert moved.fields["file"].tolist() == ["a", "b"]
+
+
+def test_kinds_of_columns_may_differ_from_block_to_block(tmp_path):
+    """Integers and floats become floats; the rows are those of single rows."""
+    blocks = [
+        RowBlock(Texts.of_positions(0, 2), {"x": np.array([1, 2])}, Origin("row ", 0)),
+        RowBlock(Texts.of_positions(2, 4), {"x": np.array([0.5, 1.5])}, Origin("row ", 2)),
+        RowBlock(Texts.of_positions(4, 5), {"x": [3]}, Origin("row ", 4)),
+    ]
+
+    store = write_rows(iter(blocks), tmp_path, source="")
+
+    found = store.read(np.array([4, 0, 3]))
+    assert [(row.key, row.fields["x"], row.origin) for row in found] == [
+        ("00000004", 3.0, "row 4"),
+        ("00000000", 1.0, "row 0"),
+        ("00000003", 1.5, "row 3"),
+    ]
+
+
+@pytest.mark.parametrize("texts", [["a", "", "bc"], ["é", "", "ß" * 100, "x"], [""], []])
+def test_texts_come_back_whole_and_in_slices(texts):
+    column = Texts.of(texts)
+
+    assert column.tolist() == list(column) == texts
+    for start, stop in itertools.combinations(range(len(texts) + 1), 2):
+        assert column[start:stop].tolist() == texts[start:stop]
+        assert column[start:stop].pieces() == [text.encode() for text in texts[start:stop]]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 12), (99_999_990, 99_999_999), (99_999_995, 100_000_003)])
+def test_positions_as_texts(start, stop):
+    assert Texts.of_positions(start, stop).tolist() == [f"{number:08d}" for number in range(start, stop)]

@@ -1,0 +1,727 @@
+"""Sources that need no class: every row exactly once, as it was, or a refusal that says what to write."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+
+import dill
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from datamat import (
+    Bytes,
+    CorruptDataError,
+    Image,
+    Json,
+    Materializer,
+    Optional,
+    OptionError,
+    SampleError,
+    Scalar,
+    Sequence,
+    ShardOptions,
+    SourceError,
+    Tensor,
+    Text,
+    Timestamp,
+    WorkerOptions,
+    load,
+    verify,
+)
+from datamat.codecs import encode_png
+from datamat.features import RaggedColumn
+from datamat.writers.dataset import ImportWriter
+
+ONE = WorkerOptions(num_workers=1)
+NUM_ROWS = 60
+PICTURES = [
+    encode_png(np.random.default_rng(number).integers(0, 256, (4, 5, 3), np.uint8)) for number in range(NUM_ROWS)
+]
+NOON = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
+
+COLUMNS = {
+    "image": (pa.binary(), lambda n: PICTURES[n], Image()),
+    "raw": (pa.binary(), lambda n: b"\0%d" % n, Bytes()),
+    "small": (pa.int16(), lambda n: n - 30, Scalar("int16")),
+    "large": (pa.uint64(), lambda n: 2**63 + n, Scalar("uint64")),
+    "frac": (pa.float32(), lambda n: n / 4, Scalar("float32")),
+    "flag": (pa.bool_(), lambda n: n % 2 == 0, Scalar("bool")),
+    "text": (pa.large_string(), lambda n: f"größer {n}", Text()),
+    "kind": (pa.dictionary(pa.int8(), pa.string()), lambda n: f"kind {n % 3}", Text()),
+    "when": (pa.timestamp("ms", "UTC"), lambda n: NOON + datetime.timedelta(hours=n), Timestamp("UTC")),
+    "tokens": (pa.list_(pa.int32()), lambda n: list(range(n % 4)), Tensor((None,), "int32")),
+    "pair": (pa.list_(pa.float64(), 2), lambda n: [n, n / 2], Tensor((2,), "float64")),
+    "boxes": (pa.list_(pa.list_(pa.float32(), 4)), lambda n: [[0, 0, 0.5, 1]] * (n % 3), Tensor((None, 4), "float32")),
+    "tags": (pa.list_(pa.string()), lambda n: ["a", "b"][: n % 3], Sequence(Text())),
+    "ragged": (pa.list_(pa.list_(pa.int64())), lambda n: [[n], [n, n]], Json()),
+    "objects": (
+        pa.list_(pa.struct([("label", pa.string()), ("area", pa.int64())])),
+        lambda n: [{"label": "x", "area": n}] * (n % 2),
+        Json(),
+    ),
+    "counts": (pa.map_(pa.string(), pa.int64()), lambda n: {"a": n} if n % 2 else {}, Json()),
+    "meta": (pa.struct([("id", pa.int64()), ("by", pa.struct([("name", pa.string())]))]), None, None),
+}
+MORE = {"meta/id": Scalar("int64"), "meta/by/name": Text()}
+
+
+def _row(number):
+    values = {name: make(number) for name, (_, make, _) in COLUMNS.items() if make is not None}
+    return {**values, "meta": {"id": number, "by": {"name": f"n{number}"}}}
+
+
+def _table(numbers=range(NUM_ROWS)):
+    rows = [_row(number) for number in numbers]
+    arrays = {name: [row[name] for row in rows] for name in COLUMNS}
+    arrays["counts"] = [list(cell.items()) for cell in arrays["counts"]]
+    return pa.table({name: pa.array(arrays[name], kind) for name, (kind, _, _) in COLUMNS.items()})
+
+
+def _check(data, key):
+    """Compare each sample with a plain loop."""
+    assert len(data) == NUM_ROWS
+    assert {name: feature for name, feature in data.features.items() if name != "key"} == {
+        **{name: feature for name, (_, _, feature) in COLUMNS.items() if feature is not None},
+        **MORE,
+    }
+    for number in range(NUM_ROWS):
+        sample, row = data[key(number)], _row(number)
+        meta = row.pop("meta")
+        assert (sample["meta/id"], sample["meta/by/name"]) == (meta["id"], meta["by"]["name"])
+        assert encode_png(sample["image"]) == row.pop("image")
+        assert sample["when"] == np.datetime64(row.pop("when").replace(tzinfo=None))
+        for name, value in row.items():
+            found = sample[name].tolist() if isinstance(sample[name], np.ndarray) else sample[name]
+            assert found == value, (number, name)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three Parquet files with row groups of several rows, and a hidden one beside them."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for part in range(3):
+        parquet.write_table(_table(range(part * 20, part * 20 + 20)), folder / f"part-{part}.parquet", row_group_size=7)
+    (folder / ".part-3.parquet.tmp").write_bytes(b"half of a file")
+    return folder
+
+
+def _read(*arguments, folder, **options):
+    """Return the samples of a source by key, each read by a copy of the writer as workers get it."""
+    job = Materializer(*arguments, output=folder / "unused", **options)
+    rows = list(job.writer.index(job.job.source))
+    writer = dill.loads(dill.dumps(job.writer))
+    found = {}
+    for row in rows:
+        columns = writer.features.encode({**writer.read(row), "key": row.key})
+        found[row.key] = writer.features.decode(columns)
+    assert len(found) == len(rows)
+    return Samples(found, writer.features)
+
+
+class Samples(dict):
+    """Samples by key, with their features."""
+
+    def __init__(self, samples, features):
+        super().__init__(samples)
+        self.features = features
+
+
+def _ran(*arguments, output, **options):
+    report = Materializer(*arguments, output=output, **{"workers": ONE, **options}).run(progress=False)
+    assert verify(output, deep=True).ok
+    return report
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_parquet_files_are_read_row_by_row_group(files, tmp_path, method):
+    """Columns of every type; each row once, under a key that other files do not change."""
+    workers = WorkerOptions(num_workers=2, start_method=method)
+
+    _ran("parquet", files, output=tmp_path / "out", workers=workers, shards=ShardOptions(num_shards=2))
+
+    _check(load(tmp_path / "out"), lambda number: f"part-{number // 20}-{number % 20:08d}")
+
+
+def test_rows_one_by_one_are_those_of_blocks(files, tmp_path):
+    """Encoded to the same bytes."""
+    job = Materializer("parquet", files, tmp_path / "out")
+    rows = list(job.writer.index(files))
+    keys, numbers = [row.key for row in rows], np.arange(NUM_ROWS)[::-1]
+
+    block = job.writer.read_block(keys[::-1], {"number": numbers})
+
+    many = job.writer.features.encode_block({**block, "key": keys[::-1]})
+    for place, row in enumerate(rows[::-1]):
+        one = job.writer.features.encode({**job.writer.read(row), "key": row.key})
+        for name, value in one.items():
+            column = many[name]
+            found = column.rows()[place] if isinstance(column, RaggedColumn) else column[place]
+            assert np.array_equal(np.atleast_1d(np.asarray(found)), np.atleast_1d(np.asarray(value))), name
+
+
+@pytest.mark.parametrize(
+    "form", ["path", "glob", "list", "arrow", "stream", "table", "dataset", "pandas", "polars", "lazy"]
+)
+def test_table_in_any_form_gives_the_same_rows(form, tmp_path):
+    """In files, by pattern, mapped, in memory, lazy."""
+    table, path = _table(), tmp_path / "rows.parquet"
+    parquet.write_table(table, path)
+    kind = None
+    if form == "path":
+        source = path
+    elif form == "glob":
+        source = str(tmp_path / "ro*.parquet")
+    elif form == "list":
+        kind, source = "parquet", [path]
+    elif form in {"arrow", "stream"}:
+        source = tmp_path / "rows.arrow"
+        new = pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream
+        with pa.OSFile(str(source), "wb") as file, new(file, table.schema) as writer:
+            writer.write_table(table)
+    elif form == "dataset":
+        source = pytest.importorskip("pyarrow.dataset").dataset(path)
+    elif form == "pandas":
+        pandas = pytest.importorskip("pandas")
+        source = table.to_pandas(types_mapper=pandas.ArrowDtype)
+    elif form in {"polars", "lazy"}:
+        polars = pytest.importorskip("polars")
+        table = table.drop_columns(["counts"])  # polars has no maps
+        source = polars.from_arrow(table)
+        source = source.lazy() if form == "lazy" else source
+    else:
+        source = table
+
+    data = _read(kind, source, folder=tmp_path)
+
+    if "counts" not in data.features:
+        assert len(data) == NUM_ROWS
+        assert [data[f"{n:08d}"]["objects"] for n in range(9)] == [_row(n)["objects"] for n in range(9)]
+        assert data.features["pair"] == Tensor((2,), "float64")
+        return
+    _check(data, lambda number: f"{number:08d}")
+
+
+def test_only_a_changed_file_has_its_rows_made_again(files, tmp_path):
+    """Not one that was touched, or copied elsewhere."""
+
+    def report():
+        return Materializer("parquet", files, tmp_path / "out", workers=ONE).run(progress=False)
+
+    assert report().num_shards_written == 1
+    os.utime(files / "part-1.parquet")
+    assert "run() would rebuild" not in str(Materializer("parquet", files, tmp_path / "out").status())
+    table = parquet.read_table(files / "part-1.parquet")
+    small = table.column("small").combine_chunks().take(np.arange(20)[::-1])
+    parquet.write_table(table.set_column(2, "small", small), files / "part-1.parquet", row_group_size=7)
+    assert "file part-1.parquet changed" in str(Materializer("parquet", files, tmp_path / "out").status())
+    assert report().num_shards_written == 1
+    assert int(load(tmp_path / "out")["part-1-00000000"]["small"]) == 9
+
+
+def test_columns_are_chosen_renamed_and_dropped(files, tmp_path):
+    """A struct means all of its fields."""
+    options = {"columns": ["meta", "small"], "rename": {"meta": "info", "small": "n"}, "drop": ["meta/by"]}
+
+    _ran("parquet", files, output=tmp_path / "out", **options)
+
+    data = load(tmp_path / "out")
+    assert set(data.features) == {"key", "info/id", "n"}
+    assert (int(data["part-2-00000003"]["n"]), int(data["part-2-00000003"]["info/id"])) == (13, 43)
+
+
+def test_fields_are_chosen_of_samples_of_any_kind(tmp_path):
+    """Also where only the first sample shows the fields."""
+    rows = [{"x": number, "y": {"z": "t", "w": None}} for number in range(3)]
+
+    for source in (rows, iter(rows)):
+        found = _read(source, folder=tmp_path, drop=["y/w"], rename={"x": "a"})
+        assert [(key, int(sample["a"]), sample["y/z"]) for key, sample in found.items()] == [
+            (f"{number:08d}", number, "t") for number in range(3)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": ["smal"]}, "columns= names 'smal', but the source has image"),
+        ({"drop": "small"}, r"drop is 'small'; want a list of names, as in drop=\['small'\]"),
+        ({"rename": {"small": "large"}}, "rename= calls two fields 'large'"),
+        ({"columns": ["small"], "drop": ["small"]}, "leave no field"),
+    ],
+)
+def test_choice_that_makes_no_sense_is_refused(files, tmp_path, options, message):
+    """Before anything is written."""
+    with pytest.raises(OptionError, match=message):
+        Materializer("parquet", files, tmp_path / "out", **options)
+    with pytest.raises(OptionError, match=r"columns= choose fields of a source without a class; CamVidWriter declares"):
+        Materializer("camvid", files, tmp_path / "out", columns=["x"])
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([decimal.Decimal("1.5")] * 2), r"column 'x' is decimal128\(2, 1\), which no feature stores.*Scalar"),
+        (pa.array([datetime.time(12)] * 2), r"column 'x' is time64\[us\], .*features={'x': Text\(\)}"),
+        (pa.nulls(2), r"column 'x' holds nothing but empty cells; leave it out with drop=\['x'\]"),
+        (pa.array([[b"a"], [b"b"]]), r"column 'x' is list<.*binary>, and no feature stores binary at \[\]; leave it"),
+    ],
+)
+def test_column_that_no_feature_stores_is_refused_at_once(tmp_path, column, message):
+    """With its type, and what to write; another declaration or `drop` accepts the rest."""
+    table = pa.table({"x": column, "y": [1, 2]})
+
+    with pytest.raises(SourceError, match=message):
+        Materializer(table, output=tmp_path / "out")
+    assert [int(sample["y"]) for sample in _read(table, folder=tmp_path, drop=["x"]).values()] == [1, 2]
+
+
+def test_declared_feature_stores_what_the_source_types_otherwise(tmp_path):
+    """A decimal as a number or as text; a text as an id; lists of float64 as float32."""
+    table = pa.table({"price": [decimal.Decimal("1.50")], "label": ["b"], "vector": [[0.5, 1.0]]})
+    features = {"price": Text(), "vector": Tensor((2,), "float32")}
+
+    sample = _read(ImportWriter(features=features), table, folder=tmp_path)["00000000"]
+    number = _read(ImportWriter(features={"price": Scalar("float64")}), table, folder=tmp_path)["00000000"]
+
+    assert sample["price"] == "1.50" and sample["vector"].tolist() == [0.5, 1.0]
+    assert number["price"] == 1.5
+
+
+def test_empty_cells_are_stored_where_they_are_declared(tmp_path):
+    """Numbers, texts, times, lists; of rows of an iterator, too."""
+    table = pa.table(
+        {
+            "n": pa.array([None, 7], pa.int16()),
+            "text": ["a", None],
+            "when": pa.array([None, NOON], pa.timestamp("us", "UTC")),
+            "vector": pa.array([[0.5, 1.0], None], pa.list_(pa.float32())),
+        }
+    )
+    features = {
+        "n": Optional(Scalar("int16")),
+        "text": Optional(Text()),
+        "when": Optional(Timestamp("UTC")),
+        "vector": Optional(Tensor((None,), "float32")),
+    }
+
+    for source in (table, iter(table.to_pylist())):
+        first, second = _read(ImportWriter(features=features), source, folder=tmp_path).values()
+        assert first["n"] is None and second["n"] == 7
+        assert (first["text"], second["text"]) == ("a", None)
+        assert first["when"] is None and second["when"] == np.datetime64(NOON.replace(tzinfo=None))
+        assert first["vector"].tolist() == [0.5, 1.0] and second["vector"] is None
+
+
+def test_files_that_do_not_fit_together_are_refused(tmp_path):
+    """By name of the column; a damaged one by its path; a file of an unknown kind by its extension."""
+    parquet.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    parquet.write_table(pa.table({"x": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(SourceError, match=r"b\.parquet: column 'x' is string, but int64 in .*a\.parquet"):
+        Materializer("parquet", tmp_path, tmp_path / "out")
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(SourceError, match=r"b\.parquet cannot be read as Parquet"):
+        Materializer("parquet", tmp_path, tmp_path / "out")
+    for name, message in (
+        ("rows.xyz", r"nobody knows the extension '\.xyz'; name the kind of the file, as in Materializer\('parquet'"),
+        ("rows", "has no extension that would say what it is; name the kind"),
+    ):
+        (tmp_path / name).write_bytes((tmp_path / "a.parquet").read_bytes())
+        with pytest.raises(SourceError, match=message):
+            Materializer(source=tmp_path / name, output=tmp_path / "out")
+        assert len(_read("parquet", tmp_path / name, folder=tmp_path)) == 1
+    with pytest.raises(SourceError, match=r"'parquet' reads files; give their path"):
+        Materializer("parquet", pa.table({"x": [1]}), tmp_path / "out")
+    with pytest.raises(OptionError, match="output is missing"):
+        Materializer(pa.table({"x": [1]}))
+
+
+def test_splits_come_from_the_names_of_files(tmp_path):
+    """Of folders, too; where some files have none, none has."""
+    for name in ("train-00000", "train-00001", "test-00000"):
+        parquet.write_table(pa.table({"x": [1, 2]}), tmp_path / f"{name}-of-00002.parquet")
+
+    _ran(source=tmp_path, output=tmp_path / "out")
+
+    assert len(load(tmp_path / "out", "train")) == 4 and len(load(tmp_path / "out", "test")) == 2
+
+
+# ---------------------------------------------------------------- iterators
+
+
+def _rows(count, start=0):
+    for number in range(start, count):
+        yield {
+            "image": np.full((3, 4, 3), number, np.uint8),
+            "n": number,
+            "words": ["a"] * number,
+            "half": np.float16(number),
+        }
+
+
+class Resumable:
+    """An iterable that says how to continue, and counts what it was asked for."""
+
+    def __init__(self, count, fails_at=None):
+        self.count, self.fails_at, self.place, self.given = count, fails_at, 0, 0
+
+    def __iter__(self):
+        for number in range(self.place, self.count):
+            if number == self.fails_at:
+                raise ConnectionError("the line is down")
+            self.place, self.given = number + 1, self.given + 1
+            yield {"n": number}
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [lambda: _rows(20), lambda: lambda: _rows(20)], ids=["generator", "function"])
+def test_rows_of_an_iterator_are_spooled_and_counted(tmp_path, method, make):
+    """Each once; only its temporary folder knows them, which is gone afterwards."""
+    workers = WorkerOptions(num_workers=2, start_method=method)
+    job = Materializer(make(), output=tmp_path / "out", workers=workers)
+    folder = job.writer._samples._folder
+
+    report = job.run(progress=False)
+
+    data = load(tmp_path / "out")
+    assert report.num_records == len(data) == 20
+    assert data.features["image"] == Image() and data.features["half"] == Scalar("float16")
+    for number in range(20):
+        sample = data[f"{number:08d}"]
+        assert (sample["image"] == number).all() and (sample["n"], sample["half"]) == (number, number)
+        assert sample["words"] == ["a"] * number
+    assert os.path.isdir(folder)
+    del job
+    assert not os.path.exists(folder)
+
+
+def test_iterator_that_begins_again_when_it_is_asked_for_gives_each_row_once(tmp_path):
+    """As the streaming dataset of litdata does: it is its own iterator."""
+
+    class Restarting:
+        def __iter__(self):
+            self.rows = iter(range(5))
+            return self
+
+        def __next__(self):
+            return {"n": next(self.rows)}
+
+    found = _read(Restarting(), folder=tmp_path)
+
+    assert [int(sample["n"]) for sample in found.values()] == list(range(5))
+
+
+def test_keys_and_splits_of_streamed_rows_count(tmp_path):
+    """Under their names, as in tables; or under the name that `key=` gives."""
+    rows = [{"key": f"k{n}", "split": "val" if n else "train", "id": f"i{n}", "x": n} for n in range(3)]
+
+    writer = Materializer(iter(rows), output=tmp_path / "out").writer
+    named = ImportWriter(key="id")
+    Materializer(named, iter(rows), tmp_path / "out")
+
+    assert [(row.key, row.split) for row in writer.index(None)] == [("k0", "train"), ("k1", "val"), ("k2", "val")]
+    assert set(writer.features) == {"key", "id", "x"}
+    assert [row.key for row in named.index(None)] == ["i0", "i1", "i2"]
+
+
+def test_one_more_row_concerns_its_shard_alone(tmp_path):
+    """Each row has a digest of its own."""
+    options = {"output": tmp_path / "out", "shards": ShardOptions(num_shards=4)}
+
+    assert _ran(_rows(40), **options).num_shards_written == 4
+    assert _ran(_rows(41), **options).num_shards_reused == 3
+
+
+@pytest.mark.parametrize("kind", ["state", "start"])
+def test_interrupted_source_continues_where_it_says_how(tmp_path, kind, monkeypatch):
+    """Rows that lie in the named folder are not asked for again, and none is lost or doubled."""
+    monkeypatch.setattr("datamat.writers.existing._SAVE_S", 0)  # saves after each row
+    asked = []
+
+    def rows(start=0, fails_at=10):
+        for number in range(start, 15):
+            if number == fails_at:
+                raise ConnectionError("the line is down")
+            asked.append(number)
+            yield {"n": number}
+
+    first = Resumable(15, fails_at=10) if kind == "state" else rows
+    again = Resumable(15) if kind == "state" else lambda start: rows(start, None)
+    with pytest.raises(ConnectionError):
+        Materializer(ImportWriter(spool=tmp_path / "rows"), first, tmp_path / "out", workers=ONE).plan()
+    with open(tmp_path / "rows" / "rows.tfrecord", "ab") as file:
+        file.write(b"half of a row")
+    assert len(asked) == (10 if kind == "start" else 0)
+
+    _ran(ImportWriter(spool=tmp_path / "rows"), again, output=tmp_path / "out")
+
+    assert sorted(int(sample["n"]) for sample in load(tmp_path / "out")) == list(range(15))
+    assert asked == list(range(15)) if kind == "start" else again.given == 5
+    finished = Resumable(15, fails_at=0)
+    _ran(ImportWriter(spool=tmp_path / "rows"), finished, output=tmp_path / "out")
+    assert finished.given == 0
+    with pytest.raises(SourceError, match="written for other columns= or features=; remove the folder"):
+        Materializer(ImportWriter(spool=tmp_path / "rows", features={"n": Scalar("int32")}), finished, "out").plan()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"x": 1}, {"x": "a"}], r"row 1: field 'x' is declared int64 scalar but the sample holds 'a'"),
+        ([{"x": 1}, {"x": None}], r"row 1: field 'x' is None; fill it in.*drop=\['x'\]"),
+        ([{"x": 1}, {"y": 1}], r"row 1: it lacks the field 'x', unlike the first row"),
+        ([{"x": 1}, {"x": 1, "y": 1}], r"row 1: it has the field 'y', unlike the first row"),
+        ([{"x": object()}], r"the first sample: field 'x' holds a object, for which no feature.*drop=\['x'\]"),
+    ],
+)
+def test_row_that_does_not_fit_is_refused_by_the_plan(tmp_path, rows, message):
+    """With its number and field."""
+    with pytest.raises(SourceError, match=message):
+        Materializer(iter(rows), output=tmp_path / "out").plan()
+
+
+def test_damage_of_spooled_rows_is_found(tmp_path):
+    """Each has a checksum."""
+    job = Materializer(ImportWriter(spool=tmp_path / "rows"), _rows(3), tmp_path / "out", workers=ONE)
+    job.plan()
+    path = tmp_path / "rows" / "rows.tfrecord"
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(SampleError, match=r"row 2 is damaged: the checksum .*remove the folder"):
+        job.run(progress=False)
+    (tmp_path / "rows" / "state.json").write_text("{")
+    with pytest.raises(SourceError, match=r"state\.json is damaged"):
+        Materializer(ImportWriter(spool=tmp_path / "rows"), _rows(3), tmp_path / "out")
+
+
+def test_damaged_row_group_is_reported_with_its_file(files, tmp_path):
+    """The samples of other row groups are intact."""
+    path = files / "part-1.parquet"
+    data = bytearray(path.read_bytes())
+    data[200:260] = bytes(60)
+    path.write_bytes(data)
+
+    with pytest.raises((SampleError, CorruptDataError), match=r"part-1\.parquet: row group \d cannot be read"):
+        Materializer("parquet", files, tmp_path / "out", workers=ONE).run(progress=False)
+
+
+def test_state_of_a_spool_is_plain_json(tmp_path):
+    """Nothing that is read back was pickled."""
+    Materializer(ImportWriter(spool=tmp_path / "rows"), _rows(3), tmp_path / "out").plan()
+
+    state = json.loads((tmp_path / "rows" / "state.json").read_text())
+
+    assert (state["count"], state["is_complete"]) == (3, True)
+
+
+# ---------------------------------------------------------------- as strangers have them
+
+
+def test_views_of_text_are_read_in_any_order(tmp_path):
+    """Text of polars is `string_view`, for which Arrow has no `take`."""
+    words = [f"größer {number}" for number in range(NUM_ROWS)]
+    table = pa.table(
+        {
+            "word": pa.array(words, pa.string_view()),
+            "raw": pa.array([b"\0" + word.encode() for word in words], pa.binary_view()),
+            "tags": pa.array([[word] for word in words], pa.list_(pa.string_view())),
+            "run": pa.RunEndEncodedArray.from_arrays([20, NUM_ROWS], [1, 2]),
+        }
+    )
+    with pa.OSFile(str(tmp_path / "words.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as stream:
+        stream.write_table(table)
+
+    for place, source in enumerate([tmp_path / "words.arrow", table]):
+        _ran(source, output=tmp_path / f"out{place}", shards=ShardOptions(num_shards=2))
+
+        data = load(tmp_path / f"out{place}")
+        for number, word in enumerate(words):
+            sample = data[f"{number:08d}"]
+            assert (sample["word"], sample["raw"], sample["tags"]) == (word, b"\0" + word.encode(), [word])
+            assert sample["run"] == (1 if number < 20 else 2)
+
+
+def test_folders_of_hive_give_their_columns(tmp_path):
+    """As `pyarrow.dataset`, Spark and polars lay tables out: integers, text with escapes, empty cells."""
+    table = pa.table(
+        {
+            "n": range(30),
+            "year": [2025 + number % 2 for number in range(30)],
+            "city": [["Köln/Rh", "a b", None][number % 3] for number in range(30)],
+        }
+    )
+    parquet.write_to_dataset(table, tmp_path / "hive", partition_cols=["year", "city"])
+    writer = ImportWriter(kind="parquet", features={"city": Optional(Text())})
+
+    for source in (tmp_path / "hive", tmp_path / "hive" / "*" / "*" / "*.parquet"):
+        samples = _read(writer, source, folder=tmp_path)
+
+        found = sorted((int(one["n"]), int(one["year"]), one["city"]) for one in samples.values())
+        assert found == [tuple(row.values()) for row in table.to_pylist()]
+    assert samples.features["year"] == Scalar("int64")
+    chosen = _read("parquet", tmp_path / "hive", folder=tmp_path, columns=["year"])
+    assert sorted(one["year"] for one in chosen.values()) == sorted(table["year"].to_pylist())
+
+
+def test_folders_of_hive_that_do_not_fit_together_are_refused(tmp_path):
+    """A file beside the folders would have no value in their columns."""
+    for name in ("year=2026/a.parquet", "b.parquet"):
+        (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.table({"n": [1]}), tmp_path / "rows" / name)
+
+    with pytest.raises(SourceError, match=r"year=2026/a.parquet lies in folders .*\(year\).*lay all files out alike"):
+        Materializer("parquet", tmp_path / "rows", tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["list", "columns"])
+def test_keys_and_splits_of_items_in_memory_count(tmp_path, form):
+    """As those of tables and streams do; keys with slashes are made safe."""
+    rows = [{"key": f"a/{number}", "split": "val" if number % 3 else "train", "v": number} for number in range(9)]
+    source = rows if form == "list" else {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    _ran(source, output=tmp_path / "out")
+
+    data = load(tmp_path / "out")
+    assert {sample["key"]: int(sample["v"]) for sample in data} == {f"a%2F{number}": number for number in range(9)}
+    assert len(load(tmp_path / "out", "train")) == 3 and sorted(data.features) == ["key", "v"]
+
+
+def test_field_named_key_of_a_dataset_is_not_lost(tmp_path):
+    """Keys of a map-style dataset are its positions, so a field of that name needs a word of its user."""
+
+    class Numbers:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, number):
+            return {"key": f"n{number}", "v": number}
+
+    with pytest.raises(SourceError, match=r"field 'key', but their keys are their positions; pass ImportWriter\(key="):
+        Materializer(Numbers(), output=tmp_path / "out")
+
+    assert sorted(_read(ImportWriter(key="key"), Numbers(), folder=tmp_path)) == ["n0", "n1", "n2", "n3"]
+    renamed = _read(Numbers(), folder=tmp_path, rename={"key": "id"})
+    assert renamed["00000002"] == {"key": "00000002", "id": "n2", "v": 2}
+    assert _read(Numbers(), folder=tmp_path, drop=["key"])["00000002"] == {"key": "00000002", "v": 2}
+
+
+@pytest.mark.parametrize("form", ["table", "list", "stream"])
+def test_field_renamed_to_key_holds_the_keys(tmp_path, form):
+    """The values were dropped, and positions became the keys."""
+    rows = [{"id": f"n{number}", "v": number} for number in range(5)]
+    source = {"table": pa.Table.from_pylist(rows), "list": rows, "stream": iter(rows)}[form]
+
+    samples = _read(source, folder=tmp_path, rename={"id": "key"})
+
+    assert {key: dict(sample) for key, sample in samples.items()} == {
+        f"n{number}": {"key": f"n{number}", "v": number} for number in range(5)
+    }
+
+
+def test_columns_may_name_the_key(tmp_path):
+    """It is always there; leaving it out or calling it otherwise is refused with the reason."""
+    table = pa.table({"key": ["a", "b"], "v": [1, 2], "w": [3, 4]})
+
+    assert _read(table, folder=tmp_path, columns=["key", "v"])["b"] == {"key": "b", "v": 2}
+    with pytest.raises(OptionError, match=r"drop= names 'key', which is no field: it holds the key of each sample"):
+        Materializer(table, output=tmp_path / "out", drop=["key"])
+    with pytest.raises(OptionError, match="the source has no field; want at least one beside the key"):
+        Materializer(pa.table({"key": ["a"]}), output=tmp_path / "out")
+
+
+def test_dict_of_lists_is_not_taken_for_splits(tmp_path):
+    """Two columns became two splits."""
+    with pytest.raises(SourceError, match=r"dict of lists \(height; width\).*pass pyarrow.table\(source\)"):
+        Materializer({"height": [1, 2], "width": [3, 4]}, output=tmp_path / "out")
+
+
+def test_lists_without_items_are_arrays_like_the_others(tmp_path):
+    """Tokens of an empty text; the first row shows the type."""
+    rows = [{"tokens": [7, 2]}, {"tokens": []}, {"tokens": [5]}]
+
+    for source in (iter(rows), rows):
+        samples = _read(source, folder=tmp_path)
+
+        assert samples.features["tokens"] == Tensor((None,), "int64")
+        assert [sample["tokens"].tolist() for sample in samples.values()] == [[7, 2], [], [5]]
+
+
+@pytest.mark.parametrize("form", ["reader", "batches", "list"])
+def test_tables_that_come_one_after_another_are_rows(tmp_path, form):
+    """Batches of Arrow and chunks of pandas; every column keeps its type."""
+    table = _table()
+    batches = table.to_batches(max_chunksize=7)
+    source = {"reader": table.to_reader(7), "batches": iter(batches), "list": batches}[form]
+
+    _ran(source, output=tmp_path / "out", shards=ShardOptions(num_shards=2))
+
+    _check(load(tmp_path / "out"), lambda number: f"{number:08d}")
+
+
+def test_tables_of_other_columns_are_refused(tmp_path):
+    """The second table of a stream has text where the first has numbers."""
+    tables = [pa.table({"a": [1]}), pa.table({"a": ["x"]})]
+
+    with pytest.raises(SourceError, match=r"table 1 of the source has other columns .*a: string; want a: int64"):
+        Materializer(iter(tables), output=tmp_path / "out").plan()
+    with pytest.raises(SourceError, match="the tables of the list do not fit together"):
+        Materializer(tables, output=tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["table", "list", "stream"])
+def test_lists_of_dicts_may_be_declared(tmp_path, form):
+    """The fields of each dict get their types, too."""
+    rows = [{"objects": [{"box": [1.0, number], "name": "x"}] * (number % 3)} for number in range(5)]
+    source = {"table": pa.Table.from_pylist(rows), "list": rows, "stream": iter(rows)}[form]
+    features = {"objects": Sequence({"box": Tensor((2,), "float32"), "name": Text()})}
+
+    _ran(ImportWriter(features=features), source, output=tmp_path / "out")
+
+    data = load(tmp_path / "out")
+    for number in range(5):
+        objects = data[f"{number:08d}"]["objects"]
+        assert objects["name"] == ["x"] * (number % 3)
+        assert np.array_equal(objects["box"], np.array([[1, number]] * (number % 3), np.float32).reshape(-1, 2))
+
+
+def test_dict_may_be_declared_as_one(tmp_path):
+    """Sources give the fields of dicts by their paths, and so are they declared."""
+    rows = [{"camera": {"iso": number}} for number in range(3)]
+
+    samples = _read(ImportWriter(features={"camera": {"iso": Scalar("int32")}}), rows, folder=tmp_path)
+
+    assert samples.features["camera/iso"] == Scalar("int32") and samples["00000002"]["camera/iso"] == 2
+
+
+def test_error_of_a_source_says_where_it_came(tmp_path):
+    """The user's own exception passes, with the number of the item."""
+
+    def rows():
+        yield {"a": 1}
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match="the disk is gone") as caught:
+        Materializer(rows, output=tmp_path / "out").plan()
+
+    assert "in place of its item 1" in caught.value.__notes__[0]
+
+
+def test_empty_source_is_named(tmp_path):
+    """By its path, where it has one."""
+    parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+
+    with pytest.raises(SourceError, match=r"none.parquet has no samples"):
+        Materializer("parquet", tmp_path / "none.parquet", tmp_path / "out")
