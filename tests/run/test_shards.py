@@ -462,6 +462,26 @@ def test_bytes_behind_the_last_receipt_do_not_count(place, formats, reference):
     assert finished_files(place) == reference[0]
 
 
+def test_disk_begins_to_take_a_shard_while_it_grows(place, formats, reference, monkeypatch):
+    """In whole pieces, each once, with no regard to where parts end; what is left over waits for the flush."""
+    piece, begun = 64, []
+    monkeypatch.setattr(shards, "_FLUSH_BYTES", piece)
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *hint: begun.append((os.fstat(file).st_ino, *hint)))
+
+    _, files = make(place, formats)
+
+    assert files == reference[1]
+    for info, made in zip(files, formats, strict=True):
+        inode = (place / info.file).stat().st_ino
+        mine = [(start, size) for file, start, size, advice in begun if file == inode]
+        assert all(advice == os.POSIX_FADV_DONTNEED for *_, advice in begun)
+        if made.joins_parts:
+            assert [start for start, _ in mine] == list(itertools.accumulate([0] + [size for _, size in mine[:-1]]))
+            assert sum(size for _, size in mine) == info.num_bytes // piece * piece > 0
+        else:
+            assert not mine
+
+
 @pytest.mark.parametrize("at", range(5))
 def test_only_one_process_appends_at_a_time(place, formats, at, reference):
     """While another process holds the files, a part lies apart; whoever comes next appends it."""
