@@ -122,11 +122,11 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.parallel import retire as retire
     from datamat.plan.changes import ShardChange as ShardChange
     from datamat.plan.plan import Plan as Plan
-    from datamat.readers import ShardedDataset as ShardedDataset
-    from datamat.readers import concat as concat
-    from datamat.readers import load as load
-    from datamat.readers import mix as mix
     from datamat.readers.batches import Batches as Batches
+    from datamat.readers.dataset import ShardedDataset as ShardedDataset
+    from datamat.readers.dataset import concat as concat
+    from datamat.readers.dataset import load as load
+    from datamat.readers.dataset import mix as mix
     from datamat.readers.tf.service import serving as serving
     from datamat.run.convert import convert as convert
     from datamat.run.estimate import Estimate as Estimate

@@ -72,7 +72,7 @@ from datamat.formats import Offsets, get_format
 from datamat.options import ShardOptions, WorkerOptions
 from datamat.parallel import PathosExecutor
 from datamat.parallel.standins import registrations
-from datamat.readers import load
+from datamat.readers.dataset import load
 from datamat.readers.tf.decode import as_read
 from datamat.run.materializer import Materializer
 from datamat.run.report import RunEnded, RunEvent, RunHook

@@ -9,9 +9,3 @@ sequences    batches that are padded, bucketed by length, or packed into rows
 tf           the same as a `tf.data.Dataset`
 preview      draws samples, with masks over their images
 """
-
-from __future__ import annotations
-
-from datamat.readers.dataset import ShardedDataset, concat, load, mix
-
-__all__ = ["ShardedDataset", "concat", "load", "mix"]

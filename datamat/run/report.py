@@ -892,7 +892,7 @@ def _tqdm() -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm warns in a notebook without ipywidgets, and shows a text bar there
-        from tqdm.auto import tqdm
+        from tqdm.autonotebook import tqdm
     return tqdm
 
 
