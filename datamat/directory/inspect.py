@@ -617,25 +617,36 @@ def _row_of(batch: Any, names: list[str], row: int) -> tuple[str, dict[str, Valu
 
 
 def _values_of(scalar: Any) -> Values | None:
-    """Return one cell of a table as a record would hold it; None where it is null."""
-    value = scalar.as_py()
-    if value is None:
+    """Return one cell of a table as a record would hold it, lists flattened; None where it is null."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if not scalar.is_valid:
         return None
-    if isinstance(value, dict):  # an image of Hugging Face `datasets` is {bytes, path}
-        value = value["bytes"] if isinstance(value.get("bytes"), bytes) else repr(value)
-    if isinstance(value, (str, bytes)):
-        return [value.encode() if isinstance(value, str) else value]
-    array = np.asarray(value)
-    if array.dtype.kind in "biufc":
-        return _typed(array, scalar.type).reshape(-1)
-    return [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
+    array = scalar.values if _is_list(scalar.type) else pa.array([scalar], scalar.type)
+    while _is_list(array.type):
+        array = array.flatten()
+    is_number = types.is_boolean(array.type) or types.is_integer(array.type) or types.is_floating(array.type)
+    if is_number and not array.null_count:
+        numbers: np.ndarray = array.to_numpy(zero_copy_only=False)
+        return numbers
+    try:
+        found = array.to_pylist()
+    except OverflowError:  # moments beyond the years that `datetime` knows
+        found = array.to_numpy(zero_copy_only=False).tolist()
+    return [_bytes_of(value) for value in found]
 
 
-def _typed(array: np.ndarray, arrow_type: Any) -> np.ndarray:
-    """Return numbers in the type that the table has them in: Python's own have lost it."""
-    while hasattr(arrow_type, "value_type"):
-        arrow_type = arrow_type.value_type
-    return array.astype(arrow_type.to_pandas_dtype())
+def _is_list(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):  # an image of Hugging Face `datasets`
+        value = value["bytes"]
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def _read_tar(path: pathlib.Path) -> Iterator[ReadRecord]:

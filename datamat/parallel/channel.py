@@ -12,8 +12,6 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from multiprocess.reduction import DupFd
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pickle import PickleBuffer
@@ -231,6 +229,8 @@ class Claims:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a process that is being started, which inherits the descriptor."""
+        from multiprocess.reduction import DupFd  # which Windows lacks
+
         return _receive, (DupFd(self._read.fileno()),)
 
     def grant(self, num_tasks: int) -> None:

@@ -10,8 +10,6 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, Self
 
-from multiprocess.reduction import DupFd
-
 from datamat.parallel.channel import Descriptor, close_in_forks
 
 __all__ = ["CrashNote", "WorkerExit", "own_note"]
@@ -65,6 +63,8 @@ class CrashNote:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a process that is being started, which inherits the descriptor."""
+        from multiprocess.reduction import DupFd  # which Windows lacks
+
         return _receive, (DupFd(self.fileno()),)
 
     def fileno(self) -> int:

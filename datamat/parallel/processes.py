@@ -22,13 +22,20 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import multiprocess as mp  # not by way of pathos, which takes each new worker 8 ms to import
-from multiprocess import context, forkserver, popen_fork, popen_forkserver, popen_spawn_posix, process, spawn, util
+from multiprocess import context, forkserver, process, spawn, util
 from multiprocess import resource_tracker as tracker
 
 from datamat.errors import OptionError
 from datamat.parallel import process_role
 from datamat.parallel.affinity import library_against_fork, limit_thread_environment, note_thread_pools
 from datamat.parallel.channel import Descriptor, close_in_forks, no_forks
+
+if hasattr(os, "fork"):
+    from multiprocess.popen_fork import Popen as _Forked
+    from multiprocess.popen_forkserver import Popen as _ForkedByServer
+    from multiprocess.popen_spawn_posix import Popen as _Spawned
+else:  # Windows, where these modules cannot be imported; a pool says there what it needs (`require_posix`)
+    _Forked = _ForkedByServer = _Spawned = object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -315,7 +322,7 @@ def forget_idle_tracker() -> None:
         held._fd = None
 
 
-class ForkPopen(popen_fork.Popen):  # type: ignore[misc]
+class ForkPopen(_Forked):  # type: ignore[misc]
     """A fork of the calling thread, which must be the only one."""
 
     def __init__(self, process_obj: MainFreeProcess) -> None:
@@ -323,7 +330,7 @@ class ForkPopen(popen_fork.Popen):  # type: ignore[misc]
             super().__init__(process_obj)
 
 
-class SpawnPopen(popen_spawn_posix.Popen):  # type: ignore[misc]
+class SpawnPopen(_Spawned):  # type: ignore[misc]
     """A fresh interpreter by exec."""
 
     def _launch(self, process_obj: MainFreeProcess) -> None:
@@ -366,7 +373,7 @@ class _NoPlaceError(Exception):
     """No directory can be written: a container whose file systems are all read-only."""
 
 
-class ServerPopen(popen_forkserver.Popen):  # type: ignore[misc]
+class ServerPopen(_ForkedByServer):  # type: ignore[misc]
     """A fork of a server process."""
 
     def __init__(self, process_obj: MainFreeProcess, server: Server) -> None:

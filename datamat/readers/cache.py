@@ -7,15 +7,13 @@ least recently used one is needed next: a cache that evicted it would lose each 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
 import shutil
-import struct
 import threading
 from typing import TYPE_CHECKING, Any, final
-
-import xxhash
 
 from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, require_posix, want_of_resources
 from datamat.features import num_bytes_of
@@ -33,7 +31,7 @@ __all__ = ["RecordCache", "ShardStore", "byte_limit"]
 
 _COPY_BYTES = 4 << 20
 _RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
-_LOCK_FILE = ".lock"
+_LOCK = ".lock"
 _OFFSETS = ".offsets"
 _PART = ".part"
 _ROOM = "room"
@@ -208,7 +206,7 @@ class ShardStore:
                 return False
             try:
                 with open(part, "wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(num_bytes, 1))
+                    _reserve(file, num_bytes)
             except OSError:  # the disk is full, whatever the limit
                 part.unlink(missing_ok=True)
                 return False
@@ -249,7 +247,7 @@ class ShardStore:
     def _held(self) -> list[tuple[os.stat_result, pathlib.Path]]:
         """Return status and path of all files in the folder, finished and unfinished."""
         while True:
-            paths = [path for path in self._folder.iterdir() if path.name != _LOCK_FILE]
+            paths = [path for path in self._folder.iterdir() if not path.name.endswith(_LOCK)]
             # A file that another process has just renamed exists under its new name: list again, and count it.
             with contextlib.suppress(FileNotFoundError):
                 return [(path.lstat(), path) for path in paths]
@@ -271,19 +269,53 @@ class ShardStore:
         require_posix("cache_dir=")
         import fcntl
 
-        # One byte of a file for each name. Locks belong to the open file (fcntl(2), F_OFD_SETLK), not to the process,
-        # so that threads exclude each other, too. They are released explicitly: a forked child may have the file open.
-        place = xxhash.xxh3_64_intdigest(what.encode()) >> 2
-        with open(self._folder / _LOCK_FILE, "ab") as file:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK, place))
-            try:
-                yield
-            finally:
-                fcntl.fcntl(file, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, place))
+        # flock(2) belongs to the open file and not to the process, so that threads exclude each other, too. It is
+        # released explicitly: a forked child may have the file open.
+        path = self._folder / f".{what}{_LOCK}"
+        file = _locked(path, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            file.close()
 
 
-def _request(kind: int, place: int) -> bytes:
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, place, 1, 0)
+def _locked(path: pathlib.Path, how: int) -> BinaryIO:
+    """Open a lock file, and lock it; one that its last holder has removed meanwhile excludes nobody, so try again."""
+    import fcntl
+
+    while True:
+        file = open(path, "ab")  # noqa: SIM115 -- open as long as it is locked
+        try:
+            fcntl.flock(file, how)
+            if _is_at(file, path):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_at(file: BinaryIO, path: pathlib.Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _reserve(file: BinaryIO, num_bytes: int) -> None:
+    """Give a file its size, and the space for it on the disk.
+
+    Raises:
+        OSError: the disk has less.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, max(num_bytes, 1))
+    elif shutil.disk_usage(file.name).free < num_bytes:  # macOS
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+    else:
+        file.truncate(num_bytes)
 
 
 def _name_of(info: ShardInfo | IndexInfo) -> str:

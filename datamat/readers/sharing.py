@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from datamat.errors import require_posix
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -54,6 +56,7 @@ class SharedFolder:
     """
 
     def __init__(self) -> None:
+        require_posix("num_workers=")
         import fcntl
 
         parent = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()

@@ -284,7 +284,7 @@ class _SharedByParts:
                 f"part {spec.number} of {spec.shard} cannot be written below {self.work}: {error.strerror or error}; "
                 "make room or repair the disk, and run again to continue"
             ) from error
-        if self._workers.max_rss is not None and _statm_bytes(_RESIDENT) > self._workers.max_rss:
+        if self._workers.max_rss is not None and _resident_bytes() > self._workers.max_rss:
             retire()
         return receipt
 
@@ -675,19 +675,39 @@ def _failed_row(position: int, error: SampleError, action: str, attempts: int) -
 
 
 def limit_memory(max_rss: int) -> None:
-    """Let an allocation far above the worker's limit fail, before the system has to end some process."""
+    """Let an allocation far above the worker's limit fail, before the system has to end some process.
+
+    Only Linux has such a limit; elsewhere a worker is replaced after the part in which it exceeded its own.
+    """
     import resource
 
     data_bytes = _statm_bytes(_DATA)
+    if data_bytes is None:
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = data_bytes + max(max_rss, _LEAST_HEADROOM)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def _statm_bytes(place: int) -> int:
-    """Return an entry of proc_pid_statm(5) in bytes. psutil would cost each worker its import, and has no data size."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[place]) * mmap.PAGESIZE
+def _resident_bytes() -> int:
+    found = _statm_bytes(_RESIDENT)
+    if found is None:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+    return found
+
+
+def _statm_bytes(place: int) -> int | None:
+    """Return an entry of proc_pid_statm(5) in bytes, which only Linux has.
+
+    psutil would cost each worker its import, and has no data size.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[place]) * mmap.PAGESIZE
+    except FileNotFoundError:
+        return None
 
 
 def _write_proc(path: str, text: str) -> None:

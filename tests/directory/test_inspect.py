@@ -222,10 +222,13 @@ def test_tables_of_others_are_inspected(tmp_path):
         "list": pa.array([[1.5], [2.5, 3.5], []], pa.list_(pa.float32())),
         "word": ["a", "b", "c"],
         "flag": [True, False, True],
+        "uint64": pa.array([[0, 2**64 - 1], [], [1]], pa.list_(pa.uint64())),
+        "ragged": pa.array([[[1], [2, 3]], [], None], pa.list_(pa.list_(pa.int16()))),
+        "moment": pa.array([0, 2**63 - 1, 1], pa.timestamp("us", "UTC")),
     }
     parquet.write_table(pa.table(table), tmp_path / "x.parquet")
 
-    found = inspect(tmp_path / "x.parquet")
+    found = inspect(tmp_path / "x.parquet", records=1)
 
     assert {field.name: (field.kind, field.num_records, field.lengths) for field in found.fields} == {
         "image": ("image", 3, (1, 1)),
@@ -233,7 +236,11 @@ def test_tables_of_others_are_inspected(tmp_path):
         "list": ("float32", 3, (0, 2)),
         "word": ("text", 3, (1, 1)),
         "flag": ("bool", 3, (1, 1)),
+        "uint64": ("uint64", 3, (0, 2)),
+        "ragged": ("int16", 2, (0, 3)),
+        "moment": ("text", 3, (1, 1)),
     }
+    assert "uint64: [0, 18446744073709551615]" in found.records[0]
 
 
 def test_damaged_table_is_reported(tmp_path):

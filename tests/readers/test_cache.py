@@ -31,7 +31,7 @@ def keys_in(path):
 
 def copies(folder):
     """Return the shards in a cache folder."""
-    return sorted(path.name for path in pathlib.Path(folder).iterdir() if path.name != ".lock")
+    return sorted(path.name for path in pathlib.Path(folder).iterdir())
 
 
 def record(size):

@@ -20,12 +20,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
-from multiprocessing.connection import wait
+import threading
 from typing import TYPE_CHECKING, Any, final
 
 from datamat.errors import OptionError, ParallelError
@@ -162,18 +163,20 @@ class Service:
         Raises:
             ParallelError: a server ended; the message says which one, and how.
         """
-        watched = {os.pidfd_open(process.pid): name for name, process in self.servers.items()}
-        try:
-            (first, *_) = wait(list(watched))
-        finally:
-            for descriptor in watched:
-                os.close(descriptor)
-        name = watched[first]  # type: ignore[index]  # what was waited for
+        ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name, process in self.servers.items():
+            threading.Thread(target=_wait_for, args=(name, process, ended), daemon=True).start()
+        name = ended.get()
         raise ParallelError(
             f"the {name} of the service ended ({_ending(self.servers[name].wait())}); the records that it had in "
             "progress are lost to this epoch, so the service cannot continue; consumers wait until a service starts on "
             "the same port, and then get an error"
         )
+
+
+def _wait_for(name: str, process: subprocess.Popen[bytes], ended: queue.SimpleQueue[str]) -> None:
+    process.wait()
+    ended.put(name)
 
 
 @contextlib.contextmanager
