@@ -147,6 +147,9 @@ _COLOURS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _LOSSLESS = {"png", "tiff"}
 _MOST_ROWS_UNPACKED = 1 << 19  # OpenCV takes twice as many
+_MOST_KNOWN = 4
+_MOST_BYTES_KNOWN = 1 << 20
+_whole: tuple[tuple[bytes, ImageInfo], ...] = ()
 _UNSUPPORTED = "subsampling"  # the subject of simplejpeg's only complaint about a file that may be intact
 
 
@@ -173,13 +176,29 @@ def probe(data: bytes, *, whole: bool = False, name: str = "", max_pixels: int =
         >>> info.encoding, info.height, info.width, info.channels
         ('png', 2, 3, 1)
     """
-    info = _PROBES[_encoding(data, name)](data, name, whole=whole)
+    info = _found_whole(data)
+    if info is None:
+        info = _PROBES[_encoding(data, name)](data, name, whole=whole)
+        if whole:
+            _note_whole(data, info)
     found = f"{info.encoding} of {info.width} x {info.height} pixels"
     if info.height < 1 or info.width < 1:
         raise refuse(name, found, "at least one pixel", "take it out of the index")
     if info.height * info.width > max_pixels:
         raise refuse(name, found, f"at most {max_pixels} pixels", "tile it, shrink it or raise max_pixels")
     return info
+
+
+def _found_whole(data: bytes) -> ImageInfo | None:
+    """Return what is known of these very bytes if they were found whole a moment ago."""
+    return next((info for known, info in _whole if known is data), None)
+
+
+def _note_whole(data: bytes, info: ImageInfo) -> None:
+    """Remember a file until some others were looked at: a writer looks at the size of a file that is stored later."""
+    global _whole  # noqa: PLW0603 -- replaced as one, for threads
+    if type(data) is bytes and len(data) <= _MOST_BYTES_KNOWN:  # nobody can change these
+        _whole = ((data, info), *_whole[: _MOST_KNOWN - 1])
 
 
 def decode_image(

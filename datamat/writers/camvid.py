@@ -17,6 +17,7 @@ Brostow, Fauqueur and Cipolla, 2009.
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +84,17 @@ class CamVidWriter(DatasetWriter):
         folder = _data_folder(root)
         lists = _lists(folder)
         rows = list(_listed(folder, lists) if lists else _paired(folder))
-        inside = folder.relative_to(root)
+        if folder == root:
+            return rows
+        inside = str(folder.relative_to(root))
         return [
-            row._replace(fields={name: str(inside / str(path)) for name, path in row.fields.items()}) for row in rows
+            row._replace(fields={name: os.path.join(inside, str(path)) for name, path in row.fields.items()})
+            for row in rows
         ]
 
     def read(self, row: IndexRow) -> Sample:
         sample = {name: read_file(str(row.fields[name])) for name in ("image", "mask")}
-        (image, mask) = (probe(data, name=str(row.fields[name])) for name, data in sample.items())
+        (image, mask) = (probe(data, whole=True, name=str(row.fields[name])) for name, data in sample.items())
         if (image.width, image.height, image.orientation) != (mask.width, mask.height, mask.orientation):
             raise SchemaError(
                 f"{row.fields['mask']!r}: the mask has {mask.width} x {mask.height} pixels, its image has "

@@ -92,7 +92,7 @@ class CocoWriter(DatasetWriter):
     def read(self, row: IndexRow) -> Sample:
         path = str(row.fields["image"])
         data = read_file(path)
-        info = probe(data, name=path)
+        info = probe(data, whole=True, name=path)
         objects = json.loads(str(row.fields["objects"]))
         found = (info.height, info.width) if info.orientation < 5 else (info.width, info.height)
         if found != tuple(objects["size"]):

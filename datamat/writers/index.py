@@ -320,7 +320,14 @@ def _row_of_line(local: _PathMap, text: str, split: str, fields: Sequence[str], 
             f"or by a tab where names hold spaces: {text!r}"
         )
     found = [local.path_of(path) for path in paths]
-    return IndexRow(pathlib.PurePosixPath(found[0]).stem, split, dict(zip(fields, found, strict=True)), origin)
+    return IndexRow(_stem(found[0]), split, dict(zip(fields, found, strict=True)), origin)
+
+
+def _stem(path: str) -> str:
+    """Return the name of a file without its suffix, as `pathlib` does in ten times the time."""
+    name = path.rpartition("/")[2]
+    dot = name.rfind(".")
+    return name[:dot] if 0 < dot < len(name) - 1 else name
 
 
 class _PathMap:

@@ -126,7 +126,7 @@ class PedestrianWriter(DatasetWriter):
     def read(self, row: IndexRow) -> Sample:
         image, annotation = str(row.fields["image"]), str(row.fields["annotation"])
         data = read_file(image)
-        info = probe(data, name=image)
+        info = probe(data, whole=True, name=image)
         size = (info.height, info.width) if info.orientation < 5 else (info.width, info.height)
         if row.fields["polygons"]:
             drawing = json.loads(str(row.fields["polygons"]))

@@ -355,12 +355,47 @@ def test_only_8_bit_grey_png_is_kept_as_mask():
     assert not any(can_keep_mask(probe(data)) for data in [*refused, turned])
 
 
+def test_file_that_was_found_whole_is_not_walked_again(monkeypatch):
+    """As long as it is the same object, which nobody can have changed; its size is still compared with the limit."""
+    data = encode_png(np.arange(60, dtype=np.uint8).reshape(3, 4, 5)[..., :3])
+    walked = []
+    check = codecs.png._kinds_if_intact
+    monkeypatch.setattr(codecs.png, "_kinds_if_intact", lambda data: walked.append(data) or check(data))
+
+    info = probe(data, whole=True)
+    assert probe(data, whole=True) == probe(data) == info
+    assert decode_image(data).shape == (3, 4, 3)
+    assert len(walked) == 1
+
+    with pytest.raises(InputError, match="at most 11 pixels"):
+        probe(data, whole=True, max_pixels=11)
+    buffer = bytearray(data)
+    for _ in range(2):
+        assert probe(buffer, whole=True) == info
+    assert len(walked) == 3
+    buffer[-20] ^= 1
+    with pytest.raises(InputError, match="wrong CRC"):
+        probe(buffer, whole=True)
+
+
+def test_damaged_file_stays_damaged():
+    """Neither a look at its header alone nor an earlier refusal makes it pass."""
+    data = bytearray(encode_png(np.zeros((3, 4, 3), np.uint8)))
+    data[-20] ^= 1
+    damaged = bytes(data)
+
+    probe(damaged)
+    for _ in range(2):
+        with pytest.raises(InputError, match="wrong CRC"):
+            probe(damaged, whole=True)
+
+
 def test_whole_files_of_every_encoding_pass():
     """The message names the truncated file."""
     for encoding in ("png", "jpeg", "webp", "bmp"):
         data = saved(RGB, encoding)
 
-        assert probe(data, whole=True) == probe(data)
+        assert probe(data) == probe(data, whole=True)
         with pytest.raises(InputError, match=f"^'{encoding}': "):
             probe(data[:-2], whole=True, name=encoding)
 
