@@ -315,7 +315,7 @@ def repair_offsets(output: pathlib.Path, damaged: set[str]) -> set[str]:
             with open(output / info.file, "rb") as file:
                 offsets = shard_format.find_offsets(file, path=info.file)
             with commit(output / info.index_file) as index:
-                index.write(offsets.to_text().encode())
+                index.writelines(offsets.text_blocks())
             repaired.add(info.index_file)
     return repaired
 

@@ -374,7 +374,7 @@ class GrowingShard:
             parts = [FilePart(part.num_bytes, part.digest) for part in mine]
             parts += [FilePart(len(trailer), xxhash.xxh3_128_hexdigest(trailer))] if trailer else []
             offsets = Offsets.joined(
-                [(self._offsets(receipt, made), receipt.file_of(made.extension).num_bytes) for receipt in receipts]
+                (self._offsets(receipt, made), receipt.file_of(made.extension).num_bytes) for receipt in receipts
             )
             self.check_run()
             with _opened(path, ends[made.extension]) as file:
@@ -384,7 +384,7 @@ class GrowingShard:
             parts = [FilePart(_size(path), digest_file(path))]
         _flush(path)
         with commit(self.index_files[made.extension]) as index:
-            index.write(offsets.to_text().encode())
+            index.writelines(offsets.text_blocks())
         return SealedFile(made.extension, tuple(parts))
 
     def _assembled(self, made: ShardFormat, receipts: Sequence[Receipt]) -> Offsets:
