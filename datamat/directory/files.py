@@ -15,7 +15,9 @@ import socket
 import stat
 import struct
 import sys
+import tempfile
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import xxhash
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "SPOOL",
     "WORK",
     "check_lock",
     "commit",
@@ -58,6 +61,7 @@ __all__ = [
     "refuse_links",
     "regular_path",
     "render_json",
+    "temporary_folder",
 ]
 
 # ---------------------------------------------------------------- text
@@ -92,6 +96,9 @@ WORK = ".datamat"
 # path with the one that is held: of two runs that both believe they hold the output, one sees the difference and stops.
 
 
+SPOOL = "datamat-rows-"
+"""What the names of temporary folders begin with that hold rows of a source."""
+
 _COPY_BYTES = 1 << 20
 _LINE = "\n"
 _HELD: dict[str, _HeldLock] = {}  # by their real paths
@@ -122,6 +129,22 @@ def empty_folder(folder: pathlib.Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
     folder.mkdir()
+
+
+def temporary_folder(owner: object) -> str:
+    """Make a folder below `TMPDIR` that is removed with its owner, by this process alone, and return its path.
+
+    Args:
+        owner: object that uses the folder; workers that inherit it by fork leave the folder where it is.
+    """
+    folder = tempfile.mkdtemp(prefix=SPOOL)
+    weakref.finalize(owner, _remove_own, folder, os.getpid())
+    return folder
+
+
+def _remove_own(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_links(folder: str | os.PathLike[str]) -> None:

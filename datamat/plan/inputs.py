@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit
+from datamat.directory.files import SPOOL, commit
 from datamat.directory.keys import mix64
 from datamat.directory.rows import INPUT, FileState, digest_files
 
@@ -86,7 +86,7 @@ class Neighbourhood:
         if root is None or path.endswith(_CODE) or any(_is_below(path, other) for other in self.without):
             return False
         inner = pathlib.PurePath(path[len(root) :]).parts
-        return not any(part.startswith(".") or part in _PACKAGES for part in inner)
+        return not any(part.startswith((".", SPOOL)) or part in _PACKAGES for part in inner)
 
 
 @final

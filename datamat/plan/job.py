@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from datamat.directory.files import WORK
+from datamat.directory.files import WORK, expand_home
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import Manifest
 from datamat.directory.rows import FileState, digest_files, file_state, relative_to_source, write_rows
@@ -507,6 +507,8 @@ class Job:
         is_own = type(writer).__module__.startswith("datamat.")
         without = [os.fspath(self.output), *([os.fspath(self.source)] if is_own and _is_path(self.source) else [])]
         without += self._named_files().values()
+        spool = getattr(writer, "spool", None) if is_own else None
+        without += [os.path.abspath(expand_home(spool))] if spool else []
         code = [writer, self._transform, *filter(callable, vars(writer).values())]
         return Neighbourhood.of(None if is_own else self.source, code, without=without)
 

@@ -25,7 +25,7 @@ import xxhash
 
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.rows import nested_paths, stored_rows
-from datamat.errors import OptionError, SampleError, SchemaError, Skip
+from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
 from datamat.features.base import as_array
 from datamat.fingerprint import fingerprint
@@ -258,7 +258,7 @@ class Pipeline:
                     yield key, {**columns, "key": key.encode()}
                 elif dropped is not None:
                     dropped[key] = columns
-        except SampleError:
+        except (SampleError, OutputError):  # no room on a disk, no descriptors: of no row
             raise
         except Exception as error:
             _let_go(error)
@@ -301,6 +301,8 @@ class Pipeline:
         try:
             found = self.writer.read_block(keys, fields)
             block = None if found is None else self.writer.features.encode_block({**found, "key": keys})
+        except OutputError:
+            raise
         except Exception as error:
             _let_go(error)
             raise SampleError(keys[0], f"in a block of {len(keys)} rows: {type(error).__name__}: {error}") from error
@@ -371,6 +373,8 @@ class Pipeline:
         """
         try:
             found = self._read(row)
+        except OutputError:
+            raise
         except Exception as error:
             _let_go(error)
             raise SampleError(row.key, _reason(row, error)) from error

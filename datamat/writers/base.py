@@ -14,15 +14,17 @@ A package registers a writer under the entry-point group `datamat.writers`, in i
 from __future__ import annotations
 
 import abc
+import glob
 import importlib
 import inspect
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from datamat.directory.files import expand_home
 from datamat.errors import MissingDependencyError, OptionError
 from datamat.features import Features
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
@@ -334,6 +336,8 @@ def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
     """
     if writer is None:
         return "dataset", source
+    if isinstance(writer, str) and source is None and _is_place(writer):
+        return "dataset", writer
     if isinstance(writer, (str, DatasetWriter)) or inspect.isclass(writer):
         return writer, source
     if source is not None:
@@ -342,6 +346,13 @@ def writer_and_source(writer: Any, source: Any) -> tuple[Any, Any]:
             "them, as in Materializer(source=..., output=...)"
         )
     return "dataset", writer
+
+
+def _is_place(name: str) -> bool:
+    """Return whether a text names files or a folder, and no writer: the name of a writer goes before a folder's."""
+    if name in SOURCE_KINDS or name == "dataset" or name in writer_names():
+        return False
+    return os.path.lexists(expand_home(name)) or glob.has_magic(name)
 
 
 def resolve_writer(
@@ -396,8 +407,9 @@ def _load(name: str) -> Any:
 
     target = name if ":" in name else next((p.value for p in entry_points(group=_GROUP) if p.name == name), None)
     if target is None:
+        also = ", nor a file or folder of that name" if "." in name and not os.path.lexists(name) else ""
         raise OptionError(
-            f"there is no writer {name!r}; registered are {', '.join(writer_names())}, and kinds of sources "
+            f"there is no writer {name!r}{also}; registered are {', '.join(writer_names())}, and kinds of sources "
             f"that need no class are {', '.join(SOURCE_KINDS)}. "
             f"Pass 'package.module:Class' or a subclass of DatasetWriter"
         )

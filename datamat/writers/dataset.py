@@ -157,6 +157,11 @@ class ImportWriter(DatasetWriter):
         self._version = version
         self.choose_fields(columns, rename, drop)
 
+    @property
+    def spool(self) -> str | None:
+        """The folder of the rows of iterators and of unpacked files; None where it is a temporary one."""
+        return self._spool.folder
+
     def choose_fields(
         self,
         columns: Sequence[str] | None = None,

@@ -14,10 +14,7 @@ import json
 import os
 import pathlib
 import re
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final, overload
 from urllib.parse import unquote
@@ -25,7 +22,7 @@ from urllib.parse import unquote
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit_json, expand_home, read_json
+from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.errors import (
     CorruptDataError,
@@ -62,9 +59,11 @@ from datamat.writers.foreign import (
     LitdataForm,
     MdsForm,
     RecordForm,
+    StoredFile,
     TarForm,
     TfdsFiles,
     TFRecordForm,
+    UnpackedFiles,
     litdata_chunks,
     mds_shards,
 )
@@ -592,6 +591,7 @@ _SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "te
 _UNFIT = re.compile(r"[/\\#\x00-\x1f\x7f]+|\.\.+")  # of keys, where they become part of names
 _OF_OBJECTS = ("arrow", "huggingface", "tfds", "litdata", "mds")  # kinds of files that objects may be, too
 _SHARD_NUMBER = re.compile(r"-\d{5,}-of-\d{5,}\Z")
+_PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")  # extensions of compressed files, behind those of what they hold
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _SPLIT_OF = re.compile(rf"({'|'.join(_SPLITS)})(?=[-_./]|\Z)")
 
@@ -636,7 +636,7 @@ def open_source(
         return _SplitSource(parts)
     paths = _paths_of(dataset, is_named=kind is not None)
     if paths is not None:
-        return _of_paths(paths, kind)
+        return _of_paths(paths, kind, SpoolOptions() if spool is None else spool)
     if kind in _OF_FILES and kind not in _OF_OBJECTS:
         raise SourceError(f"the source is a {type(dataset).__qualname__}, and {kind!r} reads files; give their path")
     found = dataset if isinstance(dataset, DataSource) else _of_object(dataset, names, spool)
@@ -748,18 +748,25 @@ class SourceFile:
     @property
     def stem(self) -> str:
         """What the keys of its samples begin with: the name without its suffix, and `-` for `/`."""
-        base, number = _numbered(self.name)
-        return (os.path.splitext(base)[0] + number).replace("/", "-")
+        return _stem_and_ending(self.name)[0].replace("/", "-")
 
 
-def _numbered(name: str) -> tuple[str, str]:
-    """Return a name without the number of a shard behind it, and that: `x.tfrecord-00000-of-00002`, as TFDS has it."""
-    match = _SHARD_NUMBER.search(name)
-    return (name, "") if match is None else (name[: match.start()], match[0])
+def _stem_and_ending(name: str) -> tuple[str, str]:
+    """Return a name without its extension, and that: both parts of `.tar.gz`, and `.tfrecord` of TFDS' names.
+
+    TFDS and Beam put the number of a shard last, which is part of the stem: `x.tfrecord-00000-of-00002`.
+    """
+    base, packing = os.path.splitext(name)
+    if packing.lower() not in _PACKINGS:
+        base, packing = name, ""
+    match = _SHARD_NUMBER.search(base)
+    number = "" if match is None else match[0]
+    stem, ending = os.path.splitext(base[: len(base) - len(number)])
+    return stem + number, (ending + packing).lower()
 
 
 def _ending_of(name: str) -> str:
-    return os.path.splitext(_numbered(name)[0])[1].lower()
+    return _stem_and_ending(name)[1]
 
 
 def splits_of(files: Sequence[SourceFile]) -> list[str | None]:
@@ -841,7 +848,7 @@ def _listed(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list[Sour
     return sorted(found, key=lambda file: file.name)
 
 
-def _of_paths(paths: Sequence[pathlib.Path], kind: str | None) -> DataSource:
+def _of_paths(paths: Sequence[pathlib.Path], kind: str | None, spool: SpoolOptions) -> DataSource:
     for path in paths:
         if not path.exists():
             raise SourceError(f"{path} does not exist; correct the path of the source")
@@ -850,14 +857,14 @@ def _of_paths(paths: Sequence[pathlib.Path], kind: str | None) -> DataSource:
         raise SourceError(f"{chosen!r} reads objects, and {paths[0]} is a path; want {_WANTED}")
     suffixes, made = _OF_FILES[chosen]
     if not suffixes:
-        return made(paths)
+        return made(paths, spool)
     files = _listed(paths, suffixes)
     if not files:
         raise SourceError(
             f"{paths[0]} holds no files that end in {' or '.join(suffixes)}; give the folder that does, or a pattern "
             f"of files that are called otherwise, as in {str(paths[0] / '*')!r}"
         )
-    return made(files)
+    return made(files, spool)
 
 
 def _kind_of(paths: Sequence[pathlib.Path]) -> str:
@@ -887,15 +894,25 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
             f"({', '.join(sorted(filter(None, endings))[:6]) or 'none has an extension'}); want {_WANTED}; or name the "
             "kind, as in Materializer('parquet', ...)"
         )
-    hint = _OTHERS.get(first.suffix.lower())
+    raise _unknown_kind(first)
+
+
+def _unknown_kind(first: pathlib.Path) -> SourceError:
+    ending = _ending_of(first.name)
+    hint = _OTHERS.get(ending)
     if hint:
-        raise SourceError(f"{first} is no dataset of a known kind; {hint.format(str(first))}")
-    raise SourceError(
-        f"{first}: nobody knows the extension {first.suffix!r}; name the kind of the file, as in "
-        f"Materializer('parquet', {first.name!r}, ...), which may be {', '.join(SOURCE_KINDS)}"
-        if first.suffix
-        else f"{first} has no extension that would say what it is; name the kind of the file, as in "
-        f"Materializer('parquet', {first.name!r}, ...), which may be {', '.join(SOURCE_KINDS)}"
+        return SourceError(f"{first} is no dataset of a known kind; {hint.format(str(first))}")
+    if ending in _PACKINGS:
+        why = f"{first} is compressed, and its name does not say what it holds"
+    else:
+        why = (
+            f"{first}: nobody knows the extension {ending!r}"
+            if ending
+            else f"{first} has no extension that would say what it is"
+        )
+    return SourceError(
+        f"{why}; name the kind of the file, as in Materializer('{'webdataset' if ending in _PACKINGS else 'parquet'}', "
+        f"{first.name!r}, ...), which may be {', '.join(SOURCE_KINDS)}"
     )
 
 
@@ -907,17 +924,19 @@ _OTHERS = {
 """What to write for files that hold rows, by extension."""
 
 
-def _finished(paths: Sequence[pathlib.Path]) -> DataSource:
+def _finished(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
+    del spool
     return _FinishedSource(paths[0])
 
 
-def _prepared(paths: Sequence[pathlib.Path]) -> DataSource:
+def _prepared(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
+    del spool
     return _TfdsSource(paths[0])
 
 
-def _saved(paths: Sequence[pathlib.Path]) -> DataSource:
+def _saved(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
     if not any((paths[0] / name).is_file() for name in _HF_FILES):
-        return _of_paths(paths, None)  # Parquet or Arrow files, whose schema has its notes
+        return _of_paths(paths, None, spool)  # Parquet or Arrow files, whose schema has its notes
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -1711,8 +1730,7 @@ class SpooledSource(DataSource):
         self._count = -1  # until all have come
         self._offsets: np.ndarray | None = None
         if options.folder is None:
-            self._folder = tempfile.mkdtemp(prefix="datamat-rows-")
-            weakref.finalize(self, _remove_own, self._folder, os.getpid())
+            self._folder = temporary_folder(self)
         else:
             self._folder = os.path.abspath(expand_home(options.folder))
             os.makedirs(self._folder, exist_ok=True)
@@ -1968,11 +1986,6 @@ class SpooledSource(DataSource):
             ) from error
 
 
-def _remove_own(folder: str, process: int) -> None:
-    if os.getpid() == process:  # not in workers, which inherit the source by fork
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @final
 class _FinishedSource(DataSource):
     """Records of a finished directory; images stay encoded, so that their bytes are stored unchanged."""
@@ -2116,15 +2129,17 @@ def converted(value: Any, feature: Feature) -> Any:
 # ---------------------------------------------------------------- kinds
 
 
-def _table_files(files: Sequence[SourceFile], *, is_parquet: bool) -> DataSource:
+def _table_files(files: Sequence[SourceFile], spool: SpoolOptions, *, is_parquet: bool) -> DataSource:
+    del spool
     return ArrowSource(_TableFiles(files, is_parquet=is_parquet))
 
 
-def _tars(files: Sequence[SourceFile]) -> DataSource:
-    return RecordsSource(files, TarForm([file.path for file in files]))
+def _tars(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
+    return RecordsSource(files, TarForm([file.path for file in files], spool.folder))
 
 
-def _files(paths: Sequence[pathlib.Path]) -> DataSource:
+def _files(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
+    del spool
     files = _listed(paths, ())
     if not files:
         raise SourceError(f"{paths[0]} holds no files; give the folder that does")
@@ -2133,26 +2148,32 @@ def _files(paths: Sequence[pathlib.Path]) -> DataSource:
     return source
 
 
-def _tfrecords(files: Sequence[SourceFile]) -> DataSource:
-    return RecordsSource(files, TFRecordForm([file.path for file in files]))
+def _tfrecords(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
+    return RecordsSource(files, TFRecordForm([file.path for file in files], spool.folder))
 
 
-def _mds(paths: Sequence[pathlib.Path]) -> DataSource:
+def _mds(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
     def source(folder: pathlib.Path) -> DataSource:
-        names, shards = mds_shards(folder)
-        files = [SourceFile(name, str(folder / name)) for name in names]
-        return RecordsSource(files, MdsForm([file.path for file in files], shards))
+        found, shards = mds_shards(folder)
+        return RecordsSource(_as_sources(found), MdsForm(_unpacked(found, spool), shards))
 
     return _of_index(paths[0], source)
 
 
-def _litdata(paths: Sequence[pathlib.Path]) -> DataSource:
+def _litdata(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
     def source(folder: pathlib.Path) -> DataSource:
-        names, counts, config = litdata_chunks(folder)
-        files = [SourceFile(name, str(folder / name)) for name in names]
-        return RecordsSource(files, LitdataForm([file.path for file in files], counts, config))
+        found, counts, config = litdata_chunks(folder)
+        return RecordsSource(_as_sources(found), LitdataForm(_unpacked(found, spool), counts, config))
 
     return _of_index(paths[0], source)
+
+
+def _as_sources(files: Sequence[StoredFile]) -> list[SourceFile]:
+    return [SourceFile(file.name, file.path) for file in files]
+
+
+def _unpacked(files: Sequence[StoredFile], spool: SpoolOptions) -> UnpackedFiles:
+    return UnpackedFiles([file.path for file in files], [file.codec for file in files], spool.folder)
 
 
 def _of_index(folder: pathlib.Path, source: Callable[[pathlib.Path], DataSource]) -> DataSource:
@@ -2165,15 +2186,19 @@ def _of_index(folder: pathlib.Path, source: Callable[[pathlib.Path], DataSource]
     return _SplitSource(parts)
 
 
-_OF_FILES: dict[str, tuple[tuple[str, ...], Callable[[Any], DataSource]]] = {
+def _also_packed(*endings: str) -> tuple[str, ...]:
+    return tuple(ending + packing for ending in endings for packing in ("", *_PACKINGS))
+
+
+_OF_FILES: dict[str, tuple[tuple[str, ...], Callable[[Any, SpoolOptions], DataSource]]] = {
     "datamat": ((), _finished),
     "tfds": ((), _prepared),
     "huggingface": ((), _saved),
     "files": ((), _files),
     "mds": ((), _mds),
     "litdata": ((), _litdata),
-    "webdataset": ((".tar",), _tars),
-    "tfrecord": ((".tfrecord", ".tfrecords", ".tfrec"), _tfrecords),
+    "webdataset": ((*_also_packed(".tar"), ".tgz"), _tars),
+    "tfrecord": (_also_packed(".tfrecord", ".tfrecords", ".tfrec"), _tfrecords),
     "parquet": ((".parquet", ".pq"), functools.partial(_table_files, is_parquet=True)),
     "arrow": ((".arrow", ".feather", ".ipc"), functools.partial(_table_files, is_parquet=False)),
 }

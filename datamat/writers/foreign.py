@@ -14,22 +14,35 @@ TFRecord or ArrayRecord.
 from __future__ import annotations
 
 import bisect
+import bz2
+import contextlib
 import dataclasses
+import errno
+import glob
+import importlib
 import io
 import itertools
 import json
+import lzma
 import os
+import struct
 import tarfile
+import tempfile
+import weakref
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
+import xxhash
 
+from datamat.directory.files import expand_home, temporary_folder
 from datamat.directory.inspect import ColumnProfiler, parse_payload
-from datamat.errors import CorruptDataError, SourceError
+from datamat.errors import CorruptDataError, MissingDependencyError, OutputError, SourceError, want_of_resources
 from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, Mask, Optional, Scalar, Tensor, Text, dtype_of
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
-from datamat.formats.tfrecord import FRAMING_BYTES, read_payload
+from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
 
 if TYPE_CHECKING:
     import pathlib
@@ -47,9 +60,11 @@ __all__ = [
     "LitdataForm",
     "MdsForm",
     "RecordForm",
+    "StoredFile",
     "TFRecordForm",
     "TarForm",
     "TfdsFiles",
+    "UnpackedFiles",
     "litdata_chunks",
     "mds_shards",
 ]
@@ -274,6 +289,290 @@ def _size_of(path: pathlib.Path) -> int:
         raise SourceError(f"{path}: {error.strerror}; prepare the dataset again") from error
 
 
+# ---------------------------------------------------------------- compressed files
+#
+# Records in a compressed file have no places to be read from. Such a file is unpacked to disk, once, by the first who
+# needs it, and read as if it had lain there so:
+#
+#     driver    tars and TFRecords, whose records it lists: all of them, several at a time
+#     worker    shards of MDS and litdata, whose index counts the samples: the file of its row, if nobody has; whoever
+#               wants the same one meanwhile waits at a lock
+#
+# The unpacked file is called after path, size and time of the compressed one, and appears complete or not at all. The
+# folder is temporary, and shared by all sources of a process; one that the user names is kept, and serves the next run.
+
+
+_PIECE = 1 << 20
+_THREADS = 4
+_LONGEST_HEAD = 512  # a header of tar
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", _ZSTD_MAGIC: "zst"}
+_ZLIB_METHOD = 8
+_OF_ARROW = {"zst": "zstd", "br": "brotli"}
+_CODECS = {"gz": "gz", "bz2": "bz2", "zstd": "zst", "br": "br"}  # by the names that MosaicML and litdata give them
+
+
+def compression_of(path: str, is_plain: Callable[[bytes], bool]) -> str | None:
+    """Return how a file is compressed, by its first bytes, whatever it is called; None where it is not.
+
+    Args:
+        path: path of the file.
+        is_plain: tells from the first 512 bytes whether the file is what it would be without compression.
+    """
+    with open(path, "rb") as file:
+        head = file.read(_LONGEST_HEAD)
+    if is_plain(head):
+        return None
+    found = next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
+    # RFC 1950: method, and a check of the first two bytes.
+    is_zlib = len(head) > 1 and head[0] & 15 == _ZLIB_METHOD and (head[0] << 8 | head[1]) % 31 == 0
+    return "zlib" if found is None and is_zlib else found
+
+
+class _SharedFolder:
+    """A temporary folder that lives as long as a source of this process uses it."""
+
+    def __init__(self) -> None:
+        self.path = temporary_folder(self)
+
+
+_shared: weakref.ReferenceType[_SharedFolder] | None = None
+
+
+def _shared_folder() -> _SharedFolder:
+    global _shared  # noqa: PLW0603 -- one for the process: a source that is opened again finds what is unpacked
+    found = None if _shared is None else _shared()
+    if found is None or not os.path.isdir(found.path):
+        found = _SharedFolder()
+        _shared = weakref.ref(found)
+    return found
+
+
+@final
+class UnpackedFiles:
+    """Files by their number, of which those that are compressed are unpacked when they are needed.
+
+    Args:
+        paths: the files.
+        codecs: how each is compressed; None where it is not.
+        folder: folder of the unpacked files, which is kept; None takes a temporary one.
+    """
+
+    def __init__(self, paths: Sequence[str], codecs: Sequence[str | None], folder: str | None) -> None:
+        self.paths = paths
+        self._codecs = codecs
+        self._folder = None if folder is None else os.path.abspath(expand_home(folder))
+        self._shared = _shared_folder() if folder is None and any(codecs) else None
+        self._place = "" if self._shared is None else self._shared.path
+        self._known: dict[int, str] = {}
+        self._damaged: dict[int, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shared": None, "_known": {}, "_damaged": {}}
+
+    def path(self, number: int) -> str:
+        """Return the path that the records of a file are read from.
+
+        Args:
+            number: position of the file.
+
+        Raises:
+            CorruptDataError: the file does not unpack.
+            OutputError: there is no room for it.
+            MissingDependencyError: pyarrow was built without the codec.
+        """
+        codec = self._codecs[number]
+        if codec is None:
+            return self.paths[number]
+        if number in self._damaged:  # not for each of its rows
+            raise CorruptDataError(self._damaged[number])
+        if number not in self._known:
+            try:
+                self._known[number] = self._unpacked(self.paths[number], codec)
+            except CorruptDataError as error:
+                self._damaged[number] = str(error)
+                raise
+        return self._known[number]
+
+    def unpack_all(self) -> None:
+        """Unpack all files that are compressed, several at a time; raises as `path` does."""
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for _ in threads.map(self.path, [number for number, codec in enumerate(self._codecs) if codec]):
+                pass
+
+    def _unpacked(self, path: str, codec: str) -> str:
+        state = os.stat(path)
+        stem = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.abspath(path)))
+        name = os.path.join(self._made_folder(), f"{stem}-{state.st_size}-{state.st_mtime_ns}")
+        if os.path.exists(name):
+            return name
+        with _alone(os.path.join(os.path.dirname(name), f"{stem}.lock")) as is_alone:
+            if os.path.exists(name):
+                return name
+            if is_alone:  # what kills have left, and the file as it was before it changed
+                for former in glob.glob(os.path.join(glob.escape(os.path.dirname(name)), f"{stem}-*")):
+                    os.unlink(former)
+            self._unpack(path, codec, name)
+        return name
+
+    def _made_folder(self) -> str:
+        """Return the folder, made where it is missing: on another machine, a temporary one of this process."""
+        if self._folder is not None:
+            os.makedirs(self._folder, exist_ok=True)
+            return self._folder
+        if not os.path.isdir(self._place):
+            self._shared = _shared_folder()
+            self._place = self._shared.path
+        return self._place
+
+    def _unpack(self, path: str, codec: str, name: str) -> None:
+        descriptor, temporary = tempfile.mkstemp(".tmp", f"{os.path.basename(name)}-", os.path.dirname(name))
+        try:
+            with open(descriptor, "wb") as file:
+                for piece in _pieces(path, codec):
+                    file.write(piece)
+                if self._folder is not None:  # a power cut leaves no empty file under a complete one's name
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, name)
+        except BaseException as error:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            if isinstance(error, OSError):
+                want = want_of_resources(path, error)
+                raise want or OutputError(
+                    f"{path} cannot be unpacked into {os.path.dirname(name)}: {error.strerror}; make room there, name "
+                    "another folder with ImportWriter(spool=...) or TMPDIR, or unpack the files yourself"
+                ) from error
+            raise
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[bool]:
+    """Wait until no other process or thread holds a lock file, and hold it; yield whether the file system has locks."""
+    import fcntl
+
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+                raise
+            yield False  # then two may unpack the same file, each under a name of its own
+            return
+        yield True
+
+
+def _pieces(path: str, codec: str) -> Iterator[bytes]:
+    """Yield what a compressed file holds, in pieces of 1 MiB at most; raises `CorruptDataError`."""
+    failures: tuple[type[Exception], ...] = (
+        EOFError,
+        ValueError,
+        zlib.error,
+        lzma.LZMAError,
+    )  # Arrow's are ValueErrors
+    try:
+        if codec in _WHOLE:
+            with open(path, "rb") as file:
+                yield from _WHOLE[codec](file)
+            return
+        with _opened(path, codec) as stream:
+            while piece := stream.read(_PIECE):
+                yield piece
+    except failures as error:
+        raise _damage(path, codec, error) from error
+    except OSError as error:
+        if want_of_resources(path, error) or error.errno in {errno.ENOENT, errno.EACCES}:
+            raise
+        raise _damage(path, codec, error) from error  # gzip and Arrow report damage so
+
+
+def _damage(path: str, codec: str, error: Exception) -> CorruptDataError:
+    text = str(error).partition("\n")[0]
+    return CorruptDataError(f"{path} does not unpack ({codec}): {text}; copy or write it again")
+
+
+def _opened(path: str, codec: str) -> Any:
+    if codec == "gz":
+        try:
+            module = importlib.import_module("isal.igzip")  # three times as fast
+        except ImportError:
+            module = importlib.import_module("gzip")
+        return module.open(path, "rb")
+    if codec in {"bz2", "xz"}:
+        return (bz2 if codec == "bz2" else lzma).open(path, "rb")
+    import pyarrow as pa
+
+    return _arrow_stream(pa.OSFile(path), _OF_ARROW[codec])
+
+
+def _arrow_stream(file: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    if not pa.Codec.is_available(name):
+        raise MissingDependencyError(
+            f"the source is compressed by {name}, which this build of pyarrow ({pa.__version__}) lacks; install the "
+            "wheel of PyPI: pip install --force-reinstall pyarrow; or unpack the files"
+        )
+    return pa.CompressedInputStream(file, name)
+
+
+def _unpacked_item(data: bytes) -> bytes:
+    """Return the item that a zstd frame holds; raises `CorruptDataError`."""
+    import pyarrow as pa
+
+    try:
+        with _arrow_stream(pa.BufferReader(data), "zstd") as stream:
+            return bytes(stream.read())
+    except (ValueError, OSError) as error:
+        raise CorruptDataError(f"it does not unpack: {error}") from error
+
+
+def _inflated(file: BinaryIO) -> Iterator[bytes]:
+    inflate = zlib.decompressobj()
+    while not inflate.eof:
+        data = inflate.unconsumed_tail or file.read(_PIECE)
+        if not data:
+            raise EOFError("it ends before its last byte")
+        if piece := inflate.decompress(data, _PIECE):
+            yield piece
+    if inflate.unused_data or file.read(1):
+        raise ValueError("other bytes follow its end")
+
+
+_FRAMED_HEAD, _FRAMED_ENTRY = struct.Struct("<8sHHIII"), struct.Struct("<IIQII")
+_FRAMED_MAGIC = b"LDFZ01\0\0"
+
+
+def _unframed(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a chunk of litdata as it is without compression, from one with a zstd frame for each 256 items or so.
+
+    litdata 0.2.76, streaming/framed_zstd.py: head, offsets of items behind each other, a table of frames, the frames.
+    """
+    magic, version, _, num_items, _, num_frames = _FRAMED_HEAD.unpack(_exactly(file, _FRAMED_HEAD.size))
+    if (magic, version) != (_FRAMED_MAGIC, 1):
+        raise ValueError(f"it begins with {magic!r}, version {version}; want {_FRAMED_MAGIC!r}, version 1")
+    offsets = np.frombuffer(_exactly(file, 4 * (num_items + 1)), "<u4")
+    entries = _exactly(file, _FRAMED_ENTRY.size * num_frames)
+    yield np.uint32(num_items).tobytes() + (offsets + np.uint32(4 * (num_items + 2))).tobytes()
+    for _, _, place, size, num_bytes in _FRAMED_ENTRY.iter_unpack(entries):
+        file.seek(place)
+        data = _unpacked_item(_exactly(file, size))
+        if len(data) != num_bytes:
+            raise ValueError(f"a frame holds {len(data):,} bytes, and its table says {num_bytes:,}")
+        yield data
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise EOFError("it ends before its last byte")
+    return data
+
+
+_WHOLE: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {"zlib": _inflated, "framed": _unframed}
+
+
 # ---------------------------------------------------------------- records of other libraries
 #
 # Each form knows how one library lays out records in its files. The driver lists them: headers of tar archives, lengths
@@ -347,13 +646,15 @@ class TarForm(RecordForm):
 
     Args:
         paths: the archives.
+        folder: folder that those are unpacked into that are compressed; None takes a temporary one.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], folder: str | None = None) -> None:
         self._paths = paths
+        self._files = _unpacked_by_content(paths, _is_tar, folder)
         self._raw: frozenset[str] = frozenset()
         self._may_miss: frozenset[str] = frozenset()
-        found = [self._samples(path) for path in paths]
+        found = [self._samples(path, self._files.path(number)) for number, path in enumerate(paths)]
         names = list(dict.fromkeys(name for samples in found for _, members in samples for name in members))
         self._places = {name: place for place, name in enumerate(names)}
         self._keys = [[key for key, _ in samples] for samples in found]
@@ -380,7 +681,7 @@ class TarForm(RecordForm):
 
     def read(self, file: int, number: int, names: Sequence[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        with open(self._paths[file], "rb") as archive:
+        with open(self._files.path(file), "rb") as archive:
             for name in names:
                 start, size = self._spans[file][number, self._places[name]].tolist()
                 if start < 0:
@@ -398,10 +699,10 @@ class TarForm(RecordForm):
                 found[name] = data if name in self._raw else _of_member(name, data)
         return found
 
-    def _samples(self, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
+    def _samples(self, path: str, unpacked: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
         samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
         try:
-            with tarfile.open(path, "r:") as archive:
+            with tarfile.open(unpacked, "r:") as archive:
                 for member in archive:
                     archive.members = []  # type: ignore[attr-defined]  # else the archive keeps them all
                     folder, slash, base = member.name.removeprefix("./").rpartition("/")
@@ -420,10 +721,7 @@ class TarForm(RecordForm):
                         raise SourceError(f"{path}: sample {key!r} has two members {ending!r}; give each its own name")
                     samples[-1][1][ending] = member.offset_data, member.size
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise SourceError(
-                f"{path} cannot be read as a tar archive: {error}; one that is compressed has no places to read from: "
-                "unpack it by gunzip"
-            ) from error
+            raise SourceError(f"{path} cannot be read as a tar archive: {error}; copy or write it again") from error
         return samples
 
     def _why_not(self, name: str) -> str:
@@ -513,6 +811,29 @@ class FilesForm(RecordForm):
         return _unknown(name)
 
 
+def _unpacked_by_content(paths: Sequence[str], is_plain: Callable[[bytes], bool], folder: str | None) -> UnpackedFiles:
+    """Return the files, those that are compressed unpacked; raises `SourceError` where one does not unpack."""
+    try:
+        files = UnpackedFiles(paths, [compression_of(path, is_plain) for path in paths], folder)
+        files.unpack_all()
+    except CorruptDataError as error:
+        raise SourceError(str(error)) from error
+    return files
+
+
+def _is_tar(head: bytes) -> bool:
+    with contextlib.suppress(tarfile.HeaderError):
+        tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+        return True
+    return False
+
+
+def _is_tfrecord(head: bytes) -> bool:
+    with contextlib.suppress(CorruptDataError):
+        return record_size(head, 0) > 0
+    return False
+
+
 def _declared_members(features: Mapping[str, Feature]) -> tuple[frozenset[str], frozenset[str]]:
     """Return which fields are stored as their bytes, and which may be missing."""
     raw = {name for name, feature in features.items() if feature.value_type() == ("bytes", ())}
@@ -570,11 +891,13 @@ class TFRecordForm(RecordForm):
 
     Args:
         paths: the files.
+        folder: folder that those are unpacked into that are compressed; None takes a temporary one.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], folder: str | None = None) -> None:
         self._paths = paths
-        self._offsets = [_record_offsets(path) for path in paths]
+        self._files = _unpacked_by_content(paths, _is_tfrecord, folder)
+        self._offsets = [_record_offsets(path, self._files.path(number)) for number, path in enumerate(paths)]
         profilers: dict[str, ColumnProfiler] = {}
         count = 0
         for file, number in itertools.islice(self._all(), _MOST_PROFILED):
@@ -631,8 +954,9 @@ class TFRecordForm(RecordForm):
                 yield file, number
 
     def _values(self, file: int, number: int) -> Mapping[str, Values]:
+        path = self._files.path(file)
         try:
-            with open(self._paths[file], "rb") as opened:
+            with open(path, "rb") as opened:
                 opened.seek(int(self._offsets[file][number]))
                 payload = read_payload(opened)
         except CorruptDataError as error:
@@ -662,17 +986,17 @@ def _only_one(values: Any) -> Any:
     return values[0]
 
 
-def _record_offsets(path: str) -> np.ndarray:
+def _record_offsets(path: str, unpacked: str) -> np.ndarray:
     """Return the offset of each record of a TFRecord file, int64 (n,), by following the lengths."""
-    offsets, place, size = [], 0, os.path.getsize(path)
-    with open(path, "rb") as file:
+    offsets, place, size = [], 0, os.path.getsize(unpacked)
+    with open(unpacked, "rb") as file:
         while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             offsets.append(place)
             place += int.from_bytes(head, "little") + FRAMING_BYTES
             if place > size:
                 raise SourceError(
                     f"{path} is no TFRecord, or was cut off: record {len(offsets) - 1} would end at byte {place:,} of "
-                    f"{size:,}; a compressed one has no places to read from: unpack it by gunzip"
+                    f"{size:,}; copy or write it again"
                 )
             file.seek(place)
     return np.array(offsets, np.int64)
@@ -692,12 +1016,12 @@ class MdsForm(RecordForm):
     """MosaicML's MDS, as streaming 0.x writes it: a table of offsets, then sizes and values of each sample.
 
     Args:
-        paths: the shards.
+        files: the shards.
         shards: what `index.json` says of each.
     """
 
-    def __init__(self, paths: Sequence[str], shards: Sequence[Mapping[str, Any]]) -> None:
-        self._paths = paths
+    def __init__(self, files: UnpackedFiles, shards: Sequence[Mapping[str, Any]]) -> None:
+        self._files = files
         self._counts = [int(shard["samples"]) for shard in shards]
         first = shards[0]
         self._columns = list(zip(first["column_names"], first["column_encodings"], first["column_sizes"], strict=True))
@@ -721,9 +1045,8 @@ class MdsForm(RecordForm):
         self.features = {**self.features, **features}
 
     def read(self, file: int, number: int, names: Sequence[str]) -> dict[str, Any]:
-        path = self._paths[file]
-        with open(path, "rb") as opened:
-            data = _numbered_item(opened, path, number)
+        with open(self._files.path(file), "rb") as opened:
+            data = _numbered_item(opened, self._files.paths[file], number)
         sizes, place = [], 0
         for _, _, size in self._columns:
             if size is None:
@@ -807,30 +1130,59 @@ def _raw_picture(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=12 + length).reshape(height, width, _MODES[mode])
 
 
-def mds_shards(folder: pathlib.Path) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """Return the names of the shards of an MDS folder, and what its `index.json` says of each.
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that an `index.json` lists.
+
+    Attributes:
+        name: its name without compression.
+        path: its path, as it is there.
+        codec: how it is compressed; None where it is not.
+    """
+
+    name: str
+    path: str
+    codec: str | None
+
+
+def mds_shards(folder: pathlib.Path) -> tuple[list[StoredFile], list[Mapping[str, Any]]]:
+    """Return the shards of an MDS folder, and what its `index.json` says of each.
 
     Args:
         folder: folder that holds `index.json`.
 
     Raises:
-        SourceError: it is no MDS, or a shard is compressed or of other columns.
+        SourceError: it is no MDS, or a shard is missing, of other columns, or compressed by what is not read here.
     """
     try:
         shards = [shard for shard in _read_json(folder / "index.json")["shards"] if shard["samples"]]
-        names = [shard["raw_data"]["basename"] for shard in shards]
+        files = [_mds_file(folder, shard) for shard in shards]
         columns = [[shard[f"column_{part}"] for part in ("names", "encodings", "sizes")] for shard in shards]
     except (KeyError, TypeError) as error:
         raise SourceError(f"{folder / 'index.json'} is none of MDS ({error!r})") from error
-    for name, theirs in zip(names, columns, strict=True):
-        if not (folder / name).is_file():
-            raise SourceError(
-                f"{folder / name} does not exist, or is there in compressed form alone; pass the object that reads it, "
-                "streaming.StreamingDataset(local=...), as the source"
-            )
+    for file, theirs in zip(files, columns, strict=True):
         if theirs != columns[0]:
-            raise SourceError(f"{folder / name} has other columns than {names[0]}; write them to two folders")
-    return names, shards
+            raise SourceError(f"{file.path} has other columns than {files[0].name}; write them to two folders")
+    return files, shards
+
+
+def _mds_file(folder: pathlib.Path, shard: Mapping[str, Any]) -> StoredFile:
+    """Return a shard as it is there: as it is read, or as it was uploaded."""
+    name = shard["raw_data"]["basename"]
+    if (folder / name).is_file():
+        return StoredFile(name, str(folder / name), None)
+    packed = (shard.get("zip_data") or {}).get("basename")
+    if packed is None or not (folder / packed).is_file():
+        also = f", nor does {packed}" if packed else ""
+        raise SourceError(f"{folder / name} does not exist{also}; copy the shard to the folder")
+    codec = _CODECS.get(str(shard["compression"]).partition(":")[0])
+    if codec is None:
+        raise SourceError(
+            f"{folder / packed} is compressed by {shard['compression']}, which is not read here (want "
+            f"{', '.join(_CODECS)}); pass the object that reads it, streaming.StreamingDataset(local=...), as the "
+            "source"
+        )
+    return StoredFile(name, str(folder / packed), codec)
 
 
 _NUMPY_DTYPES = (
@@ -854,14 +1206,15 @@ class LitdataForm(RecordForm):
     """litdata's chunks: a table of offsets, then sizes and values of the leaves of each item.
 
     Args:
-        paths: the chunks.
+        files: the chunks.
         counts: number of items in each.
         config: what `index.json` says of all of them.
     """
 
-    def __init__(self, paths: Sequence[str], counts: Sequence[int], config: Mapping[str, Any]) -> None:
-        self._paths = paths
+    def __init__(self, files: UnpackedFiles, counts: Sequence[int], config: Mapping[str, Any]) -> None:
+        self._files = files
         self._counts = counts
+        self._may_pack_items = _lit_compression(config)[1] == "sample"
         spec = json.loads(config["data_spec"])[1]
         self._columns = dict(zip(_leaf_names(spec, ""), config["data_format"], strict=True))
         features = {name: _of_lit_format(name, kind) for name, kind in self._columns.items()}
@@ -884,9 +1237,14 @@ class LitdataForm(RecordForm):
         self.features = {**self.features, **features}
 
     def read(self, file: int, number: int, names: Sequence[str]) -> dict[str, Any]:
-        path = self._paths[file]
-        with open(path, "rb") as opened:
-            data = _numbered_item(opened, path, number)
+        with open(self._files.path(file), "rb") as opened:
+            data = _numbered_item(opened, self._files.paths[file], number)
+        # Not where Arrow holds the same rows behind them. Else the size of a first value begins them, below 4 GB.
+        if self._may_pack_items and data.startswith(_ZSTD_MAGIC):
+            try:
+                data = _unpacked_item(data)
+            except CorruptDataError as error:
+                raise CorruptDataError(f"{self._files.paths[file]}: item {number} is damaged: {error}") from error
         place = 4 * len(self._columns)
         found = {}
         for (name, kind), size in zip(
@@ -951,20 +1309,21 @@ def _lit_value(kind: str, data: bytes) -> Any:
     return parsers.get(base, bytes)(data)
 
 
-def litdata_chunks(folder: pathlib.Path) -> tuple[list[str], list[int], Mapping[str, Any]]:
-    """Return the names of the chunks of a litdata folder, the number of items in each, and its configuration.
+def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], Mapping[str, Any]]:
+    """Return the chunks of a litdata folder, the number of items in each, and its configuration.
 
     Args:
         folder: folder that holds `index.json`.
 
     Raises:
-        SourceError: it is no litdata, or its chunks are compressed or of tokens alone.
+        SourceError: it is no litdata, or its chunks are encrypted, of tokens alone, or compressed by what is not read.
     """
     index = _read_json(folder / "index.json")
     try:
         config, chunks = index["config"], index["chunks"]
         names, counts = [chunk["filename"] for chunk in chunks], [int(chunk["chunk_size"]) for chunk in chunks]
-        packed = config.get("compression") or config.get("encryption")
+        compression, level = _lit_compression(config)
+        packed = (compression != "zstd" and compression) or config.get("encryption")
         loader = config.get("item_loader") or "PyTreeLoader"
     except (KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{folder / 'index.json'} is none of litdata ({error!r})") from error
@@ -973,4 +1332,22 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[str], list[int], Mapping[
             f"{folder} holds chunks {'packed by ' + str(packed) if packed else 'of the item loader ' + loader}, which "
             "are not read here; pass the object that reads them, litdata.StreamingDataset(...), as the source"
         )
-    return names, counts, config
+    return [_lit_file(folder / name, compression and level) for name in names], counts, config
+
+
+def _lit_file(path: pathlib.Path, level: str) -> StoredFile:
+    """Return a chunk; of those that are compressed by the batch, some are not, as their first bytes say."""
+    codec = "zst" if level == "chunk" else None
+    if level == "batch":
+        try:
+            with open(path, "rb") as file:
+                codec = "framed" if file.read(len(_FRAMED_MAGIC)) == _FRAMED_MAGIC else None
+        except OSError as error:
+            raise SourceError(f"{path}: {error.strerror}; copy the chunk to the folder") from error
+    return StoredFile(path.name, str(path), codec)
+
+
+def _lit_compression(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the codec of a litdata folder, "" for none, and what is compressed as one: chunk, batch or sample."""
+    name = str(config.get("compression") or "").partition(":")[0]
+    return name.removesuffix("_framed"), str(config.get("compression_level") or "chunk")
