@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WINDOWS = """
 import faulthandler, mmap, os, select, signal, socket, sys, sysconfig, time
-import multiprocess.reduction, numpy, psutil, subprocess, threading  # which ask for other modules there
+import multiprocess.reduction, numpy, psutil, shutil, subprocess, threading  # which ask for other modules there
+
+shutil._use_fd_functions = False
 
 MISSING = {
     os: "O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NDELAY O_NOATIME O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH "

@@ -90,5 +90,5 @@ __all__ = [
     "tf_value",
 ]
 
-OUTPUT_VERSION = 3
+OUTPUT_VERSION = 4
 """Incremented when samples are encoded to different columns; all shards are then rebuilt."""
