@@ -517,7 +517,7 @@ def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str
     """Yield module and attribute for `from cfg import size`, and for `cfg.size` after `import cfg`."""
     if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:  # true of most code, whose instructions are slow to list
         return
-    instructions = _instructions(code)
+    instructions = list(_singly(_instructions(code)))
     for number, instruction in enumerate(instructions):
         if instruction.opname != "IMPORT_NAME":
             continue
@@ -530,8 +530,7 @@ def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str
         held = instructions[number + 1 : number + 2]
         if not names and held and held[0].opname in {"STORE_FAST", "STORE_DEREF"}:
             for reading in _nested(code):
-                steps = _instructions(reading)
-                for load, following in itertools.pairwise(steps):
+                for load, following in itertools.pairwise(_singly(_instructions(reading))):
                     is_read = load.argval == held[0].argval and load.opname in {"LOAD_FAST", "LOAD_DEREF"}
                     if is_read and following.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
                         yield name, following.argval
@@ -598,6 +597,24 @@ def _instructions(code: types.CodeType) -> list[dis.Instruction]:
         and _loads_constant(found[number - 1])
     }
     return [part for number, part in enumerate(found) if number not in stores and number + 1 not in stores]
+
+
+_PAIRS = {
+    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+}
+
+
+def _singly(instructions: Iterable[dis.Instruction]) -> Iterator[dis.Instruction]:
+    """Yield instructions, those of Python 3.13 that handle two local variables as the two that they stand for."""
+    for instruction in instructions:
+        names = _PAIRS.get(instruction.opname)
+        if names is None:
+            yield instruction
+        else:
+            for name, variable in zip(names, instruction.argval, strict=True):
+                yield instruction._replace(opname=name, opcode=dis.opmap[name], argval=variable)
 
 
 def _loads_constant(instruction: dis.Instruction) -> bool:
@@ -686,10 +703,8 @@ class Reach:
 def uses_of(code: types.CodeType, variable: str) -> Uses:
     """Return what code, and code nested in it, does with a variable, local or of a closure."""
     found = Uses()
-    steps = [step for step in dis.get_instructions(code) if step.opname not in {"EXTENDED_ARG", "CACHE"}]
+    steps = [step for step in _singly(dis.get_instructions(code)) if step.opname not in {"EXTENDED_ARG", "CACHE"}]
     for number, step in enumerate(steps):
-        if isinstance(step.argval, tuple) and variable in step.argval and step.opname.startswith(("LOAD_F", "STORE_F")):
-            found.escapes = True  # two loads in one (Python 3.13): not distinguished
         if step.argval != variable or step.opcode not in _OF_VARIABLES or step.opname in _OF_CLOSURES:
             continue
         if step.opname == "LOAD_FAST" and variable in code.co_cellvars:  # Python 3.13 builds a closure this way

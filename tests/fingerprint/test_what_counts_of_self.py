@@ -200,6 +200,23 @@ def test_attribute_that_no_method_reads_does_not_count():
     assert digest(as_written(writer)) == before
 
 
+class Limited(Numbers):
+    """`read` takes an attribute beside a local variable, which Python 3.13 loads in one instruction with `self`."""
+
+    def read(self, row):
+        number = len(row.key)
+        return {"n": min(number, self.scale)}
+
+
+def test_attribute_beside_a_local_variable_counts_alone():
+    """`self` does not escape."""
+    writer = Limited(2)
+    before = counted(writer)
+    writer.unused = 7
+
+    assert digest(as_written(writer)) == before != counted(Limited(3))
+
+
 class Rescaled(Numbers):
     """`read` assigns an attribute that was an option."""
 
