@@ -112,7 +112,7 @@ CHANGES = {
     "set": lambda model: model.names.add("b"),
     "array": lambda model: model.weights.__setitem__(0, 1),
     "large array": lambda model: model.large.__setitem__(-1, 1),
-    "shape of an array": lambda model: setattr(model.weights, "shape", (3, 1)),
+    "shape of an array": lambda model: model.weights.resize((3, 1), refcheck=False),
     "bytes": lambda model: model.bytes.__setitem__(0, 1),
     "numbers": lambda model: model.numbers.append(1.0),
     "deque": lambda model: model.recent.append(1),
