@@ -26,6 +26,9 @@ class Connection:
         self.database = sqlite3.connect(":memory:", check_same_thread=False)
         self.made_by = os.getpid()
 
+    def __del__(self):
+        self.database.close()  # Python 3.13 warns of those that are not
+
     def __reduce__(self):
         raise TypeError("a connection stays where it is")
 
