@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
-from datamat.features import Bytes, Features
+from datamat.features import Bytes, Features, Image
+from datamat.features import Sequence as ListOf
 from datamat.fingerprint import fingerprint
 from datamat.writers.base import DatasetWriter, DataSource, Sample
 from datamat.writers.existing import (
@@ -279,6 +280,11 @@ class ImportWriter(DatasetWriter):
         for name, field in self._fields.items():
             if name not in features and field in samples.features:
                 features[name] = samples.features[field]
+                if features[name] == ListOf(Image()):  # 16 bits and a fourth channel show in the pictures alone
+                    first = samples[0] if first is None else first
+                    features[name] = (
+                        ListOf(_implied(name, first[field][0], is_cell=True)) if first[field] else ListOf(Image())
+                    )
             elif name not in features:
                 first = samples[0] if first is None else first
                 features[name] = _implied(name, first[field], is_cell=has_columns)

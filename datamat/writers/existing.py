@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import numpy as np
 import xxhash
 
+from datamat.codecs import encode_png
 from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.errors import (
@@ -33,15 +34,18 @@ from datamat.errors import (
     join_problems,
 )
 from datamat.features import (
+    Audio,
     Bytes,
     ClassLabel,
     Features,
+    Image,
     Json,
     Optional,
     Scalar,
     Tensor,
     Text,
     Timestamp,
+    Video,
     dtype_of,
     holds_numbers,
 )
@@ -261,7 +265,8 @@ _COLUMNS: dict[tuple[str, str], Callable[[Any], Any]] = {
 _OF_ROWS = frozenset({"key", "split"})
 _HF_NOTE = b"huggingface"
 _HF_FILE = {"bytes", "path"}  # of a struct that holds an encoded file
-_HF_FILES_OF = frozenset({"Image", "Audio", "Video"})
+_HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
+_LISTED_FILES = [ListOf(feature) for feature in _HF_FILES_OF.values()]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,7 +279,7 @@ class Column:
         type: its `pyarrow.DataType`.
         feature: the feature that holds its cells; None for bytes, of which the first decides, and where none does.
         refused: why no feature holds its cells, and what to write; "" where one does.
-        is_file: whether it is a struct of Hugging Face that holds an encoded file.
+        is_file: whether it is a struct of Hugging Face that holds an encoded file, or a list of these.
     """
 
     name: str
@@ -301,7 +306,7 @@ class Column:
         if isinstance(feature, Json):
             return _json_cells(column)
         if self.is_file:
-            return [_content_of_file(cell, self.name, numbers[place]) for place, cell in enumerate(column.to_pylist())]
+            return [self.content(cell, f"row {numbers[place]}, ") for place, cell in enumerate(column.to_pylist())]
         if column.null_count and not (feature is not None and feature.takes_none):
             place = int(numbers[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]])
             raise SourceError(
@@ -310,6 +315,23 @@ class Column:
             )
         found = _cells_of(column, self.feature) if feature == self.feature else None
         return column.to_pylist() if found is None else found
+
+    def content(self, cell: Any, place: str) -> Any:
+        """Return the content of the file that a cell of Hugging Face holds, or names; of a list, that of each.
+
+        Args:
+            cell: the cell, as Arrow has it, or as a step of a stream has decoded it.
+            place: what messages say before the name of the column.
+
+        Raises:
+            SourceError: it is empty.
+        """
+        if self.feature is None:
+            return _content_of_file(cell, self.name, place)
+        if cell is None:
+            raise SourceError(f"{place}column {self.name!r} of the table is empty; fill it in, or drop the row")
+        found = (_content_of_file(item, self.name, f"{place}item {number} of ") for number, item in enumerate(cell))
+        return [encode_png(item) if isinstance(item, np.ndarray) else item for item in found]
 
 
 def columns_of_schema(schema: Any) -> list[Column]:
@@ -345,9 +367,24 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
             for field in kind
         ]
         return [column for some in inner for column in some]
+    files = _listed_files(noted, kind)
+    if files is not None:
+        return [Column(name, path, kind, files, is_file=True)]
     feature = _noted_feature(noted, kind) or _feature_of_type(kind)
     refused = "" if feature is not None or _is_binary(kind) else _refusal(name, kind)
     return [Column(name, path, kind, feature, refused)]
+
+
+def _listed_files(noted: Mapping[str, Any], kind: Any) -> Feature | None:
+    """Return the feature of a list of encoded files, by Hugging Face's note; None where it is no such list."""
+    import pyarrow as pa
+
+    item = noted.get("feature")
+    shape, inner = _list_shape(kind)
+    if len(shape) != 1 or not isinstance(item, Mapping) or item.get("_type") not in _HF_FILES_OF:
+        return None
+    is_file = pa.types.is_struct(inner) and {field.name for field in inner} == _HF_FILE
+    return ListOf(_HF_FILES_OF[item["_type"]]) if is_file else None
 
 
 def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
@@ -556,10 +593,12 @@ def _as_json(cell: Any, kind: Any) -> Any:
     return [_as_json(item, kind.value_type) for item in cell] if _list_shape(kind)[0] else cell
 
 
-def _content_of_file(cell: Any, name: str, number: Any) -> bytes:
-    """Return the content of a file that a cell of Hugging Face holds, or names."""
-    if cell is None or (cell["bytes"] is None and not cell["path"]):
-        raise SourceError(f"row {number}, column {name!r} of the table is empty; fill it in, or drop the row")
+def _content_of_file(cell: Any, name: str, place: str) -> Any:
+    """Return the content of a file that a cell of Hugging Face holds, or names; a picture that is decoded as it is."""
+    if cell is None or (isinstance(cell, Mapping) and cell["bytes"] is None and not cell["path"]):
+        raise SourceError(f"{place}column {name!r} of the table is empty; fill it in, or drop the row")
+    if not isinstance(cell, Mapping):  # a step of a stream that needs the picture, such as a filter, has decoded it
+        return _plain(cell)
     return cell["bytes"] if cell["bytes"] is not None else pathlib.Path(cell["path"]).read_bytes()
 
 
@@ -1581,9 +1620,7 @@ class RowStream:
             import datasets
 
             for name in [column.name for column in self._columns if column.is_file and len(column.path) == 1]:
-                kind = rows.features[name]
-                if hasattr(kind, "decode"):
-                    rows = rows.cast_column(name, dataclasses.replace(kind, decode=False))
+                rows = rows.cast_column(name, _undecoded(rows.features[name]))
             assert datasets
         self._rows = rows
         self._names = names
@@ -1688,12 +1725,20 @@ class RowStream:
         return True
 
 
+def _undecoded(kind: Any) -> Any:
+    """Return a type of Hugging Face whose encoded files, if any, are left as they are."""
+    if hasattr(kind, "decode"):
+        return dataclasses.replace(kind, decode=False)
+    inner = getattr(kind, "feature", None)
+    return kind if inner is None else dataclasses.replace(kind, feature=_undecoded(inner))
+
+
 def _typed(value: Any, column: Column) -> Any:
     """Return a Python value in the type that its column declares."""
     if value is None:
         return None
-    if column.is_file:  # a step that needs the picture, such as a filter, has decoded it
-        return _content_of_file(value, column.name, "") if isinstance(value, dict) else _plain(value)
+    if column.is_file:
+        return column.content(value, "")
     match column.feature:
         case Tensor(dtype=dtype):
             return np.asarray(without_items(value, column.feature), dtype_of(dtype))
@@ -1971,6 +2016,8 @@ class SpooledSource(DataSource):
             return Json()  # dicts, which only a sample as a whole divides into its fields
         if isinstance(feature, Optional):
             return feature
+        if feature in _LISTED_FILES and (value or name not in self._declared) and _are_bytes(value):
+            return ListOf(Bytes())
         if isinstance(value, (bytes, bytearray)):
             return Text() if feature is not None and feature.value_type() == ("string", ()) else Bytes()
         is_number = isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufcV"
@@ -1984,6 +2031,10 @@ class SpooledSource(DataSource):
             raise SchemaError(
                 f"{error}; or declare its feature with features={{{name!r}: ...}}, or leave it out with drop=[{name!r}]"
             ) from error
+
+
+def _are_bytes(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, bytes) for item in value)
 
 
 @final

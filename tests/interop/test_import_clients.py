@@ -5,7 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from datamat import BBoxes, ClassLabel, Image, Materializer, Scalar, SourceError, Tensor, Text, WorkerOptions, load
+from datamat import (
+    BBoxes,
+    ClassLabel,
+    Image,
+    Materializer,
+    SampleError,
+    Scalar,
+    Sequence,
+    SourceError,
+    Tensor,
+    Text,
+    WorkerOptions,
+    load,
+)
+from datamat.codecs import encode_jpeg, encode_png
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.existing import RowStream
 
@@ -139,6 +153,57 @@ def test_stream_of_hugging_face_resumes_where_it_was_interrupted(table, tmp_path
     assert given[5:] in ([5, 6], [4, 5, 6])  # datasets may ask again for the row at which it stopped
     assert [int(writer.read(row)["small"]) for row in writer.index(None)] == list(range(7))
     assert not RowStream(stream().shuffle(seed=0, buffer_size=3), None)._has_state
+
+
+@pytest.fixture
+def albums():
+    """A `datasets.Dataset` with lists of JPEG pictures, of no, one or two each."""
+    datasets = pytest.importorskip("datasets", reason="it makes the dataset")
+    pytest.importorskip("PIL.Image", reason="datasets needs it for pictures")
+    cells = [
+        [{"bytes": encode_jpeg(PIXELS[number]), "path": None}, {"bytes": encode_png(PIXELS[0]), "path": None}]
+        for number in range(7)
+    ]
+    features = datasets.Features({"images": datasets.List(datasets.Image()), "n": datasets.Value("int64")})
+    table = {"images": [cell[: number % 3] for number, cell in enumerate(cells)], "n": list(range(7))}
+    return datasets.Dataset.from_dict(table, features=features)
+
+
+@pytest.mark.parametrize("form", ["map", "stream", "filtered stream", "parquet", "disk"])
+def test_lists_of_pictures_of_hugging_face_are_stored_as_they_are(albums, tmp_path, form):
+    """Each with the pixels that the client decodes, and without another loss of JPEG; the first row has none."""
+    source = albums
+    if form == "parquet":
+        albums.to_parquet(tmp_path / "rows.parquet")
+        source = tmp_path / "rows.parquet"
+    elif form == "disk":
+        albums.save_to_disk(tmp_path / "disk")
+        source = tmp_path / "disk"
+    elif form == "stream":
+        source = albums.to_iterable_dataset()
+    elif form == "filtered stream":
+        source = albums.to_iterable_dataset().filter(lambda row: len(row["images"]) < 9)
+
+    data = imported(source, tmp_path / "out")
+
+    assert data.features["images"] == Sequence(Image()) and len(data) == 7
+    for sample in data:
+        wanted = albums[int(sample["n"])]["images"]
+        assert len(sample["images"]) == len(wanted) == int(sample["n"]) % 3
+        assert all(np.array_equal(found, np.asarray(one)) for found, one in zip(sample["images"], wanted, strict=True))
+
+
+def test_list_of_pictures_with_an_empty_item_is_refused(albums, tmp_path):
+    """With row and item."""
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict(
+        {"images": [[{"bytes": encode_png(PIXELS[0]), "path": None}, None]]},
+        features=albums.select_columns("images").features,
+    )
+
+    for source in (table, table.to_iterable_dataset()):
+        with pytest.raises((SourceError, SampleError), match=r"item 1 of column 'images' of the table is empty"):
+            imported(source, tmp_path / "out", workers=WorkerOptions(num_workers=1))
 
 
 def test_parquet_file_of_hugging_face_keeps_its_types(table, tmp_path):

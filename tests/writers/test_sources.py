@@ -554,6 +554,35 @@ def test_views_of_text_are_read_in_any_order(tmp_path):
             assert sample["run"] == (1 if number < 20 else 2)
 
 
+def _noted(table, **features):
+    """Return a table with Hugging Face's note about its columns."""
+    note = json.dumps({"info": {"features": features}})
+    return table.replace_schema_metadata({"huggingface": note})
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_list_of_encoded_files_is_a_sequence(tmp_path, depth):
+    """By Hugging Face's note; the first pictures show how deep they are."""
+    pixels = [np.full((2, 3, 3), number, f"uint{depth}") for number in range(3)]
+    cell = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    (tmp_path / "file.png").write_bytes(encode_png(pixels[2]))
+    rows = [
+        [{"bytes": encode_png(pixels[0]), "path": None}, {"bytes": None, "path": str(tmp_path / "file.png")}],
+        [],
+    ]
+    table = _noted(
+        pa.table({"pictures": pa.array(rows, cell)}), pictures={"_type": "List", "feature": {"_type": "Image"}}
+    )
+    parquet.write_table(table, tmp_path / "rows.parquet")
+
+    _ran("parquet", tmp_path / "rows.parquet", output=tmp_path / "out")
+
+    data = load(tmp_path / "out")
+    assert data.features["pictures"] == Sequence(Image(dtype=f"uint{depth}"))
+    first, second = (data[f"{number:08d}"]["pictures"] for number in range(2))
+    assert [found.tolist() for found in first] == [pixels[0].tolist(), pixels[2].tolist()] and not len(second)
+
+
 def test_folders_of_hive_give_their_columns(tmp_path):
     """As `pyarrow.dataset`, Spark and polars lay tables out: integers, text with escapes, empty cells."""
     table = pa.table(
