@@ -28,6 +28,7 @@ from datamat.writers.existing import (
     SpooledSource,
     SpoolOptions,
     converted,
+    dicts_of,
     identity_of,
     names_of,
     open_source,
@@ -36,7 +37,7 @@ from datamat.writers.existing import (
 from datamat.writers.index import Index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from datamat.directory.rows import IndexRow
     from datamat.features import Feature
@@ -289,7 +290,7 @@ class ImportWriter(DatasetWriter):
                 first = samples[0] if first is None else first
                 features[name] = _implied(name, first[field], is_cell=has_columns)
         order = self._declared if self._declared.keys() == self._fields.keys() else self._fields
-        return Features({name: features[name] for name in order})
+        return Features(_nested({name: features[name] for name in order}, self._fields, dicts_of(samples)))
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a value as the feature takes it that the user declared for it."""
@@ -301,6 +302,40 @@ class ImportWriter(DatasetWriter):
         if feature is None or isinstance(column, tuple):
             return column
         return [converted(value, feature) for value in column]
+
+
+def _nested(features: Mapping[str, Feature], fields: Mapping[str, str], dicts: Collection[str]) -> dict[str, Any]:
+    """Return features with a dict of them for each dict of the source, as a sample of it has them.
+
+    Args:
+        features: features by new name, that of a dict's field being `DICT/FIELD`.
+        fields: names in the source by new name.
+        dicts: names of the dicts in the source.
+    """
+    paths = {new: _path_of(new, field, dicts) for new, field in fields.items()}
+    # A field `key` in a dict would be taken for the sample's, and two fields cannot have one name.
+    flat = {path[0] for path in paths.values() if "key" in path[1:]} | {
+        path[0] for path in paths.values()
+    } & fields.keys()
+    found: dict[str, Any] = {}
+    for name, feature in features.items():
+        path = (name,) if paths[name][0] in flat else paths[name]
+        place = found
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+        place[path[-1]] = feature
+    return found
+
+
+def _path_of(new: str, field: str, dicts: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the dicts that a field lies in, as they are called now, and its own."""
+    path, start = [], 0
+    for end in [place for place, letter in enumerate(field) if letter == "/" and field[:place] in dicts]:
+        below = len(new) - len(field[end:])
+        if below > start and new.endswith(field[end:]):  # the dict is renamed at most, and its fields are in it
+            path.append(new[start:below])
+            start = below + 1
+    return (*path, new[start:])
 
 
 def _declared_fields(features: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Feature]]:

@@ -87,6 +87,7 @@ __all__ = [
     "TableRows",
     "content_of",
     "converted",
+    "dicts_of",
     "files_below",
     "identity_of",
     "is_arrow_dataset",
@@ -343,6 +344,11 @@ def columns_of_schema(schema: Any) -> list[Column]:
     noted = json.loads((schema.metadata or {}).get(_HF_NOTE, b"{}")).get("info", {}).get("features") or {}
     columns = [_columns_of(field.name, (field.name,), field.type, noted.get(field.name)) for field in schema]
     return [column for some in columns for column in some if column.name not in _OF_ROWS]
+
+
+def _dicts_of(columns: Iterable[Column]) -> frozenset[str]:
+    """Return the names of the structs that columns are fields of."""
+    return frozenset("/".join(column.path[:end]) for column in columns for end in range(1, len(column.path)))
 
 
 def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list[Column]:
@@ -1003,12 +1009,16 @@ class _MapSource(DataSource):
         self._dataset = dataset
         self.identity = dataset if identity is None else identity
         self._names = names
+        self.dicts: frozenset[str] | None = None  # until the first item shows them
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return _sample_of(self._dataset[number], self._names)
+        item = self._dataset[number]
+        if self.dicts is None:
+            self.dicts = _dicts_in(item)
+        return _sample_of(item, self._names)
 
 
 @final
@@ -1046,6 +1056,11 @@ class _NamedSource(DataSource):
     def __init__(self, items: DataSource) -> None:
         self._items = items
         self.identity = items.identity
+
+    @property
+    def dicts(self) -> Collection[str]:
+        """The names of the dicts in an item."""
+        return dicts_of(self._items)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -1101,6 +1116,7 @@ class ArrowSource(DataSource):
             name: feature for name, column in self._columns.items() if (feature := column.feature) is not None
         }
         self.refused = {name: column.refused for name, column in self._columns.items() if column.refused}
+        self.dicts = _dicts_of(self._columns.values())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -1452,6 +1468,11 @@ class _SplitSource(DataSource):
         place = bisect.bisect_right(self._ends, number)
         return list(self._parts.values())[place][number - (self._ends[place - 1] if place else 0)]
 
+    @property
+    def dicts(self) -> Collection[str]:
+        """The names of the dicts in a sample."""
+        return dicts_of(self.parts[0])
+
     def field_names(self) -> Sequence[str] | None:
         """Return the names of the fields; None where only a sample shows them."""
         return names_of(next(iter(self._parts.values())))
@@ -1498,6 +1519,15 @@ def names_of(source: DataSource) -> Sequence[str] | None:
     return None if found is None else found()
 
 
+def dicts_of(source: DataSource) -> Collection[str]:
+    """Return the names of the fields that are dicts in a sample of a source, whose fields are `DICT/FIELD` here.
+
+    Args:
+        source: dataset that `open_source` returned, whose first sample was read where it does not know its fields.
+    """
+    return getattr(source, "dicts", None) or frozenset()
+
+
 def _files_of(source: DataSource) -> dict[str, str]:
     return getattr(source, "files", None) or {}
 
@@ -1519,6 +1549,7 @@ class RecordsSource(DataSource):
         self._names = list(form.field_names())
         self.features = dict(form.features)
         self.refused = form.refused
+        self.dicts = form.dicts
         self.files = {file.name: file.path for file in files}
         self.identity = f"records as {type(form).__name__} reads them"  # of files whose content counts
 
@@ -1703,6 +1734,10 @@ class RowStream:
             found[column.name] = _typed(value, column)
         return found
 
+    def dicts(self, row: Any) -> frozenset[str]:
+        """Return the names of the fields of a row that are dicts."""
+        return _dicts_of(self._columns) if self._columns else _dicts_in(row)
+
     @property
     def _takes_start(self) -> bool:
         try:
@@ -1769,6 +1804,7 @@ class SpooledSource(DataSource):
         self._declared: dict[str, Feature] = {}
         self.features = dict(stream.features)
         self.refused = stream.refused
+        self.dicts: frozenset[str] = frozenset()
         self._wanted: list[str] | None = None
         self._first: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
@@ -1861,6 +1897,7 @@ class SpooledSource(DataSource):
             self._first = {name: value for name, value in sample.items() if name not in _OF_ROWS}
             self.features = {**self._stream.features, **self.features}
             self.refused = self._stream.refused
+            self.dicts = self._stream.dicts(row)
 
     def _former_state(self) -> dict[str, Any] | None:
         path = os.path.join(self._folder, _STATE)
@@ -1870,6 +1907,7 @@ class SpooledSource(DataSource):
             found: dict[str, Any] = read_json(path)
             stored = Features.from_json(found["features"])
             self._stored: dict[str, Feature] = {name: stored[name] for name in found["fields"] if name in stored}
+            self.dicts = frozenset(found.get("dicts", ()))
             return found
         except (OSError, ValueError, KeyError) as error:
             raise SourceError(f"{path} is damaged: {error}; remove the folder {self._folder}") from error
@@ -1963,6 +2001,7 @@ class SpooledSource(DataSource):
             {
                 **dict(zip(("count", "num_bytes", "name_bytes"), size, strict=True)),
                 "fields": self._fields,
+                "dicts": sorted(self.dicts),
                 "features": {name: feature.to_json() for name, feature in self._stored.items()},
                 "declared": {name: feature.to_json() for name, feature in self._declared.items()},
                 "state": found,
@@ -2049,6 +2088,7 @@ class _FinishedSource(DataSource):
         self._splits = {split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()}
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]
+        self.dicts = frozenset(manifest.features.nesting.groups)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -2070,6 +2110,7 @@ class _TfdsSource(DataSource):
     def __init__(self, folder: pathlib.Path) -> None:
         self._files = TfdsFiles(folder)
         self.features = self._files.features
+        self.dicts = self._files.dicts
         self.identity = self._files.identity
         self.files = self._files.files
 
@@ -2101,6 +2142,15 @@ def _sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
         return dict(_flattened(item._asdict()))
     values = item if isinstance(item, (tuple, list)) else (item,)
     return {name: _plain(value) for name, value in zip(_names(names, len(values)), values, strict=True)}
+
+
+def _dicts_in(item: Any, prefix: str = "") -> frozenset[str]:
+    """Return the names of the dicts in an item of any dataset, as `_flattened` calls them."""
+    fields = item._asdict() if hasattr(item, "_asdict") else item
+    if not isinstance(fields, Mapping):
+        return frozenset()
+    inner = {f"{prefix}{name}": value for name, value in fields.items() if isinstance(value, Mapping)}
+    return frozenset(inner).union(*(_dicts_in(value, f"{name}/") for name, value in inner.items()))
 
 
 def _flattened(item: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -46,7 +46,7 @@ from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from datamat.directory.inspect import ColumnProfile, Values
@@ -92,6 +92,7 @@ class TfdsFiles:
 
     Attributes:
         features: features of the samples, by name.
+        dicts: names of the features that are dicts of others, whose names begin with theirs and `/`.
         splits: number of samples in each split.
         identity: value that identifies the files: their sizes, and the content of the two JSON files.
         files: paths of the shards by name; their content counts, too.
@@ -110,6 +111,7 @@ class TfdsFiles:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SourceError(f"{folder}: its JSON is not as TFDS 4.9 writes it ({error!r})") from error
         self.features = {name: _feature_of(folder, name, spec, many=many) for name, (spec, many) in content.items()}
+        self.dicts = frozenset(_dict_names(outer["features"]))
         self._content = content
         self._ends = list(itertools.accumulate(shard.num_records for shard in self._shards))
         self._is_array_record = info.get("fileFormat") == "array_record"
@@ -201,6 +203,15 @@ def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: bool = False
             yield from _flattened(inner["featuresDict"]["features"], f"{prefix}{name}/", many=several)
         else:
             yield f"{prefix}{name}", (inner, several)
+
+
+def _dict_names(specs: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the name of each feature that is a dict of others, or a sequence of such."""
+    for name, spec in specs.items():
+        inner = spec["sequence"]["feature"] if "sequence" in spec else spec
+        if "featuresDict" in inner:
+            yield f"{prefix}{name}"
+            yield from _dict_names(inner["featuresDict"]["features"], f"{prefix}{name}/")
 
 
 def _feature_of(folder: pathlib.Path, name: str, spec: Mapping[str, Any], *, many: bool) -> Feature:
@@ -619,10 +630,12 @@ class RecordForm(Protocol):
     Attributes:
         features: features of the fields, as far as the files declare them.
         refused: fields that no feature stores, each with the reason and what to write.
+        dicts: names of the fields that are dicts in a sample, whose fields are `DICT/FIELD` here.
     """
 
     features: Mapping[str, Feature]
     refused: Mapping[str, str]
+    dicts: Collection[str] = frozenset()
 
     def field_names(self) -> Sequence[str]:
         """Return the names of the fields."""
@@ -1217,6 +1230,7 @@ class LitdataForm(RecordForm):
         self._may_pack_items = _lit_compression(config)[1] == "sample"
         spec = json.loads(config["data_spec"])[1]
         self._columns = dict(zip(_leaf_names(spec, ""), config["data_format"], strict=True))
+        self.dicts = frozenset(_spec_dicts(spec, ""))
         features = {name: _of_lit_format(name, kind) for name, kind in self._columns.items()}
         self.features: Mapping[str, Feature] = {
             name: feature for name, feature in features.items() if feature is not None and not isinstance(feature, str)
@@ -1268,6 +1282,16 @@ def _leaf_names(spec: Mapping[str, Any], prefix: str) -> list[str]:
         _leaf_names(child, f"{prefix}/{key}" if prefix else str(key)) for key, child in zip(keys, children, strict=True)
     ]
     return [name for names in below for name in names]
+
+
+def _spec_dicts(spec: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the names of the dicts in dicts; a list between two of them leaves the inner one as it is called."""
+    if "ict" not in (spec["type"] or ""):
+        return
+    if prefix:
+        yield prefix
+    for key, child in zip(json.loads(spec["context"]), spec["children_spec"], strict=True):
+        yield from _spec_dicts(child, f"{prefix}/{key}" if prefix else str(key))
 
 
 def _of_lit_format(name: str, kind: str) -> Feature | str | None:

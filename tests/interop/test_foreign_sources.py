@@ -148,7 +148,7 @@ def test_chunks_of_litdata_are_a_source(tmp_path):
             *range(number + 1)
         ]
         assert (sample["tensor"] == number).all() and (sample["brain"] == number / 2).all()
-        assert sample["nested/a"] == number
+        assert sample["nested"] == {"a": number}
     index = json.loads((tmp_path / "chunks" / "index.json").read_text())
     index["config"]["compression"] = "lz4"
     (tmp_path / "chunks" / "index.json").write_text(json.dumps(index))

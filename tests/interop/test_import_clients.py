@@ -193,6 +193,42 @@ def test_lists_of_pictures_of_hugging_face_are_stored_as_they_are(albums, tmp_pa
         assert all(np.array_equal(found, np.asarray(one)) for found, one in zip(sample["images"], wanted, strict=True))
 
 
+@pytest.mark.parametrize("form", ["map", "stream", "parquet"])
+def test_structs_of_hugging_face_are_the_dicts_that_it_gives(tmp_path, form):
+    """Every sample compared with the client's own, nested pictures by their pixels."""
+    datasets = pytest.importorskip("datasets", reason="it makes the dataset")
+    pytest.importorskip("PIL.Image", reason="datasets needs it for pictures")
+    features = datasets.Features(
+        {
+            "n": datasets.Value("int64"),
+            "meta": {"id": datasets.Value("int32"), "by": {"name": datasets.Value("string")}},
+            "pair": {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))},
+            "turns": datasets.List({"role": datasets.Value("string"), "text": datasets.Value("string")}),
+        }
+    )
+    rows = [
+        {
+            "n": n,
+            "meta": {"id": n, "by": {"name": f"größer {n}"}},
+            "pair": {"image": {"bytes": encode_png(PIXELS[n]), "path": None}, "label": n % 2},
+            "turns": [{"role": "user", "text": "a"}, {"role": "bot", "text": None}][: n % 3],
+        }
+        for n in range(7)
+    ]
+    table = datasets.Dataset.from_list(rows, features=features)
+    table.to_parquet(tmp_path / "rows.parquet")
+    source = {"map": table, "stream": table.to_iterable_dataset(), "parquet": tmp_path / "rows.parquet"}[form]
+
+    data = imported(source, tmp_path / "out")
+
+    assert len(data) == 7
+    for sample in data:
+        wanted = table[int(sample["n"])]
+        assert (sample["meta"], sample["turns"]) == (wanted["meta"], wanted["turns"])
+        assert sample["pair"].keys() == wanted["pair"].keys() and sample["pair"]["label"] == wanted["pair"]["label"]
+        assert np.array_equal(sample["pair"]["image"], np.asarray(wanted["pair"]["image"]))
+
+
 def test_list_of_pictures_with_an_empty_item_is_refused(albums, tmp_path):
     """With row and item."""
     datasets = pytest.importorskip("datasets")
@@ -310,7 +346,7 @@ def test_directory_of_tfds_is_a_source(prepared, tmp_path):
         assert np.array_equal(sample["image"], PIXELS[number])
         assert (sample["label"], sample["caption"]) == (number % 2, f"größer {number}")
         assert sample["pose"].tolist() == [[number / 4] * 2] * 2
-        assert sample["objects/label"].tolist() == [k % 2 for k in range(number % 3)]
-        assert sample["objects/bbox"].tolist() == [[0, 0, 0.5, 1]] * (number % 3)
-        assert sample["nested/flag"] == (number % 2 == 0)
+        assert sample["objects"]["label"].tolist() == [k % 2 for k in range(number % 3)]
+        assert sample["objects"]["bbox"].tolist() == [[0, 0, 0.5, 1]] * (number % 3)
+        assert sample["nested"]["flag"] == (number % 2 == 0)
     assert sorted(int(sample["number"]) for sample in load(tmp_path / "out", "test")) == [0, 1]

@@ -103,13 +103,13 @@ def test_samples_of_every_kind_of_dataset_are_stored(tmp_path, source):
 
 
 def test_arrays_of_single_values_and_nested_dicts_have_names(tmp_path):
-    """`x` for one value; `outer/inner` for a dict in a dict; or the user's own names."""
+    """`x` for one value; a dict in a dict stays one; or the user's own names."""
     one = imported(np.arange(4.0), tmp_path / "one")
     nested = imported([{"a": {"b": 1, "c": [1.5, 2.5]}}], tmp_path / "nested")
     named = imported((PIXELS, LABELS), tmp_path / "named", ImportWriter("mine", names=("image", "label")))
 
     assert one["00000003"]["x"] == 3
-    assert (nested[0]["a/b"], nested[0]["a/c"].tolist()) == (1, [1.5, 2.5])
+    assert (nested[0]["a"]["b"], nested[0]["a"]["c"].tolist()) == (1, [1.5, 2.5])
     assert set(named.features) == {"key", "image", "label"}
     assert Manifest.read(tmp_path / "named").name == "mine"
     with pytest.raises(SourceError, match="names are a, but a sample has 2 values"):
@@ -372,7 +372,7 @@ def test_directory_of_tfds_is_read_without_it(tmp_path, form):
         assert np.array_equal(sample["image"], PIXELS[number])
         assert (sample["name"], sample["frac"]) == (f"größer {number}", number / 4)
         assert (sample["pose"].tolist(), sample["raw"].tolist()) == ([number, -1], [number, -2])
-        assert (len(sample["objects/bbox"]), sample["objects/label"].tolist()) == (number, [0, 1][:number])
+        assert (len(sample["objects"]["bbox"]), sample["objects"]["label"].tolist()) == (number, [0, 1][:number])
 
 
 def test_damaged_directory_of_tfds_is_reported(tmp_path):

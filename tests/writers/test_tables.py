@@ -186,7 +186,7 @@ def test_nested_columns_are_arrays_and_flattened_names_or_refused(tmp_path):
     Materializer(ImportWriter(), table, tmp_path / "out", workers=ONE).run(progress=False)
 
     found = load(tmp_path / "out")
-    assert found["00000000"]["list"].tolist() == [1.0, 2.0] and found["00000001"]["of/b"] == "y"
+    assert found["00000000"]["list"].tolist() == [1.0, 2.0] and found["00000001"]["of"]["b"] == "y"
     assert found.features["list"] == Tensor((None,), "float64")
     with pytest.raises(SourceError, match=r"column 'list': found \[1.0, 2.0\] \(list\), want text or a number"):
         Materializer("table", table, tmp_path / "table", workers=ONE)
