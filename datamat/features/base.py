@@ -511,6 +511,10 @@ class Feature(abc.ABC):
         dtype, shape = self.value_type()
         return holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES)
 
+    def is_compressed(self) -> bool:
+        """Return whether its bytes are compressed already, as a PNG or MP4 is; Parquet stores them as they are."""
+        return False
+
     def tar_form(self) -> Literal["json", "npy", "file"]:
         """Return how a tar shard stores a value.
 

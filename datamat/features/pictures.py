@@ -157,6 +157,9 @@ class Image(Feature):
     def is_large(self) -> bool:
         return True
 
+    def is_compressed(self) -> bool:
+        return True
+
     def target(self) -> Target:
         return "image"
 
@@ -289,6 +292,9 @@ class Mask(Feature):
         return False  # as for images
 
     def is_large(self) -> bool:
+        return True
+
+    def is_compressed(self) -> bool:
         return True
 
     def target(self) -> Target:
@@ -434,6 +440,9 @@ class Depth(Feature):
         return False  # as for images
 
     def is_large(self) -> bool:
+        return True
+
+    def is_compressed(self) -> bool:
         return True
 
     def target(self) -> Target:
@@ -927,6 +936,9 @@ class Video(Feature):
         return f"video {'uint8' if self.decoded else 'file'} {shape_text((self.num_frames, *self.shape, 3))}{rate}"
 
     def is_large(self) -> bool:
+        return True
+
+    def is_compressed(self) -> bool:
         return True
 
     def extension(self, data: bytes) -> str:

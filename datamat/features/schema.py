@@ -721,6 +721,9 @@ class _OfAnother(Feature):
     def is_large(self) -> bool:
         return self._asked.is_large()
 
+    def is_compressed(self) -> bool:
+        return self._asked.is_compressed()
+
     def tar_form(self) -> Literal["json", "npy", "file"]:
         return self._asked.tar_form()
 

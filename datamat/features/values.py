@@ -1222,6 +1222,9 @@ class Audio(Feature):
     def is_large(self) -> bool:
         return True
 
+    def is_compressed(self) -> bool:
+        return True
+
     def extension(self, data: bytes) -> str:
         return sound_extension(data) or "bin"
 

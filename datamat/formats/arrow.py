@@ -69,6 +69,7 @@ class ArrowColumn:
         is_large: whether one value may take many kilobytes.
         is_category: whether the column holds few distinct values.
         is_nullable: whether a record without a value, which holds an empty list or array, is null.
+        is_compressed: whether the bytes are compressed by themselves, as a PNG is.
     """
 
     name: str
@@ -78,6 +79,7 @@ class ArrowColumn:
     is_large: bool = False
     is_category: bool = False
     is_nullable: bool = False
+    is_compressed: bool = False
 
     @property
     def is_numeric(self) -> bool:
@@ -394,4 +396,5 @@ def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
         is_large = feature.is_large() and (column == name or kinds[column] in {"bytes", "bytes_list"})
         # pyarrow names a column in a list by its path, so only plain columns are marked.
         is_category = feature.class_names() is not None and dtype == "int64" and not sizes
-        yield ArrowColumn(column, dtype, sizes, kinds[column], is_large, is_category, feature.has_nulls)
+        is_compressed = feature.is_compressed() and dtype == "binary"
+        yield ArrowColumn(column, dtype, sizes, kinds[column], is_large, is_category, feature.has_nulls, is_compressed)

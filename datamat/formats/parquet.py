@@ -6,9 +6,11 @@ it where it stays, and the end of a shard costs no more than its footer.
 
 The number of rows in a group is fixed in advance: readers split work by row groups, and read a whole one to get at a
 record, so groups are small where rows hold images. The last group of a part holds what is left; rows of several
-megabytes end a group earlier, with the row that brings it to 256 MiB. Pages are compressed with Zstandard and carry a
-checksum (CRC32), which is tested when a record is read. The footer has none: the manifest's checksum of the file shows
-any change.
+megabytes end a group earlier, with the row that brings it to 256 MiB. Pages carry a checksum (CRC32), which is tested
+when a record is read, and are compressed with Zstandard, but for those of pictures, sound and video, which are
+compressed already. The footer has no checksum: the manifest's one of the file shows any change.
+
+A large value has a page of its own, so that it is written as it is, and read alone.
 
 One version of pyarrow always writes the same bytes; another may encode the same records differently.
 """
@@ -25,19 +27,17 @@ import itertools
 import os
 import struct
 import weakref
-import zlib
-from array import array
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, final
 
 import numpy as np
-import xxhash
 
-from datamat.errors import RESOURCES, CorruptDataError, OptionError, want_of_resources
+from datamat.codecs.libraries import load_zlib
+from datamat.errors import RESOURCES, CorruptDataError, OptionError, SchemaError, want_of_resources
 from datamat.features import join_blocks, num_bytes_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.example import check_block, checked_record, varint
-from datamat.formats.io import bound, located, refuse_finished
+from datamat.formats.io import BufferedFile, bound, located, refuse_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,14 +50,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetFormat"]
 
-OUTPUT_VERSION = 2
+OUTPUT_VERSION = 3
 """Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _LARGE_ROWS, _SMALL_ROWS = 64, 8192
 _MOST_GROUP_BYTES = 256 << 20
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 8192
-_COMPRESSION, _LEVEL = "zstd", 1  # images do not compress further: a higher level would cost time and gain nothing
+_COMPRESSION, _LEVEL = "zstd", 1
+_PAGE_BYTES = 4096  # a page of large values ends with the one that brings it here ...
+_PACKED_PAGE_BYTES = 1 << 16  # ... or here, where they are compressed: together they become smaller
+_MOST_VALUE_BYTES = (1 << 31) - 1 - 4  # a page gives its size in 32 bits
 _GROUPS_KEPT, _MOST_GROUPS_KEPT = 8, 512
 _MOST_KEPT_BYTES = 32 << 20  # of more than 8 groups: those whose large values stay in the file take a few KiB
 _FIRST_GROUP = 4  # after the magic bytes
@@ -138,7 +141,7 @@ class ParquetFormat(ShardFormat):
                 for part, piece in reader.read_rows(numbers[mine]):
                     places.append(mine[part])
                     pieces.append(piece)
-        except (CorruptDataError, pa.ArrowException, OSError):
+        except (CorruptDataError, _ChangedError, pa.ArrowException, OSError):
             return None
         order = np.concatenate(places)
         back = None if (np.diff(order) == 1).all() else np.argsort(order)
@@ -177,20 +180,30 @@ def _arrow_columns(features: Features, order: tuple[str, ...]) -> tuple[ArrowCol
 
 @final
 class _ParquetWriter(ShardWriter):
-    """Gathers rows into record batches of about 1 MiB, and these into row groups."""
+    """Gathers rows until a row group is full.
+
+    small columns   record batches of about 1 MiB ──> pyarrow's writer ──> column chunks
+    large values    as they came, uncopied ──────────────> a page each ──> column chunks behind those
+    the footer      pyarrow's, of the small columns, with the chunks of the others put in
+    """
 
     __slots__ = (
         "_batches",
         "_columns",
+        "_encoded",
         "_finished",
-        "_found",
         "_group_rows",
+        "_groups",
         "_kinds",
+        "_large_bytes",
         "_num_rows",
+        "_out",
+        "_paged",
         "_row_bytes",
         "_rows",
         "_rows_bytes",
         "_sink",
+        "_values",
         "_writer",
     )
 
@@ -202,25 +215,29 @@ class _ParquetWriter(ShardWriter):
 
         self._kinds = dict(kinds)
         self._columns = columns
+        self._paged = [column for column in columns if _is_paged(column)]
+        self._encoded = [column for column in columns if not _is_paged(column)]
         self._group_rows = group_rows
         self._rows: list[dict[str, Any]] = []  # rows that wait for a batch to fill
-        self._rows_bytes = 0
-        self._batches: list[Any] = []  # rows that wait for a row group to fill
+        self._rows_bytes = 0  # of their small columns
+        self._batches: list[Any] = []  # rows that wait for a row group to fill: the small columns, ...
+        self._values: dict[str, list[bytes]] = {column.name: [] for column in self._paged}  # ... and large values
         self._row_bytes = np.empty(0, np.int64)  # bytes of each of these rows
+        self._large_bytes = 0  # of all large values that wait
         self._num_rows = 0
         self._finished = False
-        self._sink = _PartFile(file)
-        self._found: list[Any] = []  # once closed, the metadata
-        labels = [column.name for column in columns if column.is_category]
+        self._groups: list[tuple[int, list[_Chunk]]] = []  # bytes of large values before it; its chunks of them
+        self._out = BufferedFile(file)
+        self._sink = _PartFile(self._out)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, "w"),
-            _schema(columns),
-            compression=_COMPRESSION,
-            compression_level=_LEVEL,
-            use_dictionary=labels or False,
-            write_statistics=[column.name for column in columns if not column.is_large],
+            _schema(self._encoded),
+            # A column in a list is named by its path.
+            compression={_path_of(column): _codec(column) for column in self._encoded},
+            compression_level={_path_of(column): _LEVEL for column in self._encoded if not column.is_compressed},
+            use_dictionary=[column.name for column in self._encoded if column.is_category] or False,
+            write_statistics=[column.name for column in self._encoded if not column.is_large],
             write_page_checksum=True,
-            metadata_collector=self._found,
         )
 
     @property
@@ -231,7 +248,8 @@ class _ParquetWriter(ShardWriter):
     @property
     def num_bytes(self) -> int:
         """Bytes that these records take in the file; rows not yet in a row group count unencoded."""
-        return self._sink.num_bytes + self._rows_bytes + int(self._row_bytes.sum())
+        rows = sum(num_bytes_of(value) for row in self._rows for value in row.values())
+        return self._out.num_bytes + rows + int(self._row_bytes.sum())
 
     def append(self, record: Record) -> None:
         """Append one record."""
@@ -239,8 +257,14 @@ class _ParquetWriter(ShardWriter):
         row = checked_record(record, self._kinds)
         self._rows.append(row)
         self._num_rows += 1
-        self._rows_bytes += sum(map(num_bytes_of, row.values()))
-        if self._rows_bytes >= _BATCH_BYTES or len(self._rows) >= _BATCH_ROWS:
+        self._rows_bytes += sum(num_bytes_of(row[column.name]) for column in self._encoded)
+        self._large_bytes += sum(len(row[column.name]) for column in self._paged)
+        most_rows = min(_BATCH_ROWS, self._group_rows) if self._paged else _BATCH_ROWS
+        if (
+            self._rows_bytes >= _BATCH_BYTES
+            or self._large_bytes >= _MOST_GROUP_BYTES
+            or len(self._rows) + len(self._row_bytes) >= most_rows
+        ):
             self._take_rows()
 
     def append_block(self, columns: Block) -> None:
@@ -259,13 +283,20 @@ class _ParquetWriter(ShardWriter):
         self._finished = True
         if len(self._row_bytes):
             self._write_group(len(self._row_bytes))
+        held: list[bytes] = []
+        self._sink.held = held
         self._writer.close()
-        return _offsets_of(_spans(self._found[0]))
+        footer, _ = _read_struct(b"".join(held), 0)
+        if self._paged:
+            footer = _with_chunks(footer, self._groups, self._columns)
+        self._out.add((_footer_bytes(footer),))
+        self._out.flush()
+        return _offsets_of(footer)
 
     def __del__(self) -> None:
         # pyarrow's writer ends its file when it is collected, finished or not: by then the file belongs to others.
         if (sink := getattr(self, "_sink", None)) is not None:
-            sink.is_abandoned = True
+            sink.held = []
         if (writer := getattr(self, "_writer", None)) is not None:
             writer.is_open = False
 
@@ -277,15 +308,20 @@ class _ParquetWriter(ShardWriter):
     def _take(self, values: Mapping[str, Any]) -> None:
         import pyarrow as pa
 
-        arrays = [column.to_arrow(values[column.name]) for column in self._columns]
-        batch = pa.record_batch(arrays, schema=_schema(self._columns))
-        sizes = sum(
-            (column.row_bytes(batch.column(column.name)) for column in self._columns), np.zeros(len(batch), np.int64)
-        )
+        arrays = [column.to_arrow(values[column.name]) for column in self._encoded]
+        batch = pa.record_batch(arrays, schema=_schema(self._encoded))
+        sizes = np.zeros(len(batch), np.int64)
+        for column in self._encoded:
+            sizes += column.row_bytes(batch.column(column.name))
+        for column in self._paged:
+            sizes += _lengths(column, values[column.name])
+        for column in self._paged:
+            self._values[column.name] += values[column.name]
         self._batches.append(batch)
         self._row_bytes = np.concatenate([self._row_bytes, sizes])
         while (num_rows := self._next_group()) <= len(self._row_bytes):
             self._write_group(num_rows)
+        self._large_bytes = sum(len(value) for waiting in self._values.values() for value in waiting)
 
     def _next_group(self) -> int:
         """Return the number of rows in the next row group, which may exceed those at hand."""
@@ -295,21 +331,33 @@ class _ParquetWriter(ShardWriter):
     def _write_group(self, num_rows: int) -> None:
         import pyarrow as pa
 
+        large_before = self._out.num_bytes - self._sink.num_bytes
         rows = pa.Table.from_batches(self._batches)
         # Where columns are cut into chunks would show in the pages.
         self._writer.write_table(rows.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
         self._batches = rows.slice(num_rows).to_batches()
         self._row_bytes = self._row_bytes[num_rows:]
+        chunks = []
+        for column in self._paged:
+            waiting = self._values[column.name]
+            chunks.append(_write_chunk(self._out, column, waiting[:num_rows]))
+            self._values[column.name] = waiting[num_rows:]
+        self._groups.append((large_before, chunks))
 
 
 @final
 class _PartFile(io.RawIOBase):
-    """The file of a part, as pyarrow wants it."""
+    """The file of a part, as pyarrow wants it: without the large values, which go around it.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    Attributes:
+        num_bytes: number of bytes that pyarrow has written.
+        held: where bytes go instead of the file, once there is a list.
+    """
+
+    def __init__(self, out: BufferedFile) -> None:
+        self._out = out
         self.num_bytes = 0
-        self.is_abandoned = False
+        self.held: list[bytes] | None = None
 
     def writable(self) -> bool:
         """Return that it can be written."""
@@ -317,15 +365,191 @@ class _PartFile(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         """Write all of `data`."""
-        size = memoryview(data).nbytes
-        if not self.is_abandoned:
-            self._file.write(data)
-        self.num_bytes += size
-        return size
+        view = memoryview(data)
+        if self.held is None:
+            self._out.add((view,))
+        else:
+            self.held.append(bytes(view))
+        self.num_bytes += view.nbytes
+        return view.nbytes
 
     def tell(self) -> int:
         """Return how much was written."""
         return self.num_bytes
+
+
+def _is_paged(column: ArrowColumn) -> bool:
+    """Return whether values of a column get pages of their own; those that are null or in lists begin with levels."""
+    return column.is_large and column.dtype == "binary" and not column.sizes and not column.is_nullable
+
+
+def _codec(column: ArrowColumn) -> str:
+    return "none" if column.is_compressed else _COMPRESSION
+
+
+def _path_of(column: ArrowColumn) -> str:
+    """Return the path of the only leaf of a column, as pyarrow names it."""
+    return column.name + ".list.element" * len(column.sizes)
+
+
+def _lengths(column: ArrowColumn, values: Sequence[bytes]) -> NDArray[np.int64]:
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    if len(lengths) and lengths.max() > _MOST_VALUE_BYTES:
+        raise SchemaError(
+            f"column {column.name!r} does not fit into {column.type}: a value has {lengths.max():,} bytes; "
+            f"Parquet takes {_MOST_VALUE_BYTES:,} at most: store less in a record, or use another format"
+        )
+    return lengths
+
+
+# ---------------------------------------------------------------- pages of large values
+#
+# A page is a header (`PageHeader` of parquet.thrift) and values, each behind its length in 4 bytes. Large ones have a
+# page each: the CRC32 of a picture is then its own, it is written from where `read` has left it, and is read alone.
+# Small ones share a page. The sizes of the pages are noted in the metadata of their chunk, under `_PAGES`, as text:
+#
+#     253412 251007 3*5120        two pages of one value each, and one of three values; with their headers
+
+
+_PAGES = b"datamat.pages"
+_LENGTH = struct.Struct("<I")
+_DATA_PAGE = _PLAIN = 0
+_RLE = 3
+_BYTE_ARRAY = 6
+_CODECS = {"none": 0, "zstd": 6}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A column chunk of large values in the file of a part.
+
+    Attributes:
+        name: name of the column.
+        codec: how its pages are compressed, a key of `_CODECS`.
+        offset: its first byte.
+        num_bytes: its size.
+        unpacked_bytes: its size if pages were not compressed.
+        value_bytes: the bytes of all values.
+        pages: number of values and size of each page.
+    """
+
+    name: str
+    codec: str
+    offset: int
+    num_bytes: int
+    unpacked_bytes: int
+    value_bytes: int
+    pages: tuple[tuple[int, int], ...]
+
+    def metadata(self) -> _Struct:
+        """Return the `ColumnChunk` of the footer, with all that pyarrow would write there."""
+        num_values = sum(count for count, _ in self.pages)
+        pages = " ".join(str(size) if count == 1 else f"{count}*{size}" for count, size in self.pages).encode()
+        stats = {1: (_I32, _DATA_PAGE), 2: (_I32, _PLAIN), 3: (_I32, len(self.pages))}
+        sizes = {1: (_I64, self.value_bytes), 2: (_LIST, (_I64, [])), 3: (_LIST, (_I64, []))}
+        fields: _Struct = {
+            1: (_I32, _BYTE_ARRAY),
+            2: (_LIST, (_I32, [_RLE, _PLAIN])),
+            _PATH: (_LIST, (_BINARY, [self.name.encode()])),
+            _CODEC: (_I32, _CODECS[self.codec]),
+            5: (_I64, num_values),
+            _UNPACKED_SIZE: (_I64, self.unpacked_bytes),
+            _CHUNK_SIZE: (_I64, self.num_bytes),
+            _KEY_VALUES: (_LIST, (_STRUCT, [{1: (_BINARY, _PAGES), 2: (_BINARY, pages)}])),
+            _DATA_PAGE_OFFSET: (_I64, self.offset),
+            13: (_LIST, (_STRUCT, [stats])),
+            16: (_STRUCT, sizes),
+        }
+        return {2: (_I64, 0), _CHUNK_METADATA: (_STRUCT, fields)}
+
+
+def _write_chunk(out: BufferedFile, column: ArrowColumn, values: Sequence[bytes]) -> _Chunk:
+    """Write values as a column chunk, and return what the footer says of it."""
+    codec, offset = _codec(column), out.num_bytes
+    unpacked, pages = 0, []
+    for page in _cut(values, _PAGE_BYTES if column.is_compressed else _PACKED_PAGE_BYTES):
+        before = out.num_bytes
+        header, page_bytes, pieces = _page(page, codec)
+        out.add((header, *pieces))
+        unpacked += len(header) + page_bytes
+        pages.append((len(page), out.num_bytes - before))
+    value_bytes = sum(map(len, values))
+    return _Chunk(column.name, codec, offset, out.num_bytes - offset, unpacked, value_bytes, tuple(pages))
+
+
+def _cut(values: Sequence[bytes], page_bytes: int) -> Iterator[Sequence[bytes]]:
+    """Yield the values of each page."""
+    first = size = 0
+    for number, value in enumerate(values, 1):
+        size += len(value)
+        if size >= page_bytes or number == len(values):
+            yield values[first:number]
+            first, size = number, 0
+
+
+def _page(values: Sequence[bytes], codec: str) -> tuple[bytes, int, list[bytes]]:
+    """Return the header of a page, its size before it is compressed, and its bytes in pieces."""
+    pieces = [piece for value in values for piece in (_LENGTH.pack(len(value)), value)]
+    size = packed_size = sum(map(len, pieces))
+    if codec != "none":
+        pieces = [_zstd().compress(b"".join(pieces), asbytes=True)]
+        packed_size = len(pieces[0])
+    crc, crc32 = 0, load_zlib().crc32
+    for piece in pieces:
+        crc = crc32(piece, crc)
+    signed = crc - (crc >> 31 << 32)
+    header = bytearray()
+    # Type, sizes, CRC, and a `DataPageHeader`: number of values, their encoding, and those of levels, which are absent.
+    # Put together by hand: `_write_struct` takes three times as long.
+    for tag, number in ((0x15, _DATA_PAGE), (0x15, size), (0x15, packed_size), (0x15, signed)):
+        header.append(tag)
+        _write_int(header, number)
+    header += b"\x1c"
+    for number in (len(values), _PLAIN, _RLE, _RLE):
+        header.append(0x15)
+        _write_int(header, number)
+    header += b"\x00\x00"
+    return bytes(header), size, pieces
+
+
+def _zstd() -> Any:
+    import pyarrow as pa
+
+    return pa.Codec(_COMPRESSION, compression_level=_LEVEL)
+
+
+def _with_chunks(
+    footer: _Struct, groups: Sequence[tuple[int, Sequence[_Chunk]]], columns: Sequence[ArrowColumn]
+) -> _Struct:
+    """Return the footer of all columns, given that of the small ones.
+
+    Args:
+        footer: what pyarrow wrote; it has not seen the large values.
+        groups: of each row group, the bytes of large values before it, and its chunks of such.
+        columns: all columns.
+    """
+    whole, _ = _read_struct(_empty_footer(tuple(columns)), 0)
+    for group, (shift, chunks) in zip(footer[_ROW_GROUPS][1][1], groups, strict=True):
+        _move(group, shift)
+        small, large = iter(group[_COLUMNS][1][1]), iter(chunks)
+        merged = [next(large).metadata() if _is_paged(column) else next(small) for column in columns]
+        group[_COLUMNS] = (_LIST, (_STRUCT, merged))
+        _add(group, (_GROUP_UNPACKED_SIZE,), sum(chunk.unpacked_bytes for chunk in chunks))
+        _add(group, (_GROUP_SIZE,), sum(chunk.num_bytes for chunk in chunks))
+    whole[_NUM_ROWS], whole[_ROW_GROUPS] = footer[_NUM_ROWS], footer[_ROW_GROUPS]
+    return whole
+
+
+@functools.lru_cache(maxsize=4)
+def _empty_footer(columns: tuple[ArrowColumn, ...]) -> bytes:
+    """Return what pyarrow writes as the footer of a file without rows: the schema, in Parquet's form and in Arrow's."""
+    import pyarrow.parquet as pq
+
+    schema = _schema(columns)
+    file = io.BytesIO()
+    pq.write_table(schema.empty_table(), file)
+    return file.getvalue()[-8 - int.from_bytes(file.getvalue()[-8:-4], "little") : -8]
 
 
 # ---------------------------------------------------------------- footers
@@ -341,9 +565,9 @@ class _PartFile(io.RawIOBase):
 _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _NUM_ROWS, _ROW_GROUPS = 3, 4  # fields of FileMetaData
-_COLUMNS, _GROUP_ROWS, _GROUP_OFFSET, _ORDINAL = 1, 3, 5, 7  # of RowGroup
+_COLUMNS, _GROUP_UNPACKED_SIZE, _GROUP_ROWS, _GROUP_OFFSET, _GROUP_SIZE, _ORDINAL = 1, 2, 3, 5, 6, 7  # of RowGroup
 _CHUNK_OFFSETS, _CHUNK_METADATA = (2, 4, 6), 3  # of ColumnChunk: of the chunk, the offset index, the column index
-_PATH, _CODEC, _UNPACKED_SIZE, _CHUNK_SIZE, _DATA_PAGE_OFFSET, _DICTIONARY_OFFSET = 3, 4, 6, 7, 9, 11  # ColumnMetaData
+_PATH, _CODEC, _UNPACKED_SIZE, _CHUNK_SIZE, _KEY_VALUES, _DATA_PAGE_OFFSET = 3, 4, 6, 7, 8, 9  # of ColumnMetaData
 _PAGE_OFFSETS = (9, 10, 11, 14)  # of ColumnMetaData: of data pages, index page, dictionary page, bloom filter
 _MOST_ORDINAL = (1 << 15) - 1
 _MOST_DEPTH = 32
@@ -378,9 +602,14 @@ def _joined_footer(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
             groups.append(group)
     joined[_NUM_ROWS] = (_I64, num_rows)
     joined[_ROW_GROUPS] = (_LIST, (_STRUCT, groups))
+    return _footer_bytes(joined)
+
+
+def _footer_bytes(footer: _Struct) -> bytes:
+    """Return the end of a file: the footer, its length, and the magic bytes."""
     out = bytearray()
-    _write_struct(out, joined)
-    return bytes(out) + struct.pack("<I", len(out)) + _MAGIC
+    _write_struct(out, footer)
+    return bytes(out) + _LENGTH.pack(len(out)) + _MAGIC
 
 
 def _footer(file: BinaryIO, start: int, size: int) -> _Struct:
@@ -530,7 +759,7 @@ class _ParquetReader(ShardReader):
             if isinstance(exc, FileNotFoundError) or getattr(exc, "errno", None) in RESOURCES:
                 raise
             raise CorruptDataError(f"{path}: {exc}; remove the file and run the job again to rebuild it") from exc
-        self._large: dict[int, list[tuple[str, int, int]]] | None = None
+        self._large: dict[int, list[_LargeChunk]] | None = None
         num_rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         self._starts = list(itertools.accumulate(num_rows, initial=0))
 
@@ -565,18 +794,18 @@ class _ParquetReader(ShardReader):
     def read_rows(self, numbers: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], dict[str, ColumnBlock]]]:
         """Yield the places of some records in `numbers` and their columns, until all records have come.
 
-        Row groups all of whose records are asked for are read together; the others are kept, one by one, for the next
-        call.
+        Row groups without large values all of whose records are asked for are read together; the others are kept, one
+        by one, for the next call.
         """
         if numbers.max() >= self._starts[-1]:
             raise CorruptDataError(f"the file holds {self._starts[-1]} records")
         starts = np.array(self._starts)
         groups = np.searchsorted(starts, numbers, side="right") - 1
         found, counts = np.unique(groups, return_counts=True)
-        is_whole = counts >= np.diff(starts)[found]
+        is_whole = (counts >= np.diff(starts)[found]) & ~np.isin(found, list(self._large_chunks()))
         for group in found[~is_whole].tolist():
             mine = np.flatnonzero(groups == group)
-            yield mine, self._kept_group(group, is_whole=True).take(numbers[mine] - starts[group])
+            yield mine, self._kept_group(group).take(numbers[mine] - starts[group])
         whole = found[is_whole]
         if len(whole):
             sizes = np.diff(starts)[whole]
@@ -590,27 +819,31 @@ class _ParquetReader(ShardReader):
         opened = _opened(self._file, self._columns, self._metadata)
         return _RowGroup(opened.read_row_groups(groups, use_threads=False), self._columns)
 
-    def _kept_group(self, group: int, *, is_whole: bool = False) -> _RowGroup:
-        """Return a row group, from memory where it is there; its large values stay in the file unless it `is_whole`."""
-        key = weakref.ref(self), group, is_whole  # a weak reference: what is kept must not keep the file open
+    def _kept_group(self, group: int) -> _RowGroup:
+        """Return a row group, from memory where it is there; its large values stay in the file."""
+        key = weakref.ref(self), group  # a weak reference: what is kept must not keep the file open
         found = _kept.get(key)
         if found is None:
-            found = _kept[key] = self.read_groups([group]) if is_whole else self._without_large_values(group)
+            found = _kept[key] = self._without_large_values(group)
             _drop_the_oldest(self.groups_to_keep)
         else:
             with contextlib.suppress(KeyError):  # another thread has just dropped it
                 _kept.move_to_end(key)
         return found
 
-    def _without_large_values(self, group: int) -> _RowGroup:
-        """Return a row group whose large values stay in the file, those of columns that are stored as ours are."""
+    def _large_chunks(self) -> dict[int, list[_LargeChunk]]:
         if self._large is None:
             self._large = _large_chunks(self._file, self._columns)
+        return self._large
+
+    def _without_large_values(self, group: int) -> _RowGroup:
+        """Return a row group whose large values stay in the file, those of columns that are stored as ours are."""
         large: dict[str, _LargeValues] = {}
-        for name, start, end in self._large.get(group, ()):
-            found = _LargeValues.of(self._file, start, end)
-            if found is not None and len(found) == self._starts[group + 1] - self._starts[group]:
-                large[name] = found
+        for chunk in self._large_chunks().get(group, ()):
+            with contextlib.suppress(*_UNEXPECTED):
+                values = _LargeValues(self._file, chunk)
+                if len(values) == self._starts[group + 1] - self._starts[group]:
+                    large[chunk.name] = values
         if not large:
             return self.read_groups([group])
         opened = _opened(self._file, self._columns, self._metadata)
@@ -618,7 +851,7 @@ class _ParquetReader(ShardReader):
         return _RowGroup(opened.read_row_group(group, names, use_threads=False), self._columns, large)
 
 
-_kept: collections.OrderedDict[tuple[weakref.ref[_ParquetReader], int, bool], _RowGroup] = collections.OrderedDict()
+_kept: collections.OrderedDict[tuple[weakref.ref[_ParquetReader], int], _RowGroup] = collections.OrderedDict()
 """Row groups that readers of this process have used, the last one last. Without a lock: a process forked now would
 inherit it locked. So two threads may both read the same one."""
 
@@ -689,9 +922,9 @@ class _RowGroup:
         return {name: get(row) for name, get in self._getters}
 
     def take(self, rows: NDArray[np.int64]) -> dict[str, ColumnBlock]:
-        """Return the columns of some rows, int64 (n,)."""
+        """Return the columns of some rows, int64 (n,); raises `_ChangedError` as `record` does."""
         if not self._takers:
-            self._takers = [(column.name, column.taker(self._table[column.name])) for column in self._columns]
+            self._takers = [(column.name, self._taker(column)) for column in self._columns]
         return {name: take(rows) for name, take in self._takers}
 
     def _getter(self, column: ArrowColumn) -> Callable[[int], Column]:
@@ -699,35 +932,47 @@ class _RowGroup:
             return lambda row: [values[row]]
         return column.getter(self._table[column.name])
 
+    def _taker(self, column: ArrowColumn) -> Callable[[NDArray[np.int64]], ColumnBlock]:
+        if values := self._large.get(column.name):
+            return values.take
+        return column.taker(self._table[column.name])
+
 
 # ---------------------------------------------------------------- large values
 #
-# Pictures and other large values of a column, one at a time, without the rest of their row group in memory.
-#
-# The pictures of a row group are one page, of 16 MB if each has 250 kB. Zstandard leaves what it cannot compress as it
-# is, in blocks of 128 KiB, and pictures cannot be compressed. So once the page has passed, a value can be read alone:
-#
-#     first value of a page   the page passes in pieces of 1 MiB: CRC32 of the page, digest of each value, blocks
-#     every value             one read: its pieces of the blocks, compared with its digest
-#
-# What compressed blocks hold of values stays in memory.
+# Pictures and other large values of a column, one at a time, without the rest of their row group in memory: the page of
+# each is found by what the footer notes of the sizes of pages, and has a checksum of its own.
 
 
 _UNEXPECTED = (ValueError, LookupError, TypeError, OverflowError, struct.error)  # while bytes are taken for structures
 _LARGE_BYTES = 4096  # of a value on average: smaller ones are read sooner with all others of the group
-_HEADER_BYTES = 1 << 15  # more than the header of a page takes
-_PIECE_BYTES = 1 << 20
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_PLAIN = _DATA_PAGE = 0
-_ZSTD = 6  # the codec, in a footer
-_RAW, _REPEATED = 0, 1  # kinds of blocks
-_MOST_BLOCK_BYTES = 128 << 10
-_PROBE_BYTES = 64
-_MOST_FRAME_HEADER_BYTES = 18
+_HEADER_BYTES = 64  # more than the header of a page takes
 
 
 class _ChangedError(Exception):
-    """A value is not the one that was in the page when that was tested."""
+    """A page is not as the footer says, or its checksum is another."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _LargeChunk:
+    """A column chunk of large values, as the footer has it.
+
+    Attributes:
+        name: name of the column.
+        start: its first byte.
+        end: its end.
+        unpacked_bytes: its size if pages were not compressed.
+        is_packed: whether pages are compressed.
+        pages: sizes of the pages, as `_PAGES` says.
+    """
+
+    name: str
+    start: int
+    end: int
+    unpacked_bytes: int
+    is_packed: bool
+    pages: bytes
 
 
 @final
@@ -736,338 +981,146 @@ class _LargeValues:
 
     Args:
         file: the open file, a `pyarrow.OSFile`.
-        pages: the pages of the column.
+        chunk: the column chunk.
+
+    Raises:
+        ValueError: the sizes of its pages are not those of the chunk.
     """
 
-    __slots__ = ("_ends", "_file", "_pages", "num_bytes")
+    __slots__ = ("_chunk", "_ends", "_file", "_starts", "num_bytes")
 
-    def __init__(self, file: Any, pages: Sequence[_LargePage]) -> None:
+    def __init__(self, file: Any, chunk: _LargeChunk) -> None:
         self._file = file
-        self._pages = pages
-        self._ends = list(itertools.accumulate(len(page.digests) for page in pages))
-        self.num_bytes = sum(page.num_bytes for page in pages)
-
-    @classmethod
-    def of(cls, file: Any, at: int, end: int) -> _LargeValues | None:
-        """Return the values of a column chunk, or None where they are stored otherwise, or anything is wrong.
-
-        Args:
-            file: the open file.
-            at: first byte of the chunk.
-            end: its end.
-        """
-        import pyarrow as pa
-
-        pages: list[_LargePage] = []
-        try:
-            while at < end:
-                page, at = _LargePage.read(file, at, end)
-                pages.append(page)
-        except (*_UNEXPECTED, pa.ArrowException, OSError):
-            return None  # pyarrow finds out what it is
-        return cls(file, pages)
+        self._chunk = chunk
+        pages = [page.rpartition(b"*") for page in chunk.pages.split()]
+        self._ends = list(itertools.accumulate(int(count or 1) for count, _, _ in pages))
+        self._starts = list(itertools.accumulate((int(size) for _, _, size in pages), initial=chunk.start))
+        if self._starts[-1] != chunk.end:
+            raise ValueError("the pages have another size than their chunk")
+        self.num_bytes = 100 * len(pages)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, row: int) -> bytes:
+        """Return a value; raises `_ChangedError` where its page is damaged."""
         page = bisect.bisect_right(self._ends, row)
-        return self._pages[page].value(self._file, row - (self._ends[page - 1] if page else 0))
+        return self._values(page)[row - (self._ends[page - 1] if page else 0)]
 
+    def take(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return the values of some rows, int64 (n,)."""
+        found: list[bytes] = []
+        last, values = -1, []
+        for row, page in zip(rows.tolist(), np.searchsorted(self._ends, rows, side="right").tolist(), strict=True):
+            if page != last:
+                last, values = page, self._values(page)
+            found.append(values[row - (self._ends[page - 1] if page else 0)])
+        return found
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class _LargePage:
-    """A page of large values that has passed.
+    def _values(self, page: int) -> list[bytes]:
+        try:
+            return self._tested(page)
+        except _UNEXPECTED as error:
+            raise _ChangedError from error
 
-    Attributes:
-        starts: where each value begins in the page, and where the last one ends, 4 bytes before the next begins.
-        digests: XXH3-64 of each value.
-        blocks: the blocks of the page.
-    """
-
-    starts: array[int]
-    digests: array[int]
-    blocks: _Blocks
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return self.blocks.num_bytes + 8 * (len(self.starts) + len(self.digests))
-
-    @classmethod
-    def read(cls, file: Any, start: int, end: int) -> tuple[_LargePage, int]:
-        """Have a page pass; return it, and where it ends.
-
-        Args:
-            file: the open file.
-            start: first byte of the header of the page.
-            end: end of its column chunk.
-
-        Raises:
-            ValueError, LookupError, TypeError, struct.error, pyarrow.ArrowException: it is not as datamat writes it.
-        """
-        import pyarrow as pa
-
-        header, size = _read_struct(file.read_at(min(_HEADER_BYTES, end - start), start), 0)
-        (_, kind), (_, page_size), (_, num_bytes), (_, checksum), (_, data) = (header[number] for number in range(1, 6))
-        start += size
-        if (kind, data[2][1]) != (_DATA_PAGE, _PLAIN) or start + num_bytes > end:
+    def _tested(self, page: int) -> list[bytes]:
+        """Return the values of a page, once its checksum is right."""
+        start, end = self._starts[page], self._starts[page + 1]
+        count = self._ends[page] - (self._ends[page - 1] if page else 0)
+        header, at = _read_struct(self._file.read_at(min(_HEADER_BYTES, end - start), start), 0)
+        (_, kind), (_, size), (_, num_bytes), (_, crc), (_, fields) = (header[number] for number in range(1, 6))
+        start += at
+        if (kind, fields[1][1], fields[2][1], start + num_bytes) != (_DATA_PAGE, count, _PLAIN, end):
             raise ValueError("another page")
-        blocks = _Blocks(file, start, start + num_bytes)
-        passing = _Passing(file, start, num_bytes)
-        starts, digests = array("q", [4]), array("Q")
-        with pa.CompressedInputStream(pa.PythonFile(passing, "r"), _COMPRESSION) as stream:
-            for _ in range(data[1][1]):
-                head = stream.read(4)
-                (length,) = struct.unpack("<I", head)
-                if length > page_size:
-                    raise ValueError("the page is too short")
-                value = stream.read(length)
-                blocks.pass_by(head)
-                blocks.pass_by(value)
-                starts.append(starts[-1] + length + 4)
-                digests.append(xxhash.xxh3_64_intdigest(value))
-            if stream.read(1):
-                raise ValueError("the page has another size")
-        if passing.left or passing.crc != checksum & 0xFFFF_FFFF:
-            raise ValueError("the page is damaged")
-        if blocks.finish() != page_size or starts[-1] - 4 != page_size:
-            raise ValueError("the page has another size")
-        return cls(starts, digests, blocks), start + num_bytes
-
-    def value(self, file: Any, number: int) -> bytes:
-        """Return a value; raises `_ChangedError` where it is no longer in the file."""
-        data = self.blocks.read(file, self.starts[number], self.starts[number + 1] - 4)
-        if xxhash.xxh3_64_intdigest(data) != self.digests[number]:
-            raise _ChangedError
-        return data
-
-
-@final
-class _Blocks:
-    """The blocks of a page that Zstandard has compressed. Thread-safe once the page has passed.
-
-    The format: github.com/facebook/zstd/blob/dev/doc/zstd_compression_format.md. A raw block says how large it is. A
-    compressed one does not, so where the raw one behind it begins is found by its first bytes. Should they also occur
-    before, the values read there do not have their digests.
-
-    Args:
-        file: the open file.
-        start: first byte of the frame.
-        end: its end.
-
-    Raises:
-        ValueError, LookupError: there is no such frame.
-    """
-
-    __slots__ = ("_begins", "_content", "_first_bytes", "_left", "_offsets", "_page_size", "_sizes", "_unplaced")
-
-    def __init__(self, file: Any, start: int, end: int) -> None:
-        # Of each raw block, and of each run of others: first byte in the file and size; -1 and the most that it may be.
-        self._offsets, self._sizes = array("q"), array("q")
-        self._first_bytes: list[bytes] = []
-        for offset, size in _zstd_blocks(file, start, end):
-            if offset >= 0:
-                self._first_bytes.append(file.read_at(min(size, _PROBE_BYTES), offset))
-            elif self._offsets and self._offsets[-1] < 0:
-                self._sizes[-1] += size
-                continue
-            else:
-                self._first_bytes.append(b"")
-            self._offsets.append(offset)
-            self._sizes.append(size)
-        self._begins = array("q")
-        self._content: dict[int, bytes] = {}  # of what is not raw, by its number
-        self._page_size = 0
-        self._left = 0  # of the raw block that passes
-        self._unplaced: bytearray | None = None  # what has passed since the last raw block
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that they take."""
-        return sum(map(len, self._content.values())) + 24 * len(self._begins)
-
-    def pass_by(self, data: bytes) -> None:
-        """Take the next bytes of the page."""
-        rest = memoryview(data)
-        self._page_size += len(rest)
-        while rest:
-            if not self._left and self._unplaced is None:
-                self._begin(self._page_size - len(rest))
-            if self._unplaced is None:
-                size = min(self._left, len(rest))
-                self._left -= size
-                rest = rest[size:]
-            else:
-                rest = self._place(self._unplaced, rest)
-
-    def _begin(self, place: int) -> None:
-        number = len(self._begins)
-        self._begins.append(place)
-        if self._offsets[number] >= 0:
-            self._left = self._sizes[number]
+        if not 4 <= size <= self._chunk.unpacked_bytes or (size != num_bytes and not self._chunk.is_packed):
+            raise ValueError("a page of another size")
+        crc32 = load_zlib().crc32
+        if count == 1 and not self._chunk.is_packed:  # read the value itself: to cut it out would copy it
+            value: bytes = self._file.read_at(num_bytes - 4, start + 4)
+            data, values = value, [value]
+            found = crc32(value, crc32(_LENGTH.pack(num_bytes - 4)))
         else:
-            self._unplaced = bytearray()
-
-    def _place(self, unplaced: bytearray, data: memoryview) -> memoryview:
-        """Add bytes to those of a run of blocks; return what lies behind it, once its end is found."""
-        number = len(self._begins) - 1
-        before = len(unplaced)
-        unplaced += data
-        is_last = number + 1 == len(self._offsets)
-        end = -1 if is_last else unplaced.find(self._first_bytes[number + 1], max(before - _PROBE_BYTES, 0))
-        if min(len(unplaced), end if end >= 0 else len(unplaced) - _PROBE_BYTES) > self._sizes[number]:
-            raise ValueError("a compressed block is larger than it may be")
-        if end < 0:
-            return memoryview(b"")
-        self._content[number] = bytes(unplaced[:end])
-        behind = bytes(unplaced[end:])
-        self._unplaced = None
-        self._begin(self._begins[number] + end)
-        return memoryview(behind)
-
-    def finish(self) -> int:
-        """Return the size of the page, once all of it has passed."""
-        if self._unplaced is not None:
-            self._content[len(self._begins) - 1] = bytes(self._unplaced)
-            self._unplaced = None
-        self._first_bytes.clear()
-        if self._left or len(self._begins) != len(self._offsets):
-            raise ValueError("blocks are missing")
-        return self._page_size
-
-    def read(self, file: Any, start: int, stop: int) -> bytes:
-        """Return the bytes of the page from `start` to `stop`."""
-        pieces: list[tuple[int, int, int]] = []  # number of the block, and first byte and end in it
-        for number in range(bisect.bisect_right(self._begins, start) - 1, bisect.bisect_left(self._begins, stop)):
-            begin = self._begins[number]
-            end = self._begins[number + 1] if number + 1 < len(self._begins) else self._page_size
-            pieces.append((number, max(start - begin, 0), min(stop, end) - begin))
-        ranges = [
-            (self._offsets[number] + first, self._offsets[number] + end)
-            for number, first, end in pieces
-            if number not in self._content
-        ]
-        origin = ranges[0][0] if ranges else 0
-        data: bytes = file.read_at(ranges[-1][1] - origin, origin) if ranges else b""
-        if len(pieces) == len(ranges) == 1:
-            return data
-        view = memoryview(data)
-        return b"".join(
-            self._content[number][first:end]
-            if number in self._content
-            else view[self._offsets[number] + first - origin : self._offsets[number] + end - origin]
-            for number, first, end in pieces
-        )
+            data, values = self._file.read_at(num_bytes, start), []
+            found = crc32(data)
+        if found != crc & 0xFFFF_FFFF:
+            raise ValueError("another checksum")
+        return values or _cut_out(_unpacked(data, size) if self._chunk.is_packed else data, count)
 
 
-def _zstd_blocks(file: Any, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield first byte and size of each raw block of a frame; -1 and the most that it may hold for any other block."""
-    head = file.read_at(_MOST_FRAME_HEADER_BYTES, start)
-    if head[:4] != _ZSTD_MAGIC:
-        raise ValueError("no frame of Zstandard")
-    flags = head[4]
-    is_single = flags >> 5 & 1
-    at = start + 6 - is_single + (0, 1, 2, 4)[flags & 3] + (is_single, 2, 4, 8)[flags >> 6]
-    end -= 4 * (flags >> 2 & 1)  # a checksum
-    is_last = 0
-    while not is_last:
-        word = int.from_bytes(file.read_at(3, at), "little")
-        is_last, kind, size = word & 1, word >> 1 & 3, word >> 3
-        at += 3
-        if kind == _RAW and size:
-            yield at, size
-        elif kind != _RAW:
-            yield -1, _MOST_BLOCK_BYTES
-        at += 1 if kind == _REPEATED else size
-        if at > end:
-            raise ValueError("the frame is cut off")
-    if at != end:
-        raise ValueError("several frames")
+def _unpacked(data: bytes, size: int) -> bytes:
+    import pyarrow as pa
+
+    try:
+        found: bytes = _zstd().decompress(data, size, asbytes=True)
+    except pa.ArrowException as error:
+        raise ValueError("no frame of Zstandard") from error
+    return found
 
 
-def _large_chunks(file: Any, columns: Sequence[ArrowColumn]) -> dict[int, list[tuple[str, int, int]]]:
-    """Return the column chunks of large values by row group: name of the column, first byte and end of the chunk.
+def _cut_out(data: bytes, count: int) -> list[bytes]:
+    """Return the values of a page."""
+    found, at = [], 0
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(data, at)
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at != len(data):
+        raise ValueError("the page has another size")
+    return found
+
+
+def _large_chunks(file: Any, columns: Sequence[ArrowColumn]) -> dict[int, list[_LargeChunk]]:
+    """Return the column chunks of large values by row group.
 
     pyarrow knows them, too, but aborts the process where a damaged footer lacks them.
     """
-    # A page of values that may be null, or stand in lists, begins with levels.
-    binary = {
-        column.name.encode(): column.name
-        for column in columns
-        if column.dtype == "binary" and not column.sizes and not column.is_nullable
-    }
-    found: dict[int, list[tuple[str, int, int]]] = {}
-    if not binary:
+    paged = {column.name for column in columns if _is_paged(column)}
+    found: dict[int, list[_LargeChunk]] = {}
+    if not paged:
         return found
     try:
         size = file.size()
-        (length,) = struct.unpack("<I", file.read_at(8, size - 8)[:4])
+        (length,) = _LENGTH.unpack(file.read_at(8, size - 8)[:4])
         footer = _footer(io.BytesIO(file.read_at(length + 12, size - length - 12)), 0, length + 12)
         for number, group in enumerate(footer[_ROW_GROUPS][1][1]):
-            for chunk in group[_COLUMNS][1][1]:
-                fields = chunk[_CHUNK_METADATA][1]
-                (name, *others), start, size = fields[_PATH][1][1], fields[_DATA_PAGE_OFFSET][1], fields[_CHUNK_SIZE][1]
-                is_large = fields[_UNPACKED_SIZE][1] >= _LARGE_BYTES * group[_GROUP_ROWS][1] > 0
-                is_known = fields[_CODEC][1] == _ZSTD and _DICTIONARY_OFFSET not in fields
-                if name in binary and not others and is_large and is_known:
-                    found.setdefault(number, []).append((binary[name], start, start + size))
+            chunks = [_large_chunk(chunk[_CHUNK_METADATA][1]) for chunk in group[_COLUMNS][1][1]]
+            least = max(_LARGE_BYTES * group[_GROUP_ROWS][1], 1)
+            mine = [chunk for chunk in chunks if chunk and chunk.name in paged and chunk.unpacked_bytes >= least]
+            if mine:
+                found[number] = mine
     except (CorruptDataError, *_UNEXPECTED, OSError):
         return {}
     return found
 
 
-@final
-class _Passing:
-    """A file for pyarrow: bytes of another one, from which it is read in larger pieces, and their CRC32."""
-
-    closed = False
-
-    def __init__(self, file: Any, start: int, num_bytes: int) -> None:
-        self._file = file
-        self._at = start
-        self._piece = b""
-        self._place = 0
-        self.crc = 0
-        self.left = num_bytes
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes, of which there may be fewer."""
-        if self._place == len(self._piece) and self.left:
-            self._piece = self._file.read_at(min(self.left, _PIECE_BYTES), self._at)
-            self._place = 0
-            if not self._piece:
-                raise ValueError("the file is cut off")
-            self.crc = zlib.crc32(self._piece, self.crc)
-            self._at += len(self._piece)
-            self.left -= len(self._piece)
-        found = self._piece[self._place : self._place + size]
-        self._place += len(found)
-        return found
-
-    def close(self) -> None:
-        """Do nothing: the file is not its own."""
-
-
-def _spans(metadata: Any) -> list[tuple[int, int, int]]:
-    """Return offset, size and number of rows of each row group."""
-    return [_place(metadata, group) for group in range(metadata.num_row_groups)]
+def _large_chunk(fields: _Struct) -> _LargeChunk | None:
+    """Return a column chunk whose pages are known, given its `ColumnMetaData`."""
+    (name, *others), start, size = fields[_PATH][1][1], fields[_DATA_PAGE_OFFSET][1], fields[_CHUNK_SIZE][1]
+    notes = {note[1][1]: note[2][1] for note in fields.get(_KEY_VALUES, (0, (0, ())))[1][1]}
+    codec = fields[_CODEC][1]
+    if others or _PAGES not in notes or codec not in _CODECS.values():
+        return None
+    is_packed = codec == _CODECS[_COMPRESSION]
+    return _LargeChunk(name.decode(), start, start + size, fields[_UNPACKED_SIZE][1], is_packed, notes[_PAGES])
 
 
 def _place(metadata: Any, group: int) -> tuple[int, int, int]:
-    """Return offset, size and number of rows of a row group, whose column chunks are contiguous."""
+    """Return offset, size and number of rows of a row group, whose column chunks are contiguous, in any order."""
     found = metadata.row_group(group)
     chunks = [found.column(column) for column in range(found.num_columns)]
-    first = chunks[0]
-    offset = first.data_page_offset if first.dictionary_page_offset is None else first.dictionary_page_offset
+    offset = min(
+        chunk.data_page_offset if chunk.dictionary_page_offset is None else chunk.dictionary_page_offset
+        for chunk in chunks
+    )
     return offset, sum(chunk.total_compressed_size for chunk in chunks), found.num_rows
 
 
-def _offsets_of(spans: Sequence[tuple[int, int, int]]) -> Offsets:
+def _offsets_of(footer: _Struct) -> Offsets:
     """Return the line of each row: offset and size of its group, and its number in it."""
-    if not spans:
+    groups = footer[_ROW_GROUPS][1][1]
+    if not groups:
         return Offsets(np.empty(0, np.uint64), np.empty(0, np.uint64))
+    spans = [[group[number][1] for number in (_GROUP_OFFSET, _GROUP_SIZE, _GROUP_ROWS)] for group in groups]
     offset, size, num_rows = np.array(spans, np.int64).T
     rows = np.concatenate([np.arange(count) for count in num_rows])
     return Offsets(

@@ -10,11 +10,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from datamat.errors import CorruptDataError, OptionError, SchemaError
-from datamat.features import Features, Scalar, Tensor, Text
+from datamat.features import Bytes, Features, Image, Mask, Optional, Scalar, Sequence, Tensor, Text
 from datamat.formats import Offsets, get_format, parquet
 from datamat.formats.parquet import ParquetFormat
 from datamat.testing import CASES, MIXED, TABLE, mixed
@@ -244,15 +245,15 @@ def test_flipped_bit_beside_a_large_value_never_gives_a_wrong_record(tmp_path):
     reader.close()
 
 
-def test_large_value_that_changes_after_its_page_was_tested_is_noticed(tmp_path):
-    """Its digest is compared each time; the message is that of any damaged page, and whole neighbours are read."""
+def test_large_value_that_changes_later_is_noticed(tmp_path):
+    """Its checksum is compared each time; the message is that of any damaged page, and whole neighbours are read."""
     path = write(tmp_path, LARGE, large_samples("noise"), shard_format=ParquetFormat(20))
     reader = reader_of(path, LARGE)
     wanted = [reader.read(number)["data"] for number in range(40)]
     chunk = pq.read_metadata(path).row_group(1).column(1)
     assert chunk.path_in_schema == "data"
     with open(path, "r+b") as file:
-        file.seek(chunk.data_page_offset + chunk.total_compressed_size // 2)
+        file.seek(chunk.data_page_offset + 1000)
         byte = file.read(1)[0]
         file.seek(-1, io.SEEK_CUR)
         file.write(bytes([byte ^ 16]))
@@ -274,8 +275,150 @@ def test_readers_say_how_many_rows_their_groups_have(tmp_path):
     assert reader_of(write(tmp_path, LARGE, []), LARGE).group_records is None
 
 
+PICTURES = Features({"image": Image(), "note": Bytes(), "masks": Sequence(Mask()), "extra": Optional(Image())})
+
+
+def picture(number):
+    rng = np.random.default_rng(number)
+    mask = np.full((9, 9), number, np.uint8)
+    return {
+        "key": f"k{number:02d}",
+        "image": rng.integers(0, 256, (48 + number, 50, 3), np.uint8),
+        "note": bytes(number * 500),
+        "masks": [mask] * (number % 3),
+        "extra": None if number % 2 else rng.integers(0, 256, (4, 4, 3), np.uint8),
+    }
+
+
+def chunks_of(path, group=0):
+    found = pq.read_metadata(path).row_group(group)
+    chunks = [found.column(number) for number in range(found.num_columns)]
+    return {chunk.path_in_schema.partition(".")[0]: chunk for chunk in chunks}
+
+
+def test_compressed_files_are_not_compressed_again(tmp_path):
+    """Pictures are stored as they are, in lists, too; other bytes by Zstandard."""
+    path = write(tmp_path, PICTURES, list(map(picture, range(40))))
+
+    codecs = {name: chunk.compression for name, chunk in chunks_of(path).items()}
+    assert codecs == dict.fromkeys(codecs, "ZSTD") | dict.fromkeys(["image", "masks", "extra"], "UNCOMPRESSED")
+    assert chunks_of(path)["note"].total_compressed_size < 40 * 500
+
+
+def test_every_large_value_has_a_page(tmp_path):
+    """Its bytes lie in the file as they came; small ones share a page of 64 KiB where pages are compressed."""
+    samples = list(map(picture, range(40)))
+    path = write(tmp_path, PICTURES, samples)
+    data = path.read_bytes()
+
+    for record in get_format("parquet").with_features(PICTURES).read(path):
+        assert data.count(record["image"][0]) == 1
+
+    (group,) = read_chunks(path, PICTURES)
+    pages = {chunk.name: chunk.pages.split() for chunk in group}
+    assert len(pages["image"]) == 40 and not any(b"*" in page for page in pages["image"])
+    counts = [int(page.rpartition(b"*")[0] or 1) for page in pages["note"]]
+    ends = np.cumsum(counts)
+    sizes = np.split(np.arange(40) * 500, ends[:-1])
+    assert ends[-1] == 40 and len(counts) > 3
+    assert all(size.sum() >= 1 << 16 > size[:-1].sum() for size in sizes[:-1])
+
+
+def test_offsets_cover_large_values(tmp_path):
+    """The range of a row group holds all of its chunks, for `verify` and for readers of ranges."""
+    shard_format = ParquetFormat(16).with_features(PICTURES)
+    with open(tmp_path / "part", "w+b", buffering=0) as file:
+        writer = shard_format.writer(file, PICTURES.columns)
+        for number in range(40):
+            writer.append(PICTURES.encode(picture(number)))
+        offsets = writer.finish()
+        file.seek(0)
+        found = shard_format.find_offsets(file, path="part")
+
+    assert offsets.to_text() == found.to_text()
+    assert offsets.span(0)[0] == 4 and offsets.span(0)[1] > 16 * 7000
+
+
+def read_chunks(path, features):
+    columns = parquet._arrow_columns(features, tuple(features))
+    with pa.OSFile(str(path)) as file:
+        return list(parquet._large_chunks(file, columns).values())
+
+
+def test_footer_says_what_pyarrow_would(tmp_path):
+    """Of large values, which it has not seen; and the file holds nothing between chunks."""
+    features = Features(
+        {"data": Tensor((None,), "uint8", "raw"), "caption": Text(), "more": Tensor((None,), "uint8", "raw")}
+    )
+    samples = [
+        {"key": f"k{n}", "data": np.full(n * 99, n, np.uint8), "caption": "é" * n, "more": np.zeros(9000, np.uint8)}
+        for n in range(30)
+    ]
+    path = write(tmp_path, features, samples, shard_format=ParquetFormat(8))
+    table = pq.read_table(path)
+    pq.write_table(
+        table,
+        tmp_path / "theirs",
+        row_group_size=8,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=["key", "caption"],
+    )
+
+    found, wanted = pq.read_metadata(path), pq.read_metadata(tmp_path / "theirs")
+
+    assert found.schema == wanted.schema and found.schema.to_arrow_schema() == table.schema
+    end = 4
+    for number in range(4):
+        mine, theirs = found.row_group(number), wanted.row_group(number)
+        assert mine.num_rows == theirs.num_rows
+        chunks = sorted((mine.column(place) for place in range(4)), key=lambda chunk: chunk.data_page_offset)
+        for chunk in chunks:
+            assert chunk.data_page_offset == end
+            end += chunk.total_compressed_size
+        assert mine.total_byte_size == sum(chunk.total_uncompressed_size for chunk in chunks)
+        for place in range(4):
+            for name in ("path_in_schema", "physical_type", "num_values", "compression", "encodings", "statistics"):
+                assert getattr(mine.column(place), name) == getattr(theirs.column(place), name)
+
+
+def test_value_beyond_the_limit_of_a_page_is_refused(monkeypatch):
+    """A page gives its size in 32 bits; nothing of the value is written."""
+    monkeypatch.setattr(parquet, "_MOST_VALUE_BYTES", 1000)
+    features = Features({"data": Tensor((None,), "uint8", "raw")})
+    writer = get_format("parquet").with_features(features).writer(io.BytesIO(), features.columns)
+
+    with pytest.raises(
+        SchemaError, match=r"'data' does not fit into binary: a value has 1,001 bytes; .* 1,000 at most"
+    ):
+        writer.append_block({"key": [b"k"], "data": [bytes(1001)]})
+
+    writer.append_block({"key": [b"k"], "data": [bytes(1000)]})
+    assert len(writer.finish()) == 1
+
+
+def test_damage_beside_pages_of_large_values_is_found(tmp_path):
+    """Where the note of their sizes is damaged, pyarrow reads the row group; no row gets the page of another."""
+    path = write(tmp_path, LARGE, large_samples("noise", 10))
+    reader = reader_of(path, LARGE)
+    wanted = [reader.read(number)["data"] for number in range(10)]
+    whole = path.read_bytes()
+    (group,) = read_chunks(path, LARGE)
+    (pages,) = (chunk.pages for chunk in group if chunk.name == "data")
+    assert whole.count(pages) == 2  # of the part, and of the shard
+    at = whole.rindex(pages)
+    for place in range(len(pages)):
+        for digit in b"0 *9":
+            path.write_bytes(whole[: at + place] + bytes([digit]) + whole[at + place + 1 :])
+            shard_format = ParquetFormat().with_features(LARGE)
+            other = shard_format.reader(path, reader._spans)
+            assert [other.read(number)["data"] for number in range(10)] == wanted
+            other.close()
+    reader.close()
+
+
 def test_pages_are_compressed_and_have_checksums(tmp_path):
-    """Zstandard compresses every page; readers that test no checksums take a changed page for right."""
+    """Zstandard compresses pages of plain bytes; readers that test no checksums take a changed page for right."""
     features = Features({"data": Tensor((None,), "uint8", "raw")})
     noise = np.random.default_rng(0).integers(0, 256, 50_000, np.uint8)
     path = write(tmp_path, features, [{"key": "k", "data": noise}])
