@@ -492,6 +492,7 @@ def test_footer_leads_to_the_row_groups_of_all_parts(tmp_path, rows):
     assert ends[-1] < path.stat().st_size
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fastparquet leaves files open
 @pytest.mark.parametrize("client", ["duckdb", "polars", "fastparquet", "pandas", "datasets"])
 def test_other_readers_follow_the_joined_footer(tmp_path, client):
     """They are independent implementations of the format."""
@@ -512,6 +513,34 @@ def test_other_readers_follow_the_joined_footer(tmp_path, client):
 
     wanted = [sample for sample in samples if sample["label"] == 1 or client == "datasets"]
     assert [(row["key"], row["caption"]) for row in table] == [(row["key"], row["caption"]) for row in wanted]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fastparquet leaves files open
+@pytest.mark.parametrize("client", ["duckdb", "polars", "fastparquet", "pandas", "datasets"])
+def test_other_readers_read_pages_of_large_values(tmp_path, client):
+    """All rows of a column, and the rows of a query by another; stored and compressed pages, of several parts."""
+    library = pytest.importorskip(client)
+    samples = list(map(picture, range(40)))
+    path = str(write(tmp_path, PICTURES, samples, cuts=[3, 20], shard_format=ParquetFormat(7)))
+    wanted = {row["key"]: row for row in pq.read_table(path).to_pylist()}
+
+    if client == "duckdb":
+        table = library.sql(f"select key, image, note from '{path}' where key >= 'k10'").arrow().read_all().to_pylist()
+    elif client == "polars":
+        table = library.scan_parquet(path).filter(library.col("key") >= "k10").collect().to_dicts()
+    elif client == "fastparquet":
+        frame = library.ParquetFile(path).to_pandas(columns=["key", "image", "note"])
+        table = frame.query("key >= 'k10'").to_dict("records")
+    elif client == "pandas":
+        table = library.read_parquet(path, filters=[("key", ">=", "k10")]).to_dict("records")
+    else:
+        loaded = library.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
+        table = [row for row in loaded if row["key"] >= "k10"]
+
+    assert [row["key"] for row in table] == [f"k{number}" for number in range(10, 40)]
+    for row in table:
+        for name in ("image", "note"):
+            assert bytes(row[name]) == wanted[row["key"]][name]
 
 
 @pytest.mark.parametrize("change", ["cut", "magic", "length", "metadata"])
