@@ -158,7 +158,7 @@ def test_room_says_its_idea(room):
     ("room", "known"),
     [
         ("codecs", {"errors"}),
-        ("formats", {"errors", "features"}),
+        ("formats", {"errors", "features", "codecs"}),
         ("parallel", {"errors"}),
         ("features", {"errors", "codecs"}),
     ],

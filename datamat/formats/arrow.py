@@ -179,9 +179,12 @@ class ArrowColumn:
             return values_of
         flat, bounds = self._numbers(chunks)
         column = RaggedColumn(flat, np.diff(bounds))
+        has_fixed_size, width = None not in self.sizes, self._width
 
         def numbers_of(rows: NDArray[np.int64]) -> RaggedColumn:
             if not _are_neighbours(rows):
+                if has_fixed_size and width:  # without the lengths of all other rows
+                    return RaggedColumn(flat.reshape(-1, width)[rows].reshape(-1), column.lengths[: len(rows)])
                 return column.take(rows)
             first, stop = int(rows[0]), int(rows[-1]) + 1
             return RaggedColumn(flat[bounds[first] : bounds[stop]].copy(), column.lengths[first:stop])
@@ -382,7 +385,8 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _are_neighbours(rows: NDArray[np.int64]) -> bool:
-    return len(rows) > 0 and bool((np.diff(rows) == 1).all())
+    # Most rows that are no neighbours show it at their ends, in a tenth of the time.
+    return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
 def arrow_columns(features: Features) -> list[ArrowColumn]:

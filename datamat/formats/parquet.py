@@ -135,12 +135,16 @@ class ParquetFormat(ShardFormat):
         pieces: list[dict[str, ColumnBlock]] = []
         places: list[NDArray[np.int64]] = []
         try:
+            parts: list[tuple[bool, _ParquetReader, list[int], NDArray[np.int64]]] = []
             for place, reader in enumerate(readers):
                 assert isinstance(reader, _ParquetReader), "the format makes them"
                 mine = np.flatnonzero(which == place)
-                for part, piece in reader.read_rows(numbers[mine]):
-                    places.append(mine[part])
-                    pieces.append(piece)
+                for groups, part in reader.parts(numbers[mine]):
+                    parts.append((reader.is_kept(groups), reader, groups, mine[part]))
+            # What is in memory comes first: reading the rest drops it where there is more than is kept.
+            for _, reader, groups, part in sorted(parts, key=lambda part: not part[0]):
+                places.append(part)
+                pieces.append(reader.read_rows(groups, numbers[part]))
         except (CorruptDataError, _ChangedError, pa.ArrowException, OSError):
             return None
         order = np.concatenate(places)
@@ -791,28 +795,43 @@ class _ParquetReader(ShardReader):
         if self._file is not None:
             self._file.close()
 
-    def read_rows(self, numbers: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], dict[str, ColumnBlock]]]:
-        """Yield the places of some records in `numbers` and their columns, until all records have come.
+    def parts(self, numbers: NDArray[np.int64]) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
+        """Yield the row groups that hold some records, and the places of these in `numbers`, int64 (n,).
 
-        Row groups without large values all of whose records are asked for are read together; the others are kept, one
-        by one, for the next call.
+        Row groups without large values all of whose records are asked for come together.
         """
+        if not len(numbers):
+            return
         if numbers.max() >= self._starts[-1]:
             raise CorruptDataError(f"the file holds {self._starts[-1]} records")
-        starts = np.array(self._starts)
-        groups = np.searchsorted(starts, numbers, side="right") - 1
+        groups = np.searchsorted(self._starts, numbers, side="right") - 1
         found, counts = np.unique(groups, return_counts=True)
-        is_whole = (counts >= np.diff(starts)[found]) & ~np.isin(found, list(self._large_chunks()))
-        for group in found[~is_whole].tolist():
-            mine = np.flatnonzero(groups == group)
-            yield mine, self._kept_group(group).take(numbers[mine] - starts[group])
-        whole = found[is_whole]
-        if len(whole):
-            sizes = np.diff(starts)[whole]
-            mine = np.flatnonzero(np.isin(groups, whole))
-            shifts = np.cumsum(sizes) - sizes - starts[whole]
-            rows = numbers[mine] + shifts[np.searchsorted(whole, groups[mine])]
-            yield mine, self.read_groups(whole.tolist()).take(rows)
+        is_whole = (counts >= np.diff(self._starts)[found]) & ~np.isin(found, list(self._large_chunks()))
+        order = np.argsort(groups, kind="stable")
+        for group, is_read_whole, places in zip(
+            found.tolist(), is_whole.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=True
+        ):
+            if not is_read_whole:
+                yield [group], places
+        if is_whole.any():
+            yield found[is_whole].tolist(), np.flatnonzero(np.isin(groups, found[is_whole]))
+
+    def is_kept(self, groups: Sequence[int]) -> bool:
+        """Return whether row groups are in memory."""
+        return all((weakref.ref(self), group) in _kept for group in groups)
+
+    def read_rows(self, groups: list[int], numbers: NDArray[np.int64]) -> dict[str, ColumnBlock]:
+        """Return the columns of the records of some row groups, as `parts` yields them.
+
+        A group of which a part is asked for is kept for the next call.
+        """
+        starts = np.array(self._starts)
+        sizes = np.diff(starts)[groups]
+        if len(groups) == 1 and (len(numbers) < sizes[0] or groups[0] in self._large_chunks()):
+            return self._kept_group(groups[0]).take(numbers - starts[groups[0]])
+        shifts = np.cumsum(sizes) - sizes - starts[groups]
+        places = np.searchsorted(starts[groups], numbers, side="right") - 1
+        return self.read_groups(groups).take(numbers + shifts[places])
 
     def read_groups(self, groups: Sequence[int]) -> _RowGroup:
         """Return the rows of some groups."""

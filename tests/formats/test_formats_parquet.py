@@ -207,6 +207,36 @@ def test_groups_are_kept_by_their_size(tmp_path, monkeypatch):
     reader.close()
 
 
+def test_row_groups_in_memory_come_first(tmp_path, monkeypatch):
+    """Of six groups, four are kept: two are read for each block of records in any order, and the records are right."""
+    parquet._kept.clear()
+    monkeypatch.setattr(parquet, "_GROUPS_KEPT", 4)
+    monkeypatch.setattr(parquet, "_MOST_KEPT_BYTES", 0)
+    samples = [{"key": f"k{n}", "label": n % 3, "x": n / 7, "caption": "é" * (n % 9)} for n in range(60)]
+    shard_format = ParquetFormat(20).with_features(TABLE)
+    paths = [write(tmp_path, TABLE, samples, shard_format=shard_format) for _ in range(2)]
+    readers = [reader_of(path, TABLE, shard_format) for path in paths]
+    reads = []
+    read_groups = parquet._ParquetReader.read_groups
+    monkeypatch.setattr(
+        parquet._ParquetReader, "read_groups", lambda self, groups: reads.append(groups) or read_groups(self, groups)
+    )
+
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        which, numbers = np.divmod(rng.permutation(120)[:60], 60)
+        block = shard_format.read_block(readers, which, numbers, TABLE.columns)
+        assert list(block["key"]) == [f"k{number}" for number in numbers.tolist()]
+        assert block["label"].values.tolist() == (numbers % 3).tolist()
+        assert np.frombuffer(b"".join(block["x"]) if isinstance(block["x"], list) else block["x"].values).tolist() == [
+            number / 7 for number in numbers.tolist()
+        ]
+        assert len(reads) == 6 + 2 * seed
+
+    for reader in readers:
+        reader.close()
+
+
 def test_flipped_bit_beside_a_large_value_never_gives_a_wrong_record(tmp_path):
     """In headers of pages, frames and blocks, in raw and in compressed ones, and in the footer."""
     samples = large_samples("stripes", 10)

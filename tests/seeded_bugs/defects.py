@@ -1273,7 +1273,7 @@ DEFECTS = {
         Defect(
             "row-groups-one-by-one",
             "Parquet of large rows is read a row group at a time, which takes longer than decoding it",
-            "datamat.formats.parquet:_ParquetReader.read_rows",
+            "datamat.formats.parquet:_ParquetReader.parts",
             replace("counts >= __sizes", "counts < 0"),
             "tests/readers/test_blocks.py::test_whole_row_groups_are_read_together",
         ),
@@ -1503,6 +1503,13 @@ DEFECTS = {
             "datamat.formats.parquet:_with_chunks",
             replace("_add(__group, (_GROUP_SIZE,), sum(__chunk.num_bytes for __chunk in __chunks))", "pass"),
             "tests/formats/test_formats_parquet.py::test_offsets_cover_large_values",
+        ),
+        Defect(
+            "row-groups-in-memory-last",
+            "records in any order drop the row groups that the next ones are in: each is read for every block",
+            "datamat.formats.parquet:ParquetFormat.read_block",
+            replace("sorted(parts, key=lambda part: not part[0])", "parts"),
+            "tests/formats/test_formats_parquet.py::test_row_groups_in_memory_come_first",
         ),
         Defect(
             "state-of-another-selection",
