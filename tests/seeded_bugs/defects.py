@@ -1257,6 +1257,13 @@ DEFECTS = {
             "tests/readers/test_tf.py::test_lists_decoded_in_blocks_are_those_of_single_samples",
         ),
         Defect(
+            "orders-of-earlier-epochs",
+            "an iterator of `to_tf` that is restored at the end of an epoch repeats orders that training has had",
+            "datamat.readers.tf.pipeline:_Seeds.saved_with",
+            replace("self.shuffled(self.saved_beside(dataset), 1)", "dataset"),
+            "tests/readers/test_tf_checkpoint.py::test_epochs_after_the_restored_one_have_their_own_orders",
+        ),
+        Defect(
             "member-for-each-block",
             "shuffled gzip shards inflate a member for each block that holds one of its records: ten times the work",
             "datamat.formats.tfrecord:GzipTFRecordFormat.read_block",

@@ -18,11 +18,12 @@ and files behind a URL, in threads of this process, and passes them on in batche
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -117,7 +118,9 @@ def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], 
 
     def fail(path: Any) -> Any:
         if explain is not None:
-            reason = tf.py_function(lambda found: _raise(explain(os.fsdecode(found.numpy()))), [path], tf.string)
+            reason = tf.numpy_function(
+                lambda found: _raise(explain(os.fsdecode(found))), [path], tf.string, stateful=False
+            )
             return tf.ensure_shape(reason, ())
         message = [path, "is damaged; datamat verify of its directory names the record"]
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(path, ""), message)]):
@@ -130,6 +133,122 @@ def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], 
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+# ---------------------------------------------------------------- shuffling, resumed exactly
+#
+# All shuffles of a pipeline draw their seeds from one generator, and a step that is restored last says how far that is.
+#
+# In a checkpoint, a shuffle saves its generator. But TensorFlow saves no step whose input has ended: the shuffle of
+# the files has as soon as the last one is open, that of the records while the last batches wait to be taken. With
+# generators of their own, an iterator that is restored would repeat orders of earlier epochs in the next ones. And
+# whoever restores a shuffle makes its input first, whose shuffles then draw again.
+
+
+@final
+class _Seeds:
+    """The generator that the shuffles of a pipeline share.
+
+    Args:
+        tf: the imported module `tensorflow`.
+        seed: base seed.
+    """
+
+    def __init__(self, tf: Any, seed: int) -> None:
+        self._tf = tf
+        # Seeds 0 and 0 together would mean random ones.
+        self._seeds = {"seed": np.int64(seed % _MOST_SEED), "seed2": np.int64(1 + seed // _MOST_SEED % _MOST_SEED)}
+        self._generator, self._deleter = tf.raw_ops.AnonymousSeedGenerator(**self._seeds, reshuffle=True)
+
+    def shuffled(self, dataset: Any, window: int) -> Any:
+        """Return a dataset whose elements mix within a window, in another order in each iteration."""
+        tf = self._tf
+        variant = tf.raw_ops.ShuffleDatasetV3(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            buffer_size=np.int64(window),
+            **self._seeds,
+            seed_generator=self._generator,
+            reshuffle_each_iteration=True,
+            **dataset._flat_structure,
+        )
+        found = tf.data.experimental.from_variant(variant, dataset.element_spec)
+        found.made_of = (dataset, self)  # what must live as long as this does
+        return found
+
+    def saved_beside(self, dataset: Any) -> Any:
+        """Return a dataset whose iterators restore the generator, too, once they have restored all else."""
+        tf = self._tf
+        never = self.shuffled(dataset.take(0), 1)
+        found = tf.data.Dataset.choose_from_datasets([dataset, never], tf.data.Dataset.from_tensors(_FIRST).repeat())
+        number = dataset.cardinality().numpy()
+        return found if number == tf.data.UNKNOWN_CARDINALITY else _counted(tf, found, number)
+
+    def saved_with(self, dataset: Any) -> Any:
+        """Return a dataset whose iterators restore the generator, too, also those that have ended."""
+        return self.shuffled(self.saved_beside(dataset), 1)
+
+
+_FIRST = np.int64(0)
+
+
+def _not_saved(source: TfSource, options: ReadOptions) -> str | None:
+    """Return why a checkpoint cannot hold the position in a pipeline, or None where it can."""
+    if options.service is not None:
+        return "the workers of the service hold the position in the epoch"
+    if options.snapshot is not None:
+        return "TensorFlow does not resume in the middle of a snapshot; drop snapshot"
+    if isinstance(options.transform, SampleTransform):
+        return (
+            f"transform {type(options.transform).__qualname__} is called by Python; write it in TensorFlow operations"
+        )
+    if source.is_native:
+        return None
+    if source.format_name not in _COMPRESSION:
+        return f"these shards are {source.format_name}, which Python reads; datamat convert DIR --format tfrecord"
+    return "Python reads what comes from a URL, errors='skip', map, filter, select, take, shard, concat and mix"
+
+
+def _refusing_checkpoints(tf: Any, dataset: Any, reason: str) -> Any:
+    """Return a dataset whose iterators raise `OptionError` when a checkpoint is to save them.
+
+    Iterators of datasets that are made of it raise TensorFlow's own error, which says that a `PyFunc` is stateful.
+    """
+    marked = dataset.take(0).map(_verbatim(tf, lambda *parts: _stateful(tf, parts if len(parts) > 1 else parts[0])))
+    return _refusing()(marked.concatenate(dataset), reason)
+
+
+def _stateful(tf: Any, value: Any) -> Any:
+    with tf.control_dependencies([tf.numpy_function(lambda: None, [], [])]):
+        return tf.nest.map_structure(tf.identity, value)
+
+
+@functools.cache
+def _refusing() -> Any:
+    from tensorflow.python.data.ops import dataset_ops, iterator_ops
+
+    class Refusing(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]  # TensorFlow has no types
+        def __init__(self, dataset: Any, reason: str) -> None:
+            self._reason = reason
+            super().__init__(dataset, tensorflow().data.experimental.to_variant(dataset))
+
+        def __iter__(self) -> Any:
+            found = RefusingIterator(self)
+            found.reason = self._reason
+            return found
+
+    class RefusingIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]  # TensorFlow has no types
+        reason = ""
+
+        def _serialize_to_tensors(self) -> Any:
+            raise OptionError(
+                f"tf.train.Checkpoint cannot save this iterator of to_tf: {self.reason}; or read with to_numpy or "
+                "to_torch, whose state_dict resumes in mid-epoch in any case"
+            )
+
+    return Refusing
+
+
+_MOST_SEED = 2**63 - 1
 
 
 # ---------------------------------------------------------------- samples from Python
@@ -419,7 +538,7 @@ class TfSource:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The checked arguments of `ShardedDataset.to_tf`, which documents them.
+    """The checked arguments of `ShardedDataset.to_tf`, which documents them; and `seeds`, which `make_dataset` adds.
 
     Raises:
         OptionError: an argument is invalid, or contradicts another.
@@ -438,6 +557,7 @@ class ReadOptions:
     drop_remainder: bool = False
     deterministic: bool = True
     as_supervised: tuple[str, ...] | None = None
+    seeds: _Seeds | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and not _is_count(self.batch_size):
@@ -500,29 +620,10 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         OptionError: a service cannot read the format, cannot run the transform, or does not answer.
     """
     tf = tensorflow()
-    if options.service is not None and source.skips_damage:
-        raise OptionError("a service cannot skip damaged records; load with errors='raise', or read without a service")
-    if options.service is not None and source.is_remote:
-        raise OptionError(
-            f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
-            "lies behind a URL; copy the directory to a disk that they share, or read without a service"
-        )
-    if options.service is not None and (source.is_mapped or not source.is_whole):
-        raise OptionError(
-            "the workers of a service read whole shards without Python; read what map, select, filter, take, shard and "
-            "mix return without a service, or write it to a directory of its own"
-        )
-    if options.service is not None and not source.is_native:
-        raise OptionError(
-            f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
-            "needs Python; convert them: datamat convert DIR --format tfrecord"
-        )
-    needs_python = [name for name, feature in source.features.items() if not feature.decodes_in_graph()]
-    if options.service is not None and needs_python:
-        raise OptionError(
-            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; write decode_tf "
-            f"in {type(source.features[needs_python[0]]).__qualname__}, or read without a service"
-        )
+    if options.service is not None:
+        _check_for_service(source)
+    if options.window and options.service is None:  # a generator stays in this process
+        options = dataclasses.replace(options, seeds=_Seeds(tf, options.seed))
     if options.in_whole_batches and _in_blocks(source, options):
         dataset = _batches(tf, source, options)
     else:
@@ -534,11 +635,46 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         dataset = distribute(dataset, options.service, options.job or _job_name(source, options))
         if options.repeat:
             dataset = dataset.repeat()
+    dataset = _untuned(tf, dataset).prefetch(_WAITING)
+    if options.seeds is not None and not options.repeat:
+        dataset = _untuned(tf, options.seeds.saved_with(dataset))
+    reason = _not_saved(source, options)
+    return dataset if reason is None else _refusing_checkpoints(tf, dataset, reason)
+
+
+def _untuned(tf: Any, dataset: Any) -> Any:
     # With the autotuner of TensorFlow 2.21, every other epoch of 3.4 s took 5.2 s: the end of an iterator waits for the
     # tuner's thread, which seems to sleep twice as long each time.
     without_tuner = tf.data.Options()
     without_tuner.autotune.enabled = False
-    return dataset.with_options(without_tuner).prefetch(_WAITING)
+    return dataset.with_options(without_tuner)
+
+
+def _check_for_service(source: TfSource) -> None:
+    """Raise `OptionError` where the workers of a service cannot read the records."""
+    if source.skips_damage:
+        raise OptionError("a service cannot skip damaged records; load with errors='raise', or read without a service")
+    if source.is_remote:
+        raise OptionError(
+            f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
+            "lies behind a URL; copy the directory to a disk that they share, or read without a service"
+        )
+    if source.is_mapped or not source.is_whole:
+        raise OptionError(
+            "the workers of a service read whole shards without Python; read what map, select, filter, take, shard and "
+            "mix return without a service, or write it to a directory of its own"
+        )
+    if not source.is_native:
+        raise OptionError(
+            f"the workers of a service read {' and '.join(_COMPRESSION)}; these shards are {source.format_name}, which "
+            "needs Python; convert them: datamat convert DIR --format tfrecord"
+        )
+    needs_python = [name for name, feature in source.features.items() if not feature.decodes_in_graph()]
+    if needs_python:
+        raise OptionError(
+            f"the workers of a service have no Python, which field {needs_python[0]!r} is decoded by; write decode_tf "
+            f"in {type(source.features[needs_python[0]]).__qualname__}, or read without a service"
+        )
 
 
 def _job_name(source: TfSource, options: ReadOptions) -> str:
@@ -666,7 +802,8 @@ def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
         (tf.constant(list(source.files), tf.string), tf.constant(list(source.files.values()), tf.int64))
     )
     if options.window and source.files and is_local:
-        files = files.shuffle(len(source.files), seed=options.seed, reshuffle_each_iteration=True)
+        shuffled = _shuffled if not options.keeps_samples else _shuffled_once  # kept samples are shuffled themselves
+        files = shuffled(files, options, len(source.files))
     most = _MOST_FILES_AT_ONCE if is_local else _FILES_OF_A_WORKER
 
     def opened(name: Any, num_records: Any) -> Any:
@@ -676,12 +813,13 @@ def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
         return whole.batch(run) if run > 1 else whole
 
     num_files = max(1, min(most, len(source.files))) if _is_mixed(options) else 1
-    return files.interleave(
+    runs = files.interleave(
         _verbatim(tf, opened),
         cycle_length=num_files,
         num_parallel_calls=num_files,  # on few cores, too: slow disks and networks serve many at once
         deterministic=options.deterministic,
     )
+    return options.seeds.saved_beside(runs) if options.repeat and options.seeds is not None else runs
 
 
 def _verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -725,13 +863,13 @@ def _first_sample(tf: Any, source: TfSource, options: ReadOptions) -> dict[str, 
 
 def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
     if not isinstance(options.transform, SampleTransform):
-        samples = _repeated(samples, options)
+        samples = _samples_repeated(samples, options)
         if options.transform is not None:
             samples = samples.map(options.transform, **_in_parallel(tf, options))
     elif source.num_records:
         first = _first_sample(tf, source, options)
         call = _called_by_python(tf, options.transform, samples.element_spec, first, source.features)
-        samples = _repeated(_with_epochs(tf, samples), options).map(call, **_in_parallel(tf, options))
+        samples = _samples_repeated(_with_epochs(tf, samples), options).map(call, **_in_parallel(tf, options))
     if options.batch_size is None:
         return samples
     names = _open_names(tf, samples.element_spec, source.features)
@@ -766,14 +904,28 @@ def _row(tf: Any, value: Any) -> Any:
     return tf.RaggedTensor.from_tensor(value[None], ragged_rank=last + 1)
 
 
-def _shuffled(dataset: Any, options: ReadOptions) -> Any:
+def _shuffled(dataset: Any, options: ReadOptions, window: int | None = None) -> Any:
     if not options.window:
         return dataset
-    return dataset.shuffle(options.window, seed=options.seed, reshuffle_each_iteration=True)
+    window = options.window if window is None else window
+    if options.seeds is not None:
+        return options.seeds.shuffled(dataset, window)
+    return dataset.shuffle(window, seed=options.seed, reshuffle_each_iteration=True)
+
+
+def _shuffled_once(dataset: Any, options: ReadOptions, window: int) -> Any:
+    return dataset.shuffle(window, seed=options.seed, reshuffle_each_iteration=False)
 
 
 def _repeated(dataset: Any, options: ReadOptions) -> Any:
     return dataset.repeat() if options.repeat and options.service is None else dataset
+
+
+def _samples_repeated(samples: Any, options: ReadOptions) -> Any:
+    """Return samples repeated as asked, whose shuffle may end long before the last sample is taken."""
+    if options.repeat and options.seeds is not None:
+        samples = options.seeds.saved_beside(samples)
+    return _repeated(samples, options)
 
 
 def _in_parallel(tf: Any, options: ReadOptions) -> dict[str, Any]:
