@@ -465,7 +465,7 @@ def test_times_without_a_zone_come_back(value):
         (Timestamp(), datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "with a time zone; declare Timestamp"),
         (Timestamp(tz="UTC"), datetime.datetime(2026, 1, 1), "without a time zone; add it in read, with value.replace"),
         (Timestamp(), np.datetime64(1, "ns"), "which is no time in whole microseconds; round it in read"),
-        (Timestamp(), np.datetime64("NaT"), "which is no time in whole microseconds; round it in read"),
+        (Timestamp(), np.datetime64("NaT", "us"), "which is no time in whole microseconds; round it in read"),
         (Timestamp(), np.datetime64(10**9, "Y"), "which is no time in whole microseconds; round it in read"),
         (Timestamp(), datetime.date(2026, 1, 1), r"\(date\); give a datetime or a numpy.datetime64"),
         (Timestamp(), 5, r"5 \(int\); give a datetime or a numpy.datetime64"),
