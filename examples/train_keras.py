@@ -29,7 +29,7 @@ pairs = ("image", "label")  # a tuple (inputs, targets) in place of a dict
 history = model.fit(
     train.to_tf(32, shuffle=True, seed=1, as_supervised=pairs),
     validation_data=val.to_tf(64, as_supervised=pairs),
-    epochs=6,
+    epochs=10,
     verbose=0,
 )
 print(f"{len(train)} pictures, {len(val)} more; accuracy on these {history.history['val_accuracy'][-1]:.2f}")

@@ -550,9 +550,8 @@ def _empty_footer(columns: tuple[ArrowColumn, ...]) -> bytes:
     """Return what pyarrow writes as the footer of a file without rows: the schema, in Parquet's form and in Arrow's."""
     import pyarrow.parquet as pq
 
-    schema = _schema(columns)
     file = io.BytesIO()
-    pq.write_table(schema.empty_table(), file)
+    pq.ParquetWriter(file, _schema(columns)).close()  # pyarrow has no empty table of lists of JSON
     return file.getvalue()[-8 - int.from_bytes(file.getvalue()[-8:-4], "little") : -8]
 
 

@@ -1502,7 +1502,7 @@ DEFECTS = {
             "a picture is looked up by the number of its page, though small ones share a page: it is another row's",
             "datamat.formats.parquet:_LargeValues.__getitem__",
             replace("row - (self._ends[page - 1] if page else 0)", "-1"),
-            "tests/formats/test_formats_parquet.py::test_large_values_are_those_that_pyarrow_reads[noise-cuts0-None]",
+            "tests/formats/test_formats_parquet.py::test_large_values_are_those_that_pyarrow_reads[cuts0-None-noise]",
         ),
         Defect(
             "large-values-not-counted",
