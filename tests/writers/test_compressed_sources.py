@@ -358,7 +358,8 @@ def test_no_room_to_unpack_ends_the_run(tmp_path, monkeypatch):
 
     def job():
         writer = ImportWriter(kind="mds", spool=tmp_path / "rows")
-        return Materializer(writer, MDS / "zstd", tmp_path / "out", workers=ONE, errors=ErrorPolicy("skip"))
+        workers = WorkerOptions(num_workers=1, start_method="fork")  # whose worker inherits what is patched
+        return Materializer(writer, MDS / "zstd", tmp_path / "out", workers=workers, errors=ErrorPolicy("skip"))
 
     monkeypatch.setattr(foreign.UnpackedFiles, "_unpack", _full)
     with pytest.raises(OutputError, match="No space left on device; make room there"):
