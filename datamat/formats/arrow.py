@@ -184,7 +184,7 @@ class ArrowColumn:
         def numbers_of(rows: NDArray[np.int64]) -> RaggedColumn:
             if not _are_neighbours(rows):
                 if has_fixed_size and width:  # without the lengths of all other rows
-                    return RaggedColumn(flat.reshape(-1, width)[rows].reshape(-1), column.lengths[: len(rows)])
+                    return RaggedColumn(flat.reshape(-1, width)[rows].reshape(-1), np.full(len(rows), width))
                 return column.take(rows)
             first, stop = int(rows[0]), int(rows[-1]) + 1
             return RaggedColumn(flat[bounds[first] : bounds[stop]].copy(), column.lengths[first:stop])

@@ -386,6 +386,17 @@ def test_array_of_positions_selects_what_a_list_does(rows, dtype):
         rows[0].select(np.array([1, 99], dtype))
 
 
+def test_record_may_be_selected_more_often_than_its_row_group_has_rows(tmp_path):
+    """Beside those of another row group, whose columns are put behind its own."""
+    data = written(tmp_path / "out", 100, 11, 2, parquet.ParquetFormat(row_group_rows=1))
+    chosen = data.select([0, -1, 0, 0, -1, 3])
+
+    batch = next(iter(chosen.to_numpy(6)))
+
+    for place, sample in enumerate(chosen):
+        assert all(np.array_equal(batch[name][place], value) for name, value in sample.items())
+
+
 @pytest.mark.parametrize("on", ["samples", "index"])
 def test_condition_that_raises_names_the_record(rows, on):
     """As a transform that raises does."""
