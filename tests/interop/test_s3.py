@@ -130,4 +130,4 @@ def test_missing_object_and_bucket_are_reported(directory, upload, options, tmp_
         data[0]
     with pytest.raises(OutputError, match=r"s3://nowhere/out/manifest\.json cannot be read: "):
         load("s3://nowhere/out", cache_dir=tmp_path / "cache", storage_options=options)
-    assert os.listdir(tmp_path / "cache") == [".lock"]
+    assert {*os.listdir(tmp_path / "cache")} <= {".lock"}
