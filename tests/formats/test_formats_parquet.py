@@ -155,7 +155,7 @@ def large_in(groups):
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize(("cuts", "rows"), [((), None), ((7, 7, 30), 16), ((), 1)])
 def test_large_values_are_those_that_pyarrow_reads(tmp_path, content, cuts, rows):
-    """In any order, whatever Zstandard made of them, from groups of any size; each was read by itself."""
+    """In any order, whatever Zstandard made of them, from groups of any size; each was read alone."""
     samples = large_samples(content)
     path = write(tmp_path, LARGE, samples, cuts=cuts, shard_format=ParquetFormat(rows))
     wanted = pq.read_table(path).to_pylist()

@@ -1,4 +1,4 @@
-"""What a process that the program forks has of its pools: nothing, whatever goes on in other threads at that moment."""
+"""What a process that the program forks has of its pools: nothing, whatever other threads do at that moment."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def jittered(sample, rng):
     ids=["transform", "map", "take", "snapshot"],
 )
 def test_pipelines_that_cannot_be_saved_say_why(pairs, tmp_path, monkeypatch, change, options, reason):
-    """With the remedy; the iterator goes on, and TensorFlow refuses those of steps that follow."""
+    """With the remedy; the iterator continues, and TensorFlow refuses those of steps that follow."""
     monkeypatch.chdir(tmp_path)
     data = change(load(pairs, "train")).to_tf(4, **options)
     number = len(list(data))

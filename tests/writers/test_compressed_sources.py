@@ -106,7 +106,7 @@ def test_files_that_are_compressed_give_the_rows_of_plain_ones(tmp_path, kind, c
     plain, packed = (load(tmp_path / "out" / source) for source in ("plain", "packed"))
     assert list(plain.keys()) == list(packed.keys())
     assert _numbers(packed, "cls" if kind == "webdataset" else "n") == list(range(30))
-    for key in plain.keys():  # noqa: SIM118 -- a data set, whose items are samples
+    for key in plain.keys():  # noqa: SIM118 -- a dataset, whose items are samples
         assert repr(plain[key]) == repr(packed[key])
 
 
