@@ -1,8 +1,8 @@
 """Every exception that datamat raises on purpose, as one tree.
 
-`want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
-`require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message
-gives the place, what was found, what was wanted and what to do about it.
+`described` says where in the user's code an error arose; `want_of_resources` keeps system errors that are not about a
+file from turning into errors that blame it; `require_posix`, `require_package` and `READ_FLAGS` are about what a system
+does not have. Each message gives the place, what was found, what was wanted and what to do about it.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense
@@ -32,6 +32,8 @@ import functools
 import operator
 import os
 import sys
+import sysconfig
+import traceback
 from concurrent.futures import BrokenExecutor
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
@@ -61,6 +63,7 @@ __all__ = [
     "TaskTimeout",
     "UnpicklableError",
     "WorkerDied",
+    "described",
     "join_problems",
     "require_package",
     "require_posix",
@@ -244,6 +247,30 @@ def require_package(name: str, what: str) -> None:
 
     if importlib.util.find_spec(name) is None:
         raise MissingDependencyError(f"{what} needs the package {name}; install it with: pip install {name}")
+
+
+def described(error: BaseException) -> str:
+    """Return type and message of an error in one line, and where in the user's own code it arose, if it did there.
+
+    Example:
+        >>> described(ValueError("no such sample"))
+        'ValueError: no such sample'
+    """
+    text, place = f"{type(error).__name__}: {error}", ""
+    if isinstance(error, DatamatError):
+        return text
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not code.co_filename.startswith(_not_of_users()):
+            place = f" (in {code.co_name}, {os.path.basename(code.co_filename)}:{line})"
+    return text + place
+
+
+@functools.cache
+def _not_of_users() -> tuple[str, ...]:
+    """Return how the paths of datamat's own code begin, and those of installed packages and Python."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return os.path.dirname(__file__) + os.sep, "<frozen ", *(folder + os.sep for folder in sorted(folders) if folder)
 
 
 _MOST_NAMED = 10

@@ -12,10 +12,11 @@ import operator
 import os
 import pathlib
 import re
+import reprlib
 import shutil
 import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -26,7 +27,7 @@ from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_k
 from datamat.errors import READ_FLAGS, SourceError, join_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import BinaryIO
 
 
@@ -630,6 +631,8 @@ class Rows:
 
 def stored_rows(found: Iterable[IndexRow]) -> Iterable[IndexRow] | Iterable[RowBlock]:
     """Return the rows that a writer's `index` returned, as `write_rows` takes them: in blocks, where they come so."""
+    if found is None:
+        raise SourceError("index returned None; want the rows of the dataset: is a `return` or a `yield` missing?")
     return found._rows() if isinstance(found, Rows) and type(found).__iter__ is Rows.__iter__ else found
 
 
@@ -663,10 +666,12 @@ def relative_to_source(
     """
     given = os.fspath(source)
     prefixes = tuple({os.path.join(form, "") for form in (given, str(pathlib.Path(given)), os.path.normpath(given))})
-    for row in rows:
+    given_rows: Iterator[Any] = iter(rows)
+    for number, row in enumerate(given_rows):
         if isinstance(row, RowBlock):
             yield _moved_block(row, prefixes, file_fields)
             continue
+        _check_row(row, number)
         changed = {
             name: moved
             for name, value in row.fields.items()
@@ -1223,9 +1228,35 @@ def _blocks(rows: Iterable[IndexRow] | Iterable[RowBlock]) -> Iterator[RowBlock]
     before, names = 0, ()
     iterator = itertools.chain(() if first is None else (first,), iterator)
     while batch := list(itertools.islice(iterator, _BATCH_ROWS)):
+        _check_rows(batch, before)
         names = names or tuple(batch[0].fields)
         yield _block_of(batch, names, before)
         before += len(batch)
+
+
+def _check_rows(batch: Sequence[Any], before: int) -> None:
+    """Raise `SourceError` where what an index yields is no row."""
+    if set(map(type, batch)) == {IndexRow} and {type(row[2]) for row in batch} == {dict}:
+        return
+    for number, row in enumerate(batch, before):
+        _check_row(row, number)
+
+
+def _check_row(row: Any, number: int) -> None:
+    if not isinstance(row, IndexRow):
+        raise SourceError(
+            f"row {number} of the index is {_shown(row)}; want an IndexRow, such as "
+            "IndexRow('0001', 'train', {'image': '0001.png'})"
+        )
+    if not isinstance(row.fields, Mapping):
+        raise SourceError(
+            f"{_origin(row, number)}: its fields are {_shown(row.fields)}; want a dict of what read needs, such as "
+            "{'image': '0001.png'}"
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"a {type(value).__name__}, {reprlib.repr(value)}"
 
 
 def _block_of(batch: Sequence[IndexRow], names: tuple[str, ...], before: int) -> RowBlock:

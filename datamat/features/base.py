@@ -769,7 +769,9 @@ def check_array(
     if same_dtype and same_shape:
         return
     found = f"{np.dtype(dtype).name} {shape_text(shape)}"
-    raise mismatch(name, feature, found, "cast or reshape it in read, or change the declaration")
+    raise mismatch(
+        name, feature, found, "cast or reshape it where it is made, in read or a transform, or change the declaration"
+    )
 
 
 def one_bytes(name: str, columns: Mapping[str, Column]) -> bytes:

@@ -25,7 +25,7 @@ import xxhash
 
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.rows import nested_paths, stored_rows
-from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip
+from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip, described
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
 from datamat.features.base import as_array
 from datamat.fingerprint import fingerprint
@@ -305,7 +305,7 @@ class Pipeline:
             raise
         except Exception as error:
             _let_go(error)
-            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {type(error).__name__}: {error}") from error
+            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {described(error)}") from error
         if block is not None and GlobalState.take() != before:
             raise OptionError(f"{self._name_of('read_block')} drew random numbers: {_NOT_IN_BLOCKS}")
         return block
@@ -649,4 +649,4 @@ def _let_go(error: BaseException) -> None:
 def _reason(row: IndexRow, error: BaseException) -> str:
     files = [path for value in (*row.fields.values(), list(row.files)) for path in nested_paths(value) if "/" in path]
     where = f" ({files[0]})" if files else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{described(error)}{where}"

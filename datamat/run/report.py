@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import html
 import os
 import socket
@@ -872,6 +873,7 @@ class ProgressBar(RunHook):
                 desc=self._name,
                 unit=" samples",
                 unit_scale=True,
+                miniters=0,  # by time alone: nothing else refreshes a bar without a monitor
                 file=sys.stderr,
             )
         self._num_bytes += event.num_bytes
@@ -887,13 +889,15 @@ class ProgressBar(RunHook):
             _tqdm().write(str(event.report), file=sys.stderr)
 
 
+@functools.cache
 def _tqdm() -> Any:
+    """Return the class of bars, without the thread that watches them: beside it, later runs could not start by fork."""
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm warns in a notebook without ipywidgets, and shows a text bar there
         from tqdm.autonotebook import tqdm
-    return tqdm
+    return type("Bar", (tqdm,), {"monitor_interval": 0})
 
 
 class RunLog(RunHook):

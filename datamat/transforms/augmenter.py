@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from datamat.errors import OptionError, SampleError, SchemaError, Skip
+from datamat.errors import OptionError, SampleError, SchemaError, Skip, described
 from datamat.fingerprint import fingerprint
 from datamat.transforms.adapters import fields_passed, library_stage, of_a_library
 from datamat.transforms.albumentations import (
@@ -360,7 +360,7 @@ class SampleTransform:
                 "samples out when they are written, or choose the records to read",
             ) from skip
         except Exception as error:
-            raise SampleError(key, f"the transform raised {type(error).__name__}: {error}") from error
+            raise SampleError(key, f"the transform raised {described(error)}") from error
         if len(samples) > 1:
             raise SampleError(
                 key,

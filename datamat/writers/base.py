@@ -372,10 +372,14 @@ def resolve_writer(
     """
     found: Any = _load(writer) if isinstance(writer, str) else writer
     if inspect.isclass(found):
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise OptionError(f"writer {found.__qualname__} has no {' and no '.join(missing)}: define it in the class")
         try:
             found = found()
         except TypeError as error:
-            raise OptionError(f"writer {found.__qualname__}: {error}; pass an instance") from error
+            raise OptionError(
+                f"writer {found.__qualname__}: {error}; pass an instance: {found.__qualname__}(...)"
+            ) from error
     if not isinstance(found, DatasetWriter):
         raise OptionError(
             f"writer is {writer!r}; want a DatasetWriter, a subclass, a registered name or 'module:Class'"

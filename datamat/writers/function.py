@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import re
+import reprlib
 import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -68,9 +69,14 @@ def function_writer(
         block: function of many items at once that returns the columns of their samples; None where there is none.
 
     Raises:
-        OptionError: there are no inputs, or `block` is given beside a function that draws.
+        OptionError: `fn` is no function, there are no inputs, or `block` is given beside a function that draws.
         SourceError: an item has no valid key, or two items have the same key.
     """
+    if not callable(fn):
+        raise OptionError(
+            f"materialize: fn is a {type(fn).__name__}, {reprlib.repr(fn)}; want a function of one item that returns a "
+            "dict. A source that holds whole samples needs none: Materializer(samples, None, output)"
+        )
     kind = FunctionWriter if with_rng(fn) is None else _DrawingFunctionWriter
     if block is not None:
         if kind is _DrawingFunctionWriter:

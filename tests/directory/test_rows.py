@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from datamat.directory.keys import safe_key
-from datamat.directory.rows import IndexRow, RowStore, write_rows
+from datamat.directory.rows import IndexRow, RowStore, relative_to_source, stored_rows, write_rows
 from datamat.errors import SourceError
 
 
@@ -174,3 +174,30 @@ def test_columns_give_arrays_without_rows(tmp_path):
     assert columns["n"].dtype == np.int64
     assert columns["x"].tolist() == [2.0, 0.5]
     assert columns["t"] == ["t4", "t1"]
+
+
+@pytest.mark.parametrize("source", ["absolute", "relative"])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"key": "0", "x": 1}], r"row 0 of the index is a dict, \{'key': '0'.*want an IndexRow"),
+        ([IndexRow("0"), ("1", "train", {})], r"row 1 of the index is a tuple.*want an IndexRow"),
+        (
+            [IndexRow("0"), IndexRow("1", "train", "1.png", "list.txt:2")],
+            r"list\.txt:2: its fields are a str, '1\.png'",
+        ),
+    ],
+)
+def test_what_is_no_row_is_named(tmp_path, rows, message, source):
+    """A writer's index that yields something else is refused with the row, what it is and what is wanted."""
+    if source == "relative":
+        rows = relative_to_source(rows, "photos", None)
+
+    with pytest.raises(SourceError, match=message):
+        _store(tmp_path, rows)
+
+
+def test_index_without_return_is_named():
+    """None in place of rows is a forgotten `return`."""
+    with pytest.raises(SourceError, match=r"index returned None.*is a `return` or a `yield` missing"):
+        stored_rows(None)

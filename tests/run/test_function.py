@@ -19,6 +19,7 @@ from datamat import (
     Features,
     IncompleteRunError,
     Json,
+    OptionError,
     SampleError,
     Scalar,
     ShardOptions,
@@ -277,6 +278,15 @@ def test_features_come_from_the_first_item_that_works(fate, tmp_path):
         if entry.event == "sample_skipped"
     ]
     assert {entry.values["key"] for entry in failed} == {"a", "b"}
+
+
+@pytest.mark.parametrize("fn", [({"x": n} for n in range(3)), None, {"x": 1}])
+def test_what_is_no_function_is_refused(fn, tmp_path):
+    """The error says what was given, and what takes whole samples."""
+    with pytest.raises(
+        OptionError, match=rf"fn is a {type(fn).__name__}, .*; want a function of one item.*Materializer"
+    ):
+        materialize(fn, range(3), tmp_path / "out")
 
 
 def test_caller_does_none_of_the_items(tmp_path):

@@ -359,7 +359,7 @@ def test_another_number_of_shards_leaves_no_old_ones(pairs, tmp_path):
 
 
 def test_failing_sample_is_named_with_its_file(pairs, tmp_path):
-    """The error gives key and file; the original exception is its cause."""
+    """The error gives key, line and file; the original exception is its cause."""
 
     class Failing(small_pairs.Pairs):
         def read(self, row):
@@ -368,7 +368,8 @@ def test_failing_sample_is_named_with_its_file(pairs, tmp_path):
             return super().read(row)
 
     with pytest.raises(
-        SampleError, match=r"sample 'train007': ValueError: cannot make sense of it .*train007.png"
+        SampleError,
+        match=r"'train007': ValueError: cannot make sense of it \(in read, test_materializer.py:\d+\) .*train007.png",
     ) as caught:
         Materializer(Failing(), pairs, tmp_path / "out").run(progress=False)
 
@@ -633,6 +634,15 @@ def test_nothing_is_printed_without_progress(pairs, tmp_path, capfd):
     _augmented(pairs, tmp_path / "out").run(progress=False)
 
     assert capfd.readouterr() == ("", "")
+
+
+def test_progress_leaves_no_thread(pairs, tmp_path):
+    """A thread that outlived its run would keep later ones from starting by fork."""
+    before = threading.enumerate()
+
+    Materializer(small_pairs.Pairs(), pairs, tmp_path / "out").run()
+
+    assert threading.enumerate() == before
 
 
 def test_progress_shows_speed_and_a_summary_on_stderr(pairs, tmp_path, capfd):

@@ -37,6 +37,13 @@ class Squares(DatasetWriter):
         return {"square": row.fields["n"] ** 2}
 
 
+class Unread(DatasetWriter):
+    """One that lacks a method."""
+
+    def index(self, source):
+        return []
+
+
 class Outer:
     """A place for a writer inside another class."""
 
@@ -103,7 +110,8 @@ def test_names_of_writers_are_listed_without_importing_them():
         (3, OptionError, "writer is 3; want a DatasetWriter, a subclass, a registered name"),
         (None, OptionError, "writer is None; want a DatasetWriter"),
         (dict, OptionError, "writer is <class 'dict'>; want a DatasetWriter"),
-        (DatasetWriter, OptionError, "writer DatasetWriter: .*abstract.*; pass an instance"),
+        (DatasetWriter, OptionError, "writer DatasetWriter has no index and no read: define it in the class"),
+        (Unread, OptionError, "writer Unread has no read: define it in the class"),
     ],
 )
 def test_what_is_no_writer_is_refused(writer, error, message):
@@ -119,7 +127,7 @@ def test_writer_that_needs_arguments_is_passed_as_an_instance():
         def __init__(self, exponent):
             self.exponent = exponent
 
-    with pytest.raises(OptionError, match=r"writer .*Powers: .*exponent.*; pass an instance"):
+    with pytest.raises(OptionError, match=r"writer .*Powers: .*exponent.*; pass an instance: .*Powers\(\.\.\.\)"):
         resolve_writer(Powers, 3)
     assert resolve_writer(Powers(3), 3).exponent == 3
 
