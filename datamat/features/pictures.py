@@ -47,8 +47,41 @@ _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
 
 
+class _Picture(Feature):
+    """What pictures of all kinds have in common: one file each, decoded in Python."""
+
+    __slots__ = ()
+
+    dtype: str
+    shape: Shape
+
+    def columns(self, name: str) -> dict[str, Kind]:
+        return {name: "bytes"}
+
+    def value_type(self) -> tuple[str, Shape]:
+        return self.dtype, self.shape
+
+    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
+        return bytes(one_bytes(name, columns))
+
+    def is_ragged(self) -> bool:
+        return False  # most datasets have pictures of one size, which are one array
+
+    def is_large(self) -> bool:
+        return True
+
+    def is_compressed(self) -> bool:
+        return True
+
+    def extension(self, data: bytes) -> str:
+        return _extension(data)
+
+    def tf_block(self) -> Literal["python"]:
+        return "python"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Image(Feature):
+class Image(_Picture):
     """An image: uint8 or uint16 (height, width, channels), channels in RGB or RGBA order.
 
     A sample holds it as an array (grey also as (height, width)), or as the `bytes` of a PNG, JPEG, WebP, BMP or TIFF
@@ -98,12 +131,6 @@ class Image(Feature):
         """Number of channels, 1 to 4."""
         return int(self.shape[2] or 3)
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return self.dtype, self.shape
-
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
             info = codecs.probe(value, whole=True, name=name)
@@ -148,23 +175,8 @@ class Image(Feature):
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
-        return bytes(one_bytes(name, columns))
-
-    def is_ragged(self) -> bool:
-        return False  # most datasets have images of one size, which are one array
-
-    def is_large(self) -> bool:
-        return True
-
-    def is_compressed(self) -> bool:
-        return True
-
     def target(self) -> Target:
         return "image"
-
-    def extension(self, data: bytes) -> str:
-        return _extension(data)
 
     def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
@@ -175,9 +187,6 @@ class Image(Feature):
         # decode_jpeg reads PNG as well; the accurate DCT gives the pixels of libjpeg's default, as other readers have.
         image = tf.io.decode_jpeg(columns[name][0], channels=self.channels, dct_method="INTEGER_ACCURATE")
         return tf.ensure_shape(image, self.shape)
-
-    def tf_block(self) -> Literal["python"]:
-        return "python"
 
     def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
         if self.channels == 2:  # which TFDS does not decode
@@ -201,7 +210,7 @@ class Image(Feature):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Mask(Feature):
+class Mask(_Picture):
     """Class ids per pixel: uint8 or uint16 (height, width), stored as PNG, always exact.
 
     A sample holds it as an array, or as the `bytes` of a PNG or TIFF file: grey PNG files of 8 bits (16 for uint16) are
@@ -241,12 +250,6 @@ class Mask(Feature):
         if self.palette and self.names and len(self.palette) < len(self.names):
             raise SchemaError(f"Mask: {len(self.palette)} palette colours for {len(self.names)} class names")
 
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return self.dtype, self.shape
-
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
             info = codecs.probe(value, whole=True, name=name)
@@ -285,32 +288,14 @@ class Mask(Feature):
     def class_colours(self) -> tuple[tuple[int, int, int], ...]:
         return self.palette
 
-    def encoded_value(self, name: str, columns: Mapping[str, Column]) -> bytes:
-        return bytes(one_bytes(name, columns))
-
-    def is_ragged(self) -> bool:
-        return False  # as for images
-
-    def is_large(self) -> bool:
-        return True
-
-    def is_compressed(self) -> bool:
-        return True
-
     def target(self) -> Target:
         return "mask"
-
-    def extension(self, data: bytes) -> str:
-        return _extension(data)
 
     def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
         mask = tf.io.decode_png(columns[name][0], 1, self.dtype)
         return tf.ensure_shape(tf.squeeze(mask, -1), self.shape)  # not mask[..., 0], which copies the pixels
-
-    def tf_block(self) -> Literal["python"]:
-        return "python"
 
     def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
         entry = _tfds_image((*self.shape, 1), "png", self.dtype)
@@ -340,7 +325,7 @@ class Mask(Feature):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Depth(Feature):
+class Depth(_Picture):
     """A depth map: the distance of each pixel from the camera, (height, width).
 
     By default uint16 millimetres, up to 65.535 m, with 0 where nothing was measured: the unit and the 16-bit grey PNG
@@ -376,12 +361,6 @@ class Depth(Feature):
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Depth", ("uint16", "float32")))
         if len(self.shape) != 2:
             raise SchemaError(f"Depth: shape is {self.shape}; want (height, width)")
-
-    def columns(self, name: str) -> dict[str, Kind]:
-        return {name: "bytes"}
-
-    def value_type(self) -> tuple[str, Shape]:
-        return self.dtype, self.shape
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):
@@ -436,15 +415,6 @@ class Depth(Feature):
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
         return bytes(one_bytes(name, columns)) if self.dtype == "uint16" else self.decode(name, columns)
 
-    def is_ragged(self) -> bool:
-        return False  # as for images
-
-    def is_large(self) -> bool:
-        return True
-
-    def is_compressed(self) -> bool:
-        return True
-
     def target(self) -> Target:
         return "depth"
 
@@ -453,18 +423,12 @@ class Depth(Feature):
         is_measured = np.isfinite(value) & (value > 0)
         return np.where(is_measured[..., None], 255 - _spread(distances, is_measured), 0).astype(np.uint8)
 
-    def extension(self, data: bytes) -> str:
-        return _extension(data)
-
     def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
         if self.dtype == "uint16":
             return tf.ensure_shape(tf.squeeze(tf.io.decode_png(columns[name][0], 1, "uint16"), -1), self.shape)
         return tf.ensure_shape(tf.bitcast(tf.io.decode_png(columns[name][0], 4), "float32"), self.shape)
-
-    def tf_block(self) -> Literal["python"]:
-        return "python"
 
     def tfds_entries(self, name: str) -> dict[str, dict[str, Any]]:
         return {name: _tfds_image((*self.shape, 1), "png", self.dtype)}
