@@ -166,7 +166,7 @@ class NoWork(Executor):
         inputs = PartInputs(store, rows, self._digests).finish()
         inputs_of_shard(job.work / "shards", name).write_bytes(inputs.tobytes())
         parts = tuple(FilePart(PART_BYTES, f"{number:032x}") for number in range(num_parts))
-        return Sealed(name, (SealedFile("tfrecord", parts),), content_digest(inputs))
+        return Sealed(name, (SealedFile("tfrecord", parts),), len(rows), content_digest(inputs))
 
 
 def materializer(source: str, output: str, num_shards: int, **options) -> Materializer:

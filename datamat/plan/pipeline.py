@@ -504,8 +504,15 @@ class Pipeline:
             if tuple(digests) not in earlier:
                 break
             if self.augmenter.ignores_chance(streams, len(digests)):
-                _tell_once(self.augmenter.name)
+                _tell_once(
+                    self.augmenter.name, "draws no random numbers for some samples: all copies of these are equal"
+                )
                 break
+        else:
+            _tell_once(
+                self.augmenter.name,
+                f"gave earlier copies of some samples again in each of {_MOST_ATTEMPTS} draws: these have equal copies",
+            )
         return digests, self._encoded(decoded, key, copy, attempt=attempt) if held is None else held
 
     def _encoded(
@@ -574,16 +581,14 @@ def _digest_of(columns: Mapping[str, Column]) -> object:
     return digest.digest()
 
 
-_told: set[str] = set()  # of this process
+_told: set[tuple[str, str]] = set()  # of this process
 
 
-def _tell_once(name: str) -> None:
-    if name not in _told:
-        _told.add(name)
+def _tell_once(name: str, what: str) -> None:
+    if (name, what) not in _told:
+        _told.add((name, what))
         get_logger("datamat").info(
-            "%s draws no random numbers for some samples: all copies of these are equal. Ask for one copy, or add a "
-            "transform that differs from copy to copy",
-            name,
+            "%s %s. Ask for fewer copies, or add a transform that differs from copy to copy", name, what
         )
 
 

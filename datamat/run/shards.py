@@ -38,9 +38,11 @@ from datamat.directory.manifest import (
     growing_path,
     is_older,
     read_entry,
+    tree_checksum,
     write_entry,
 )
 from datamat.directory.rows import INPUT
+from datamat.directory.sidecars.indexes import index_ahead, prepare_index
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError
 from datamat.formats import Offsets
 from datamat.formats.io import write_all
@@ -385,6 +387,8 @@ class GrowingShard:
         _flush(path)
         with commit(self.index_files[made.extension]) as index:
             index.writelines(offsets.text_blocks())
+        if made.name == "webdataset":
+            prepare_index(path, index_ahead(path.parent, f"{self._shard}.{made.extension}", tree_checksum(parts)))
         return SealedFile(made.extension, tuple(parts))
 
     def _assembled(self, made: ShardFormat, receipts: Sequence[Receipt]) -> Offsets:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import pathlib
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -13,6 +15,7 @@ import pytest
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, WorkerOptions, load, verify
 from datamat.directory.manifest import Manifest
+from datamat.directory.sidecars.indexes import tar_index
 from datamat.run.dispatch import PartQueue
 from datamat.run.receipts import Receipt
 
@@ -218,6 +221,29 @@ def test_workers_see_to_what_parts_have_left(raw, monkeypatch, is_own):
     assert not [name for name in opened if name.removeprefix("removed ")[:5].isdigit()]
     assert verify(raw / "out").ok
     assert sorted(os.listdir(raw / "out" / ".datamat")) == ["inputs", "ledger.jsonl", "lock", "sidecars.json"]
+
+
+def test_driver_opens_no_tar_shard_to_index_its_members(raw, monkeypatch):
+    """The worker that completes a shard makes what DALI needs of it; the driver gives it a name."""
+    with counted(monkeypatch) as (opened, _):
+        _job(raw, 2, format="webdataset", workers=WorkerOptions(num_workers=2)).run(progress=False)
+
+    assert not [name for name in opened if ".tar" in name and not name.endswith(".idx")]
+    shards = sorted((raw / "out").glob("*.tar"))
+    assert len(shards) == 2
+    assert [(raw / "out" / f"{shard.name}.idx").read_bytes() for shard in shards] == [*map(tar_index, shards)]
+    assert verify(raw / "out").ok
+
+
+@pytest.mark.slow
+def test_benchmark_of_the_driver_runs():
+    """Its executor answers as workers do."""
+    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "driver.py"
+    command = [sys.executable, str(script), "--parts", "200", "--shards", "--no-memory"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert "take receipts" in done.stdout, done.stderr
 
 
 def test_parts_of_published_shards_are_gone_though_the_run_goes_on_later(raw):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Scalar, ShardOptions, Tensor, WorkerOptions
+from datamat.plan import pipeline
 from datamat.plan.pipeline import Pipeline
 from datamat.transforms import Augmenter
 
@@ -80,6 +81,27 @@ def test_transform_that_draws_is_drawn_again(draw):
     assert drawn(transform, 2)[1] == 1 + 8
 
 
+@pytest.mark.usefixtures("no_tensorflow")
+@pytest.mark.parametrize(
+    ("transform", "what"),
+    [
+        (lambda sample, rng: sample, "draws no random numbers"),
+        (lambda sample, rng: {**sample, "x": float(rng.random() < 2)}, "in each of 8 draws"),
+    ],
+    ids=["no draws", "draws without effect"],
+)
+def test_equal_copies_are_said_once(transform, what, monkeypatch, caplog):
+    """Whoever asks for copies that cannot differ learns of it, and not once for each of them."""
+    monkeypatch.setattr(pipeline, "_told", set())
+
+    with caplog.at_level("INFO", logger="datamat"):
+        for _ in range(3):
+            drawn(transform, 4)
+
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert what in message
+
+
 @pytest.mark.slow
 def test_draws_that_tensorflow_hides_count():
     """An op with a seed of its own draws by the global seed, and changes no state that Python sees."""
@@ -129,8 +151,8 @@ def test_deterministic_pipeline_is_drawn_once(monkeypatch, probability, num_call
             return {"image": PIXELS}
 
     writer = Picture()
-    pipeline = albumentations.Compose([Grey(p=probability)])
-    made = Pipeline(writer, Augmenter(writer.features, pipeline), 3)
+    compose = albumentations.Compose([Grey(p=probability)])
+    made = Pipeline(writer, Augmenter(writer.features, compose), 3)
 
     found = dict(made.records(IndexRow("a"), copies=3, augmented=True))
 

@@ -37,6 +37,7 @@ from datamat.directory.files import (
     expand_home,
     fsync_folder,
     locked,
+    publish,
     read_json,
     read_regular,
     refuse_links,
@@ -47,7 +48,7 @@ from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.sidecars import FromShard
 from datamat.directory.sidecars.croissant import croissant_sidecars
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
-from datamat.directory.sidecars.indexes import dali_sidecars, litdata_sidecars, wids_sidecars
+from datamat.directory.sidecars.indexes import dali_sidecars, index_ahead, litdata_sidecars, wids_sidecars
 from datamat.directory.sidecars.tfds import tfds_sidecars
 from datamat.errors import CorruptDataError, OptionError, OutputError
 from datamat.features import Features
@@ -345,10 +346,11 @@ def _write(
     written = []
     for name in now:
         content = wanted[name]
-        if isinstance(content, FromShard) and name in files:
-            is_known = checksums.get(content.shard.file) == content.shard.checksum
-            if is_known and name in record and (output / name).is_file():
-                continue
+        if name in files and name in record and _stands(output / name, content, checksums):
+            continue
+        if name in files and _is_made_ahead(output, name, content):
+            written.append(name)
+            continue
         text = _rendered(output, content)
         if _content(output / name) != text:
             is_other = _is_edited(output / name, record.get(name)) or _is_folder(output / name)
@@ -364,6 +366,24 @@ def _write(
         _write_record(output, {**now, **left})
     unchanged = tuple(sorted(now.keys() - set(written)))
     return ExportReport(output, tuple(written), unchanged, tuple(kept), tuple(edited))
+
+
+def _stands(path: pathlib.Path, content: bytes | FromShard, checksums: Mapping[str, str]) -> bool:
+    """Tell whether an index is there of the bytes that a shard has; `checksums` are those of trusted shards."""
+    if isinstance(content, bytes):
+        return False
+    return checksums.get(content.shard.file) == content.shard.checksum and path.is_file()
+
+
+def _is_made_ahead(output: pathlib.Path, name: str, content: bytes | FromShard) -> bool:
+    """Give an index that a worker has made its name, and tell whether there was one for it to take."""
+    if isinstance(content, bytes):
+        return False
+    ahead = index_ahead(output / _ASIDE, content.shard.file, content.shard.checksum)
+    if os.path.lexists(output / name) or ahead.is_symlink() or not ahead.is_file():
+        return False
+    publish(ahead, output / name)
+    return True
 
 
 def _of_absent_sidecars(output: pathlib.Path, manifest: Manifest, record: Record) -> tuple[list[str], Record]:

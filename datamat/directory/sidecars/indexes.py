@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from datamat.directory.files import open_regular, render_json
+from datamat.directory.files import commit, open_regular, render_json
 from datamat.directory.manifest import shards_of
 from datamat.directory.sidecars import FromShard
 from datamat.errors import CorruptDataError
@@ -14,13 +15,14 @@ from datamat.formats.arrow import arrow_columns
 from datamat.formats.webdataset import BLOCK_BYTES, END_OF_ARCHIVE, parse_header, read_pax_path
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Iterator
     from typing import BinaryIO
 
     from datamat.directory.manifest import Manifest
 
 
-__all__ = ["dali_sidecars", "litdata_sidecars", "tar_index", "wids_sidecars"]
+__all__ = ["dali_sidecars", "index_ahead", "litdata_sidecars", "prepare_index", "tar_index", "wids_sidecars"]
 
 # ---------------------------------------------------------------- DALI
 #
@@ -38,6 +40,28 @@ def dali_sidecars(manifest: Manifest) -> dict[str, FromShard]:
     """Return the index of each tar shard by file name; none if the directory has no tar shards."""
     shards = (shard for shards in shards_of(manifest, "webdataset").values() for shard in shards)
     return {f"{shard.file}.idx": FromShard(shard, tar_index) for shard in shards}
+
+
+def index_ahead(folder: pathlib.Path, file: str, checksum: str) -> pathlib.Path:
+    """Return where the index of a tar shard of these very bytes lies until the end of the run.
+
+    Args:
+        folder: folder of the entries of shards.
+        file: name of the shard.
+        checksum: its checksum, as in the manifest.
+    """
+    return folder / f"{file}.idx.{checksum}"
+
+
+def prepare_index(path: pathlib.Path, ahead: pathlib.Path) -> None:
+    """Write the index of a complete tar shard to `ahead`, for the end of the run, which gives it its name.
+
+    The worker that completes the shard does so: members cost 10 us each, too much for one process in the end.
+    """
+    with contextlib.suppress(CorruptDataError):  # the end of the run says so, by the shard's name
+        index = tar_index(path)
+        with commit(ahead) as file:
+            file.write(index)
 
 
 def tar_index(path: str | os.PathLike[str]) -> bytes:
