@@ -34,7 +34,7 @@ test-interop: $(VENV)/.interop $(VENV)/.sdists  ## read what datamat writes with
 		tests/writers/test_tables.py tests/fingerprint/test_fingerprint.py tests/parallel/test_native_threads.py \
 		tests/parallel/test_libraries.py tests/parallel/test_hosts.py tests/transforms/test_adapters.py \
 		tests/features/test_audio.py tests/features/test_video.py $(ARGS)
-	$(BIN)/python -m pytest tests/ordinary tests/readers/test_views.py -k 'data_frame or torch or tuples' $(ARGS)
+	$(BIN)/python -m pytest tests/ordinary tests/readers/test_views.py tests/readers/test_tf_sequences.py -k 'data_frame or torch or tuples' $(ARGS)
 
 stress: $(VENV)/.dev  ## run the long kill loops in full
 	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)

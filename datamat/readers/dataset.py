@@ -41,7 +41,7 @@ from datamat.readers.cache import RecordCache, ShardStore, byte_limit
 from datamat.readers.loader import BatchMaker, ragged_names
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
 from datamat.readers.remote import RemotePath, is_url
-from datamat.readers.sequences import Budget, Packing, Padding, Planner, check_padded, one_budget, packed_fields
+from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
 from datamat.readers.tf.pipeline import check_shard
 from datamat.readers.views import (
@@ -370,13 +370,17 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         repeat: bool = False,
         drop_remainder: bool = False,
         deterministic: bool = True,
+        pad: Mapping[str, float] | None = None,
+        bucket: Mapping[str, int] | None = None,
+        pack: Mapping[str, int] | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         as_supervised: Sequence[str] | None = None,
     ) -> Any:
         """Return a `tf.data.Dataset` of dicts by feature name: decoded, batched and prefetched.
 
         TensorFlow reads TFRecord itself, plain or gzip, and interleaves the shards; datamat's decoders decode images
-        many at a time, in threads of TensorFlow and of this process. Other formats, and directories behind a URL, are
-        read by `to_numpy` and passed on in batches or blocks.
+        many at a time, in threads of TensorFlow and of this process. Python reads other formats, directories behind a
+        URL, views and batches of sequences, batch by batch. Iterators are saved and restored by `tf.train.Checkpoint`.
 
         Args:
             batch_size: records per batch; None yields single samples.
@@ -390,7 +394,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
             static_transform: callable `(sample) -> sample` of tensors, applied before the cache: its result must be the
                 same in each epoch, and is kept.
-            cache: True caches decoded samples in memory; a path caches them on disk, for the life of this dataset.
+            cache: True caches decoded samples in memory, and in each checkpoint; a path caches them on disk, for the
+                life of this dataset.
             snapshot: folder where decoded samples, with `static_transform` applied, stay for later programs with the
                 same records and the same code. The first epoch that is read to its end writes it; an interrupted one
                 leaves nothing to resume from. Old snapshots are yours to delete.
@@ -402,6 +407,14 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             repeat: whether the dataset repeats forever.
             drop_remainder: whether to drop a last batch that is not full.
             deterministic: whether every unshuffled epoch has the same order; False is slightly faster.
+            pad: fields whose values differ in their first dimension, as in `to_numpy`. With this and the next three,
+                batches are those of `to_numpy` with the same arguments and seed: Python reads them, shuffles as
+                `to_numpy` does, and calls any `transform` with arrays.
+            bucket: a field and the most tokens of a batch, as in `to_numpy`.
+            pack: fields and the tokens of a row, as in `to_numpy`; `segment_ids` and `positions` tell the records of a
+                row apart, and every other field becomes a ragged tensor (rows, records, ...).
+            collate_fn: function of a list of samples (of arrays) that returns the batch: arrays, numbers or text, or
+                dicts and tuples of these, in the form and of the dtypes of the first batch; sizes may vary.
             as_supervised: fields to deliver as a tuple in place of a dict, as in `("image", "mask")`: what `fit` of
                 Keras takes as inputs, targets and, where there is a third, weights.
 
@@ -412,20 +425,24 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         Raises:
             MissingDependencyError: TensorFlow is not installed.
-            OptionError: an argument is invalid; or the service does not answer, cannot read the format, or cannot run
-                the transform.
+            OptionError: an argument is invalid, or contradicts another; the service does not answer, cannot read the
+                format, or cannot run the transform; the transform computes with torch; or a function returns what has
+                no tensor.
+            SampleError: samples differ in their fields, dtypes or dimensions. Where that comes out while reading, it
+                is a `tf.errors.OpError` that names key and field.
             CorruptDataError: a shard's size differs from its size in the manifest. A damaged record that is met while
                 reading raises `tf.errors.InvalidArgumentError`, which names file, record and key.
             FingerprintError: with `snapshot`, something that `static_transform` holds cannot be compared between
                 programs, such as a function traced by `tf.function`.
         """
         check_seed(seed)
-        names = field_names(untouched)
-        if transform is not None and tf_reader.wants_arrays(transform):
-            transform = SampleTransform(transform, self.features, seed, names)
+        form = Form(pad, bucket, pack, collate_fn)
+        if transform is not None and (tf_reader.wants_arrays(transform) or form.makes_batches):
+            transform = self._sample_transform(transform, seed, untouched)
         elif transform is not None:
             FunctionStage(transform)  # raises where it cannot be called
         is_changed = self._records.is_mapped or transform is not None or static_transform is not None
+        has_others = is_changed or form.makes_batches
         options = tf_reader.ReadOptions(
             batch_size,
             shuffle,
@@ -439,15 +456,25 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             repeat,
             drop_remainder,
             deterministic,
-            supervised_fields(as_supervised, None if is_changed else self.features),
+            supervised_fields(as_supervised, None if has_others else self.features),
         )
+        tf_reader.check_form(form, options)
         once_shuffled = False if options.keeps_samples else shuffle
+        own_transform = transform if form.makes_batches else None
 
-        def read_epoch(epoch: int, size: int | None, drop_last: bool) -> Batches:
+        def own() -> ShardedDataset:
             apart = self._with_records(self._records.changed(_with_own_files))
-            batches = apart.to_numpy(size, shuffle=once_shuffled, seed=seed, drop_last=drop_last)
-            batches.set_epoch(epoch)
-            return batches
+            apart._known_lengths = self._known_lengths
+            return apart
+
+        def open_batches(size: int | None, drop_last: bool) -> Batches:
+            cut = BatchOptions(size, drop_last)
+            return own()._batches(cut, once_shuffled, seed, own_transform, Numpy(), form)
+
+        @functools.cache
+        def some_samples(count: int) -> list[dict[str, Any]]:
+            places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
+            return list(own().select(places)._batches(BatchOptions(), False, seed, own_transform, Numpy(), Form()))
 
         parts = self._records.parts
         shards = [info for part in parts for info in part.shards]
@@ -464,7 +491,10 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             any(isinstance(part.path, RemotePath) for part in parts),
             self._records.is_skipping,
             self._records.damage_in,
-            read_epoch,
+            form,
+            own_transform is not None,
+            open_batches,
+            some_samples,
         )
         # A snapshot outlives its shards.
         if source.is_native and snapshot is None:
@@ -545,7 +575,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             ((32, 360, 480, 3), ['0001TP_006690#2', '0016E5_01530#0'])
         """
         options = BatchOptions(batch_size, drop_last, rank, world_size, num_workers, num_threads, prefetch)
-        form = _Form(pad, bucket, pack, collate_fn, as_supervised)
+        form = Form(pad, bucket, pack, collate_fn, as_supervised)
         return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Numpy(), form)
 
     def to_torch(  # noqa: PLR0913, D417 -- what users may choose; `to_numpy` documents most
@@ -602,7 +632,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             num_threads,
             prefetch,
         )
-        form = _Form(pad, bucket, pack, collate_fn, as_supervised)
+        form = Form(pad, bucket, pack, collate_fn, as_supervised)
         return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Torch(), form)
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
@@ -691,7 +721,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         seed: int,
         transform: SampleTransform | None,
         client: Client,
-        form: _Form,
+        form: Form,
     ) -> Batches:
         changes = self._records.transformed(transform)
         form.check(options, None if self._records.is_mapped else self.features, may_add=changes is not None)
@@ -756,63 +786,6 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             made_of.append(self._selection.digest)
         records = made_of[0] if len(made_of) == 1 else xxhash.xxh3_64_hexdigest("|".join(made_of).encode())
         return {"num_records": len(self), "records": records}
-
-
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """What `to_numpy` and `to_torch` make of samples beside stacking them; they document the arguments."""
-
-    pad: Mapping[str, float] | None = None
-    bucket: Mapping[str, int] | None = None
-    pack: Mapping[str, int] | None = None
-    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
-    as_supervised: Sequence[str] | None = None
-
-    @property
-    def unit(self) -> tuple[str, int, bool] | None:
-        """Field by which records are put together, the tokens of a unit, and whether units are packed rows."""
-        if self.pack is not None:
-            fields, tokens = packed_fields(self.pack, None)
-            return fields[0], tokens, True
-        return None if self.bucket is None else (*one_budget("bucket", self.bucket, None), False)
-
-    @property
-    def shapes(self) -> tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...]:
-        """What a finished batch goes through."""
-        if self.pack is not None:
-            return (Packing(*packed_fields(self.pack, None), dict(self.pad or {})),)
-        return () if self.pad is None else (Padding(dict(self.pad)),)
-
-    def check(self, options: BatchOptions, features: Features | None, *, may_add: bool) -> None:
-        """Raise `OptionError` where arguments contradict each other, or name no field of the features.
-
-        Args:
-            options: how records are cut into batches.
-            features: fields of the samples that are planned with; None where a function decides them.
-            may_add: whether a transform may add fields to these.
-        """
-        given = [name for name in ("pad", "bucket", "pack") if getattr(self, name) is not None]
-        if self.bucket is not None:
-            one_budget("bucket", self.bucket, features)
-        if self.pack is not None:
-            packed_fields(self.pack, features)
-            if self.bucket is not None:
-                raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
-        check_padded(self.pad, None if may_add else features)
-        if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
-            raise OptionError(f"pad is {self.pad!r} and pack is {self.pack!r}; with pack, pad names packed fields only")
-        if given and options.batch_size is None and self.bucket is None:
-            raise OptionError(f"{given[0]} is for batches, and batch_size is None; set the rows of a batch")
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            raise OptionError(f"collate_fn is {self.collate_fn!r}; want a function of a list of samples")
-        if self.collate_fn is not None and self.shapes:
-            raise OptionError(f"collate_fn together with {given[0]}: it gets samples and returns the batch; drop one")
-        if self.collate_fn is not None and options.batch_size is None and self.bucket is None:
-            raise OptionError("collate_fn is for batches, and batch_size is None; set the records of a batch")
-        supervised_fields(self.as_supervised, None if may_add or self.pack is not None else features)
-        if self.collate_fn is not None and self.as_supervised is not None:
-            raise OptionError("collate_fn together with as_supervised: it returns the batch in any form; drop one")
 
 
 def _with_own_files(part: Part) -> Part:

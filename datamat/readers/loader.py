@@ -22,7 +22,7 @@ import numpy as np
 from datamat.errors import SampleError, SchemaError
 from datamat.features import FLAT, is_number_dtype
 from datamat.features.base import as_array
-from datamat.parallel import PathosExecutor
+from datamat.parallel import PathosExecutor, physical_cores
 from datamat.readers.sharing import BlockUser, SharedFolder, block_owner
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ __all__ = [
     "in_threads",
     "keep_freed_pages",
     "keep_freed_pages_again",
+    "made_here",
     "ragged_names",
+    "shared_threads",
 ]
 
 # ---------------------------------------------------------------- threads
@@ -120,8 +122,8 @@ def keep_freed_pages() -> None:
 def keep_freed_pages_again() -> None:
     """Make the C library keep freed pages although TensorFlow has told it not to.
 
-    Each generator of `tf.data` sets the limit to 128 KiB (generator_dataset_op.cc: "Memory patch applied"), and from
-    then on glibc no longer raises it. Decoding images in the generator took 1.6 times as long.
+    Each generator of `tf.data`, such as one of the user's, sets the limit to 128 KiB (generator_dataset_op.cc: "Memory
+    patch applied"), and from then on glibc no longer raises it. Decoding images in one took 1.6 times as long.
     """
     mallopt = _mallopt()
     if mallopt is not None:
@@ -588,6 +590,34 @@ def in_threads(
     finally:
         # Without waiting: the garbage collector may run this in a thread of the pool itself.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def made_here(job: BatchJob, maker: BatchMaker, memory: MemoryPool) -> dict[str, Any]:
+    """Return the batch of a job, made by this thread and threads that all callers share; empty if it has no records.
+
+    Args:
+        job: batch to make.
+        maker: reads, decodes and transforms the records of a batch.
+        memory: allocates the arrays of the batch.
+    """
+    keep_freed_pages_again()
+    buffer = maker.buffer(job, memory.allocate)
+    size = len(job.positions)
+    # Small records are read many at once, and functions of Python hold the GIL: others would not help.
+    is_alone = maker.transform is not None or maker.read_block is not None or isinstance(buffer, SampleSlot)
+    step = max(1, size if is_alone else -(-size // maker.num_threads))
+    own, *others = (range(size)[first : first + step] for first in range(0, max(1, size), step))
+    helping = [shared_threads().submit(maker.fill, buffer, job, run) for run in others]
+    maker.fill(buffer, job, own)
+    for run in helping:
+        run.result()
+    return maker.finish(buffer, job)
+
+
+@functools.cache
+def shared_threads() -> DecodingThreads:
+    """Return threads that help those of TensorFlow, and that all datasets of the process share."""
+    return DecodingThreads(max(1, len(physical_cores()) - 1), "datamat-help")
 
 
 def in_blocks(jobs: Iterator[BatchJob], maker: BatchMaker, memory: MemoryPool) -> Generator[dict[str, Any]]:

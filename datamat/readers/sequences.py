@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,17 +22,18 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError
-from datamat.readers.batches import permuted
+from datamat.readers.batches import permuted, supervised_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from datamat.readers.batches import EpochOrder
+    from datamat.features import Features
+    from datamat.readers.batches import BatchOptions, EpochOrder
 
 
-__all__ = ["Budget", "Packing", "Padding", "Planner", "check_padded", "one_budget", "packed_fields"]
+__all__ = ["Budget", "Form", "Packing", "Padding", "Planner", "one_budget"]
 
 _WINDOW = 4096  # places whose records are sorted or fitted together
 
@@ -197,7 +198,7 @@ class Padding:
         for name, value in self.values.items():
             if name not in batch:
                 raise OptionError(f"pad: the batch has no field {name!r}; it has {', '.join(batch)}")
-            items = [np.asarray(item) for item in batch[name]]
+            items = _of_one_dtype([np.asarray(item) for item in batch[name]])
             if len({(item.dtype, item.shape[1:]) for item in items}) > 1 or not items[0].ndim:
                 shapes = ", ".join(sorted({f"{item.dtype} {item.shape}" for item in items}))
                 raise OptionError(f"pad: the values of {name!r} differ in more than their length ({shapes})")
@@ -246,7 +247,7 @@ class Packing:
         for name in self.fields:
             if name not in batch:
                 raise OptionError(f"pack: the batch has no field {name!r}; it has {', '.join(batch)}")
-            first = np.asarray(batch[name][0])
+            first = _of_one_dtype([np.asarray(item) for item in batch[name]])[0]
             shape = (num_rows, self.length, *first.shape[1:])
             columns[name] = np.full(shape, _filler(name, self.values.get(name, 0), first.dtype), first.dtype)
         used, count = [0] * num_rows, [0] * num_rows
@@ -270,6 +271,15 @@ class Packing:
         return {**others, **columns, "segment_ids": segments, "positions": places}
 
 
+def _of_one_dtype(items: list[np.ndarray]) -> list[np.ndarray]:
+    """Return arrays of text with the width of the longest word, and empty lists, which tell no dtype, as the others."""
+    texts = [item for item in items if item.dtype.kind == "U"]
+    dtype = np.result_type(*texts) if texts else next((item.dtype for item in items if item.size), None)
+    if dtype is None:
+        return items
+    return [item.astype(dtype) if not item.size or item.dtype.kind == "U" else item for item in items]
+
+
 def _filler(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
     """Return what fills up the values of a field.
 
@@ -277,7 +287,9 @@ def _filler(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
         OptionError: the dtype of the values does not have it: it would become another number.
     """
     is_number = isinstance(value, (Real, np.number, np.bool_))
-    if dtype.kind in "iu":
+    if dtype.kind == "U":
+        fits = isinstance(value, str) and len(value) * 4 <= max(dtype.itemsize, 4)
+    elif dtype.kind in "iu":
         limits = np.iinfo(dtype)
         fits = is_number and limits.min <= value <= limits.max and value == int(value)
     else:
@@ -382,3 +394,65 @@ def _checked(name: str, value: Mapping[Any, Any], features: Mapping[str, Any] | 
         if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or tokens < 1:
             raise OptionError(f"{name}: {field!r} has {tokens!r} tokens; want a number, 1 or more")
     return {str(field): int(tokens) for field, tokens in value.items()}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """What `to_numpy`, `to_torch` and `to_tf` make of samples beside stacking them; they document the arguments."""
+
+    pad: Mapping[str, float] | None = None
+    bucket: Mapping[str, int] | None = None
+    pack: Mapping[str, int] | None = None
+    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None
+    as_supervised: Sequence[str] | None = None
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether anything but stacking makes batches."""
+        return any(one is not None for one in (self.pad, self.bucket, self.pack, self.collate_fn))
+
+    @property
+    def unit(self) -> tuple[str, int, bool] | None:
+        """Field by which records are put together, the tokens of a unit, and whether units are packed rows."""
+        if self.pack is not None:
+            fields, tokens = packed_fields(self.pack, None)
+            return fields[0], tokens, True
+        return None if self.bucket is None else (*one_budget("bucket", self.bucket, None), False)
+
+    @property
+    def shapes(self) -> tuple[Callable[[dict[str, Any], np.ndarray], dict[str, Any]], ...]:
+        """What a finished batch goes through."""
+        if self.pack is not None:
+            return (Packing(*packed_fields(self.pack, None), dict(self.pad or {})),)
+        return () if self.pad is None else (Padding(dict(self.pad)),)
+
+    def check(self, options: BatchOptions, features: Features | None, *, may_add: bool) -> None:
+        """Raise `OptionError` where arguments contradict each other, or name no field of the features.
+
+        Args:
+            options: how records are cut into batches.
+            features: fields of the samples that are planned with; None where a function decides them.
+            may_add: whether a transform may add fields to these.
+        """
+        given = [name for name in ("pad", "bucket", "pack") if getattr(self, name) is not None]
+        if self.bucket is not None:
+            one_budget("bucket", self.bucket, features)
+        if self.pack is not None:
+            packed_fields(self.pack, features)
+            if self.bucket is not None:
+                raise OptionError("bucket together with pack: each is a way to fill batches; choose one")
+        check_padded(self.pad, None if may_add else features)
+        if self.pad is not None and self.pack is not None and not self.pad.keys() <= self.pack.keys():
+            raise OptionError(f"pad is {self.pad!r} and pack is {self.pack!r}; with pack, pad names packed fields only")
+        if given and options.batch_size is None and self.bucket is None:
+            raise OptionError(f"{given[0]} is for batches, and batch_size is None; set the rows of a batch")
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise OptionError(f"collate_fn is {self.collate_fn!r}; want a function of a list of samples")
+        if self.collate_fn is not None and self.shapes:
+            raise OptionError(f"collate_fn together with {given[0]}: it gets samples and returns the batch; drop one")
+        if self.collate_fn is not None and options.batch_size is None and self.bucket is None:
+            raise OptionError("collate_fn is for batches, and batch_size is None; set the records of a batch")
+        supervised_fields(self.as_supervised, None if may_add or self.pack is not None else features)
+        if self.collate_fn is not None and self.as_supervised is not None:
+            raise OptionError("collate_fn together with as_supervised: it returns the batch in any form; drop one")

@@ -215,6 +215,26 @@ def test_bucket_whose_lengths_were_changed_keeps_its_budget(rows, options):
         list(batches)
 
 
+@pytest.mark.parametrize("form", [{"pad": {"ids": 0}}, {"pack": {"ids": 8}}], ids=["pad", "pack"])
+def test_lists_of_numbers_keep_their_dtype_beside_an_empty_one(rows, form):
+    """NumPy makes float64 of an empty list: a row that began with one was packed as float64."""
+    data = rows[0].map(lambda sample: {**sample, "ids": sample["tokens"].tolist()})
+
+    assert {batch["ids"].dtype for batch in data.to_numpy(9, **form)} == {np.dtype("int64")}
+
+
+def test_lists_of_words_are_padded_with_text(rows):
+    """As numbers are, also beside an empty list; a number is no word."""
+    data = rows[0].map(lambda sample: {**sample, "words": ["w" * (1 + n) for n in range(sample["number"] % 3)]})
+
+    for batch in data.to_numpy(7, pad={"words": ""}):
+        for number, row, length in zip(batch["number"], batch["words"], batch["words_length"], strict=True):
+            assert length == number % 3
+            assert row.tolist() == [*["w", "ww"][:length], *[""] * (len(row) - length)]
+    with pytest.raises(OptionError, match="pad: 0 is no <U2"):
+        list(data.to_numpy(7, pad={"words": 0}))
+
+
 def test_padding_of_what_differs_in_more_than_length_is_refused(rows):
     """The message has the shapes."""
     odd = rows[0].map(lambda sample: {**sample, "tokens": np.zeros((2, sample["number"] % 3), np.int32)})

@@ -1264,6 +1264,13 @@ DEFECTS = {
             "tests/readers/test_tf_checkpoint.py::test_epochs_after_the_restored_one_have_their_own_orders",
         ),
         Defect(
+            "epoch-of-the-draw",
+            "what Python reads for `to_tf` takes the number of a draw for that of the epoch: not NumPy's batches",
+            "datamat.readers.tf.pipeline:_Seeds.epoch",
+            replace("draws.number(int(__drawn)) // self._num_users", "draws.number(int(__drawn))"),
+            "tests/readers/test_tf_sequences.py::test_batches_are_those_of_numpy[True-pad-tfrecord]",
+        ),
+        Defect(
             "member-for-each-block",
             "shuffled gzip shards inflate a member for each block that holds one of its records: ten times the work",
             "datamat.formats.tfrecord:GzipTFRecordFormat.read_block",

@@ -13,11 +13,11 @@ import numpy as np
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
 from datamat.features import Text, decode_raw, dtype_of, holds_numbers, tf_dtype, tf_value
 from datamat.parallel.affinity import physical_cores
-from datamat.readers.loader import DecodingThreads, MemoryPool, keep_freed_pages
+from datamat.readers.loader import MemoryPool, keep_freed_pages, shared_threads
 from datamat.readers.tf.exit import free_iterators_at_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from datamat.features import Feature, Features, Kind
     from datamat.features.base import Shape
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PictureDecoder",
-    "as_block",
+    "as_column",
     "as_one",
     "as_read",
-    "block_signature",
     "converted",
     "decode_many",
     "decode_one",
@@ -45,7 +44,6 @@ __all__ = [
 #
 # decode_one     any schema                  one record            TensorFlow's own operations only, also for pictures
 # decode_many    `decodes_in_blocks` only    a block of records    one call of `tf.io.parse_example` for all
-# as_block       `decodes_in_blocks` only    a batch of `to_numpy`
 # signature      any schema                  (nothing)             what the values are, for tf.data
 
 
@@ -89,56 +87,6 @@ def signature(features: Features) -> dict[str, Any]:
     return {name: tf.TensorSpec(shape, tf_dtype(dtype)) for name, (dtype, shape) in types.items()}
 
 
-def block_signature(features: Features, num_rows: int | None) -> dict[str, Any]:
-    """Return the spec of each field that `decode_many` returns.
-
-    Args:
-        features: schema of the records, which gives each field its tensor.
-        num_rows: number of records in each block; None where it varies.
-    """
-    tf = tensorflow()
-    ragged = {"ragged_rank": 1, "row_splits_dtype": tf.int64}
-    return {
-        name: tf.RaggedTensorSpec((num_rows, *one.shape), one.dtype, **ragged)
-        if _is_list(features[name])
-        else tf.TensorSpec((num_rows, *one.shape), one.dtype)
-        for name, one in signature(features).items()
-    }
-
-
-def as_block(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Return a batch of numpy arrays and lists of arrays as `decode_many` would: lists as ragged tensors."""
-    tf = tensorflow()
-    changed = converted(features)
-    found: dict[str, Any] = {}
-    for name, value in features.nesting.split(values).items():
-        feature = features.get(name)
-        if feature is not None and _is_list(feature):
-            found[name] = _ragged(
-                tf, feature, [changed[name].tf_value(row) for row in value] if name in changed else value
-            )
-        elif name not in changed:
-            found[name] = value
-        elif isinstance(value, list):
-            found[name] = [changed[name].tf_value(one) for one in value]
-        else:
-            found[name] = tf_value(value, changed[name].value_type()[0])
-    return features.nesting.join_batch(found)
-
-
-def _ragged(tf: Any, feature: Feature, values: Sequence[Any]) -> Any:
-    """Return n arrays (k, ...) as a ragged tensor."""
-    dtype, shape = feature.tf_type()
-    sizes = [size or 0 for size in shape]
-    dtypes = {"string": object, "int64": np.int64}
-    empty = np.empty(
-        sizes, dtypes[tf_dtype(dtype)] if tf_dtype(dtype) != dtype or dtype == "string" else dtype_of(dtype)
-    )
-    rows = tf.constant(np.concatenate([empty, *values]), tf_dtype(dtype))
-    lengths = np.array([len(row) for row in values], np.int64)
-    return tf.RaggedTensor.from_row_lengths(rows, lengths, validate=False)
-
-
 @functools.lru_cache(maxsize=16)
 def converted(features: Features) -> Mapping[str, Feature]:
     """Return the fields whose values TensorFlow has as others: bytes, what JSON holds, times, lists, None."""
@@ -150,6 +98,25 @@ def _is_converted(feature: Feature) -> bool:
     if feature.tf_type() != (dtype, shape) or (shape and not holds_numbers(dtype)):
         return True
     return dtype != "string" and tf_dtype(dtype) != dtype
+
+
+def as_column(name: str, values: Any, features: Features, *, is_packed: bool = False) -> Any:
+    """Return a column of a batch of `to_numpy` with what converts to tensors in place of other values.
+
+    Args:
+        name: name of the field.
+        values: an array, or a list of values.
+        features: schema of the samples.
+        is_packed: whether the list has a list of values for each packed row.
+    """
+    feature = converted(features).get(name)
+    if feature is None:
+        return values
+    if is_packed and isinstance(values, list):
+        return [[_as_tf(one, feature) for one in row] for row in values]
+    if isinstance(values, list):
+        return [_as_tf(one, feature) for one in values]
+    return tf_value(values, feature.value_type()[0])
 
 
 def as_one(values: Mapping[str, Any], features: Features) -> dict[str, Any]:
@@ -351,7 +318,7 @@ class PictureDecoder:
                 for name, feature, column, pixels in fields:
                     _decode_into(pixels[row], name, feature, column[row], keys[row])
 
-        threads = _helpers()
+        threads = shared_threads()
         helping = [threads.submit(work) for _ in range(min(num_rows, len(physical_cores())) - 1)]
         work()
         for helper in helping:
@@ -362,12 +329,6 @@ class PictureDecoder:
 def _declared(feature: Feature) -> tuple[tuple[int, ...], str]:
     dtype, shape = feature.value_type()
     return tuple(size for size in shape if size is not None), dtype
-
-
-@functools.cache
-def _helpers() -> DecodingThreads:
-    """Return the helper threads, which all datasets of the process share."""
-    return DecodingThreads(max(1, len(physical_cores()) - 1), "datamat-help")
 
 
 def _decode_into(out: np.ndarray, name: str, feature: Feature, file: bytes, key: bytes) -> None:

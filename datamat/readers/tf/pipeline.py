@@ -19,26 +19,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import pathlib
 import stat
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from datamat.directory.files import regular_path
 from datamat.errors import CorruptDataError, FingerprintError, OptionError, SampleError
+from datamat.features import tf_dtype
 from datamat.fingerprint import fingerprint
 from datamat.parallel.affinity import num_cpus
 from datamat.readers.batches import chosen_fields
-from datamat.readers.loader import keep_freed_pages_again, ragged_names
+from datamat.readers.loader import ragged_names
 from datamat.readers.tf.decode import (
     PictureDecoder,
-    as_block,
+    as_column,
     as_one,
     as_read,
-    block_signature,
     decode_many,
     decode_one,
     decodes_in_blocks,
@@ -54,16 +55,18 @@ from datamat.transforms.augmenter import SampleTransform, takes_arrays
 from datamat.transforms.seeding import with_rng
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.features import Features
+    from datamat.readers.batches import Batches
+    from datamat.readers.sequences import Form
 
 
 __all__ = [
     "ReadOptions",
     "TfSource",
+    "check_form",
     "check_shard",
-    "from_batches",
     "guarded",
     "make_dataset",
     "wants_arrays",
@@ -147,7 +150,7 @@ def _raise(error: Exception) -> None:
 
 @final
 class _Seeds:
-    """The generator that the shuffles of a pipeline share.
+    """The generator that the shuffles of a pipeline share, and the numbers of its epochs.
 
     Args:
         tf: the imported module `tensorflow`.
@@ -156,13 +159,16 @@ class _Seeds:
 
     def __init__(self, tf: Any, seed: int) -> None:
         self._tf = tf
+        self._seed = seed
         # Seeds 0 and 0 together would mean random ones.
         self._seeds = {"seed": np.int64(seed % _MOST_SEED), "seed2": np.int64(1 + seed // _MOST_SEED % _MOST_SEED)}
         self._generator, self._deleter = tf.raw_ops.AnonymousSeedGenerator(**self._seeds, reshuffle=True)
+        self._num_users = 0  # steps that draw from the generator, once in each iteration
 
     def shuffled(self, dataset: Any, window: int) -> Any:
         """Return a dataset whose elements mix within a window, in another order in each iteration."""
         tf = self._tf
+        self._num_users += 1
         variant = tf.raw_ops.ShuffleDatasetV3(
             input_dataset=tf.data.experimental.to_variant(dataset),
             buffer_size=np.int64(window),
@@ -187,25 +193,91 @@ class _Seeds:
         """Return a dataset whose iterators restore the generator, too, also those that have ended."""
         return self.shuffled(self.saved_beside(dataset), 1)
 
+    def epoch(self) -> Any:
+        """Return a dataset of one number, int64 (): 0 in its first iteration, 1 in the next, and so on.
+
+        It goes on after a restored iterator. A counter in Python would not: so the number is that of the draw from the
+        generator, which a checkpoint holds, and another generator with the same seeds tells the numbers of draws.
+        """
+        tf = self._tf
+        draws, lock = _Draws(tf, self._seed), threading.Lock()
+
+        def number(drawn: Any) -> Any:
+            with lock:
+                return np.int64(draws.number(int(drawn)) // self._num_users)
+
+        found = self._drawn().map(
+            _verbatim(
+                tf, lambda value: tf.ensure_shape(tf.numpy_function(number, [value], tf.int64, stateful=False), ())
+            )
+        )
+        return _counted(tf, found, 1)
+
+    def _drawn(self) -> Any:
+        """Return a dataset of one number, another one in each iteration."""
+        tf = self._tf
+        self._num_users += 1
+        shape = tf.TensorShape(())
+        variant = tf.raw_ops.RandomDatasetV2(
+            **self._seeds,
+            seed_generator=self._generator,
+            rerandomize_each_iteration=True,
+            output_types=[tf.int64],
+            output_shapes=[shape],
+        )
+        found = tf.data.experimental.from_variant(variant, tf.TensorSpec(shape, tf.int64))
+        found.made_of = self
+        return found.take(1)
+
+
+@final
+class _Draws:
+    """The number of each draw from a generator, by what was drawn.
+
+    Args:
+        tf: the imported module `tensorflow`.
+        seed: seed of the generator.
+    """
+
+    def __init__(self, tf: Any, seed: int) -> None:
+        self._tf = tf
+        self._seed = seed
+        self._known: dict[int, int] = {}
+        self._next: Iterator[Any] | None = None
+
+    def number(self, drawn: int) -> int:
+        """Return the number of a draw, from 0.
+
+        Args:
+            drawn: the number that came of it.
+        """
+        if self._next is None:
+            self._next = iter(_Seeds(self._tf, self._seed)._drawn().repeat().batch(_DRAWS_AT_ONCE))
+        while drawn not in self._known:
+            if len(self._known) > _MOST_DRAWS:
+                raise OptionError(
+                    "the iterator was restored from a checkpoint of a pipeline with another seed; make the dataset "
+                    "with the arguments that it had when it was saved"
+                )
+            for value in next(self._next).numpy().tolist():
+                self._known.setdefault(value, len(self._known))
+        return self._known[drawn]
+
+
+_DRAWS_AT_ONCE = 64
+_MOST_DRAWS = 1 << 20  # several for each epoch
+
 
 _FIRST = np.int64(0)
 
 
-def _not_saved(source: TfSource, options: ReadOptions) -> str | None:
+def _not_saved(options: ReadOptions) -> str | None:
     """Return why a checkpoint cannot hold the position in a pipeline, or None where it can."""
     if options.service is not None:
         return "the workers of the service hold the position in the epoch"
     if options.snapshot is not None:
         return "TensorFlow does not resume in the middle of a snapshot; drop snapshot"
-    if isinstance(options.transform, SampleTransform):
-        return (
-            f"transform {type(options.transform).__qualname__} is called by Python; write it in TensorFlow operations"
-        )
-    if source.is_native:
-        return None
-    if source.format_name not in _COMPRESSION:
-        return f"these shards are {source.format_name}, which Python reads; datamat convert DIR --format tfrecord"
-    return "Python reads what comes from a URL, errors='skip', map, filter, select, take, shard, concat and mix"
+    return None
 
 
 def _refusing_checkpoints(tf: Any, dataset: Any, reason: str) -> Any:
@@ -253,38 +325,485 @@ _MOST_SEED = 2**63 - 1
 
 # ---------------------------------------------------------------- samples from Python
 #
-# Passes what Python reads to `tf.data`: for formats that TensorFlow does not read, and files behind a URL.
+# Passes what Python reads to `tf.data`: formats that TensorFlow does not read, files behind a URL, functions of `map`,
+# and batches of sequences, whose plan is Python's.
+#
+#     epoch        one number                       `_Seeds.epoch`: a checkpoint holds it
+#     steps        (epoch, step) of each batch      `tf.data.Dataset.range`: a checkpoint holds that, too
+#     batches      a call of Python for each one    a function of (epoch, step) alone, so nothing else is to be saved
+#
+# A generator of Python would be cheaper by a few microseconds a batch, and could not be resumed.
 
 
-def from_batches(
-    read_epoch: Callable[[int, int | None, bool], Iterable[dict[str, Any]]],
-    features: Features,
-    batch_size: int | None,
-    *,
-    drop_last: bool,
-) -> Any:
-    """Return samples or batches as a `tf.data.Dataset`, with the next epoch in each iteration.
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Column:
+    """What becomes of a field in tensors.
+
+    Attributes:
+        name: name of the field.
+        dtype: name of TensorFlow's dtype.
+        shape: shape of the tensor, with None for sizes that vary.
+        ragged_rank: number of dimensions behind the first one whose sizes vary from row to row; 0 for plain tensors.
+        is_packed: whether the values are a list for each packed row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    ragged_rank: int = 0
+    is_packed: bool = False
+
+    def spec(self, tf: Any) -> Any:
+        """Return what `tf.data` knows of the tensor."""
+        if not self.ragged_rank:
+            return tf.TensorSpec(self.shape, self.dtype)
+        return tf.RaggedTensorSpec(self.shape, self.dtype, self.ragged_rank, tf.int64)
+
+    def types(self, tf: Any) -> list[Any]:
+        """Return the dtypes of the arrays that `arrays` returns."""
+        return [tf.as_dtype(self.dtype)] + [tf.int64] * self.ragged_rank
+
+    def arrays(self, values: Any, keys: Sequence[Any]) -> list[np.ndarray]:
+        """Return values as arrays: all of them in one, and the lengths of rows in each ragged dimension.
+
+        Args:
+            values: an array; or a list of values, one for each record, or of lists of them.
+            keys: keys of the records, for messages.
+
+        Raises:
+            SampleError: a value has another dtype or shape than those that the column was made for.
+        """
+        if not self.ragged_rank:
+            return [self._plain(values, keys)]
+        lengths, rows, owners = [], list(values), list(range(len(values)))
+        for depth in range(self.ragged_rank):
+            if any(np.ndim(row) == 0 and not isinstance(row, list) for row in rows):
+                raise self._unlike(values, keys, 0)
+            lengths.append(np.array([len(row) for row in rows], np.int64))
+            if depth < self.ragged_rank - 1:
+                owners = [owner for owner, row in zip(owners, rows, strict=True) for _ in row]
+                rows = [one for row in rows for one in row]
+        parts = [self._empty(0, self.shape[self.ragged_rank + 1 :])]
+        for owner, row in zip(owners, rows, strict=True):
+            part = self._array(row)
+            if not part.size:
+                continue
+            self._check(part, (None, *self.shape[self.ragged_rank + 1 :]), values, keys, owner)
+            parts.append(part)
+        return [np.concatenate(parts), *lengths]
+
+    def none(self, *, is_batched: bool) -> list[np.ndarray]:
+        """Return arrays that stand for no records, or for no sample."""
+        if not is_batched:
+            return [np.empty([size or 0 for size in self.shape], _numpy_dtype(self.dtype))]
+        size = 0 if self.ragged_rank else self.shape[0] or 0
+        return [self._empty(size, self.shape[self.ragged_rank + 1 :])] + [np.empty(0, np.int64)] * self.ragged_rank
+
+    def tensor(self, tf: Any, parts: Sequence[Any]) -> Any:
+        """Return the tensor, or ragged tensor, of the tensors of `arrays`."""
+        values, *lengths = parts
+        if not lengths:
+            return tf.ensure_shape(values, self.shape)
+        values = tf.ensure_shape(values, (None, *self.shape[self.ragged_rank + 1 :]))
+        size = None if self.shape[0] is None else [self.shape[0]]
+        lengths = [tf.ensure_shape(one, size if size and not place else [None]) for place, one in enumerate(lengths)]
+        # Made of lengths that were found above: to check them again would take longer than to find them.
+        return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
+
+    def _plain(self, values: Any, keys: Sequence[Any]) -> np.ndarray:
+        if not isinstance(values, list) or len(self.shape) == 0:
+            found = self._array(values)
+            self._check(found, self.shape, values, keys, 0)
+            return found
+        rows = [self._array(one) for one in values]
+        if not rows:
+            return self._empty(0, self.shape[1:])
+        for owner, row in enumerate(rows):
+            self._check(row, self.shape[1:], values, keys, owner)
+            self._check(row, rows[0].shape, values, keys, owner)
+        return np.stack(rows)
+
+    def _array(self, value: Any) -> np.ndarray:
+        if self.dtype != "string":
+            array = np.asarray(value)
+            return array if array.size else array.astype(_numpy_dtype(self.dtype))
+        if isinstance(value, (str, bytes)):
+            return np.array(_encoded(value), object)
+        array = np.array(value, object)
+        return np.array([_encoded(one) for one in array.ravel().tolist()], object).reshape(array.shape)
+
+    def _empty(self, size: int, shape: Sequence[int | None]) -> np.ndarray:
+        return np.empty((size, *(one or 0 for one in shape)), _numpy_dtype(self.dtype))
+
+    def _check(
+        self, found: np.ndarray, shape: Sequence[int | None], values: Any, keys: Sequence[Any], owner: int
+    ) -> None:
+        fits = found.ndim == len(shape) and all(
+            wanted in (None, size) for size, wanted in zip(found.shape, shape, strict=True)
+        )
+        if not fits or found.dtype != _numpy_dtype(self.dtype):
+            raise self._unlike(values, keys, owner)
+
+    def _unlike(self, values: Any, keys: Sequence[Any], owner: int) -> SampleError:
+        is_batch = isinstance(values, list) or len(keys) > 1
+        value = values[owner] if is_batch and len(values) > owner else values
+        wanted = list(self.shape[1:] if is_batch else self.shape)
+        try:
+            found = f"{np.asarray(value).dtype}{list(np.shape(value))}"
+        except ValueError:
+            found = f"a {type(value).__name__} of parts that differ in shape"
+        return SampleError(
+            str(keys[owner]) if owner < len(keys) else "?",
+            f"its field {self.name!r} is {found}, and {self.dtype}{wanted} in the samples that were looked at first or "
+            "in its batch: tf.data wants one dtype, and one size of what it stacks; return the same from map or the "
+            f"transform, or fill up a first dimension that varies: to_tf(..., pad={{{self.name!r}: 0}})",
+        )
+
+
+def _encoded(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+@functools.cache
+def _numpy_dtype(dtype: str) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(tensorflow().as_dtype(dtype).as_numpy_dtype)
+    return found
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the values of a field are in single samples.
+
+    Attributes:
+        dtype: name of TensorFlow's dtype.
+        shape: shape of the values, with None for sizes that vary.
+        is_list: whether sizes that vary make a batch ragged; otherwise its values have to be of one size.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    is_list: bool
+
+    @property
+    def ragged_rank(self) -> int:
+        """Number of the last dimension that varies, from 1; 0 where none does."""
+        return max((place + 1 for place, size in enumerate(self.shape) if size is None), default=0) * self.is_list
+
+
+def _layouts(
+    source: TfSource, samples: Sequence[Mapping[str, Any]], *, batches: bool, stacks: bool
+) -> dict[str, _Layout]:
+    """Return the layout of each field.
 
     Args:
-        read_epoch: returns the batches of an epoch by its number, `batch_size` and `drop_last`.
-        features: schema of the samples, which gives dtypes and shapes of the tensors.
-        batch_size: most samples in each batch; None yields single samples.
-        drop_last: whether to drop a last batch that is not full.
+        source: schema of the samples, which holds for all that no function has changed.
+        samples: some samples as they are read, the fields of dicts beside all others; none where the schema holds.
+        batches: whether several samples make a batch, so that sizes that vary make it ragged.
+        stacks: whether the values reach the batch as they are: then sizes that all of these samples share are those of
+            all.
     """
-    tf = tensorflow()
+    features = source.features
+    found = {}
+    for name, feature in features.items():
+        dtype, shape = feature.tf_type()
+        found[name] = _Layout(
+            tf_dtype(dtype),
+            tuple(shape),
+            feature.is_ragged() or (feature.tf_type() != feature.value_type() and None in shape),
+        )
+    if not samples:
+        return found
+    arrays = [_as_arrays(sample, features) for sample in samples]
+    for sample, made in zip(samples, arrays, strict=True):
+        if made.keys() != arrays[0].keys():
+            raise SampleError(str(sample.get("key", "?")), _other_fields(made, arrays[0]))
+        for name, array in made.items():
+            first = _telling([one[name] for one in arrays if name in one])
+            if not array.size and array.ndim == first.ndim:
+                continue
+            if array.ndim != first.ndim or _type_name(name, array) != _type_name(name, first):
+                raise SampleError(
+                    str(sample.get("key", "?")),
+                    f"its field {name!r} is {array.dtype}{list(array.shape)}, and {first.dtype}{list(first.shape)} in "
+                    "another sample; tf.data wants one dtype and one number of dimensions: return the same for every "
+                    "sample",
+                )
+    return {
+        name: _learned(name, [one[name] for one in arrays], found.get(name), batches=batches, stacks=stacks)
+        for name in arrays[0]
+    }
+
+
+def _learned(
+    name: str, arrays: Sequence[np.ndarray], declared: _Layout | None, *, batches: bool, stacks: bool
+) -> _Layout:
+    first = _telling(arrays)
+    dtype = _type_name(name, first)
+    if declared is not None and declared.dtype == dtype and all(_fits(one.shape, declared.shape) for one in arrays):
+        return declared
+    common = tuple(
+        size if all(one.shape[place] == size for one in arrays) else None for place, size in enumerate(first.shape)
+    )
+    if batches and None in common:
+        return _Layout(dtype, common, is_list=True)
+    is_list = declared is not None and declared.is_list and bool(common)
+    # Sizes may change from sample to sample; channels do not, and layers of Keras must know them.
+    sizes = (None,) * (first.ndim - 1) + common[-1:] if first.ndim > 2 else (None,) * first.ndim
+    return _Layout(dtype, common if batches and stacks and not is_list else sizes, is_list=is_list)
+
+
+def _telling(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the first array whose dtype tells something: an empty list becomes one of float64, whatever it is of."""
+    return next((one for one in arrays if one.size), arrays[0])
+
+
+def _fits(found: Sequence[int], shape: Sequence[int | None]) -> bool:
+    return len(found) == len(shape) and all(want in (None, size) for size, want in zip(found, shape, strict=True))
+
+
+def _type_name(name: str, array: np.ndarray) -> str:
+    """Return the name of TensorFlow's dtype for values.
+
+    Raises:
+        OptionError: it has none.
+    """
+    if array.dtype.kind in "US" or (
+        array.dtype.kind == "O" and all(isinstance(one, (str, bytes)) for one in array.ravel().tolist())
+    ):
+        return "string"
+    try:
+        return str(tensorflow().as_dtype(array.dtype).name) if array.dtype.kind != "O" else _no_type(name, array)
+    except TypeError:
+        return _no_type(name, array)
+
+
+def _no_type(name: str, array: np.ndarray) -> str:
+    found = type(array.flat[0]).__name__ if array.dtype.kind == "O" and array.size else str(array.dtype)
+    raise OptionError(
+        f"map or the transform returns the field {name!r} as {found}, which TensorFlow has no tensor for; return "
+        "numbers, text or arrays of them (JSON as text), or leave the field out"
+    )
+
+
+def _columns(source: TfSource, layouts: Mapping[str, _Layout], size: int | None, *, drops: bool) -> list[_Column]:
+    """Return what becomes of the fields in batches of a size, or in single samples."""
+    form = source.form
+    if size is None and form.bucket is None:
+        return [_Column(name, one.dtype, one.shape) for name, one in layouts.items()]
+    num_rows = size if drops and form.bucket is None else None
+    packed = dict.fromkeys(form.pack or {}, next(iter((form.pack or {}).values()), 0))
+    found = []
+    for name, one in layouts.items():
+        if name in packed:
+            found.append(_Column(name, one.dtype, (num_rows, int(packed[name]), *one.shape[1:])))
+        elif packed:
+            rank = one.ragged_rank
+            sizes = (None,) * (rank + 1) + one.shape[rank:]
+            found.append(_Column(name, one.dtype, (num_rows, *sizes), 1 + rank, is_packed=True))
+        elif name in (form.pad or {}):
+            found.append(_Column(name, one.dtype, (num_rows, None, *one.shape[1:])))
+            found.append(_Column(f"{name}_length", "int64", (num_rows,)))
+        else:
+            rank = one.ragged_rank
+            found.append(_Column(name, one.dtype, (num_rows, *((None,) * rank), *one.shape[rank:]), rank))
+    for name in ("segment_ids", "positions") if packed else ():
+        found.append(_Column(name, "int32", (num_rows, next(iter(packed.values())))))
+    names = {column.name: column for column in found}  # a field of the samples gives way, as in `to_numpy`
+    return list(names.values())
+
+
+@final
+class _Reader:
+    """The batches of a source, for calls from the threads of TensorFlow, which keeps the function for good.
+
+    Nothing stays open behind an epoch, nor once the dataset is gone.
+
+    Args:
+        open_batches: returns batches that open files of their own.
+    """
+
+    def __init__(self, open_batches: Callable[[], Batches]) -> None:
+        self._open_batches = open_batches
+        self._lock = threading.Lock()
+        self._batches: Batches | None = None
+        self._is_closed = False
+
+    def num_steps(self, epoch: Any) -> Any:
+        """Return the number of batches in an epoch, int64."""
+        return np.int64(self._opened().num_steps(int(epoch)))
+
+    def at(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return a batch; empty where all of its records were skipped."""
+        batches = self._opened()
+        found = batches.at(epoch, step)
+        if step + 1 >= batches.num_steps(epoch):
+            self._release()
+        return found
+
+    def close(self) -> None:
+        """Keep nothing open from now on."""
+        self._is_closed = True
+        self._release()
+
+    def _opened(self) -> Batches:
+        with self._lock:
+            batches = self._batches or self._open_batches()
+            self._batches = None if self._is_closed else batches
+            return batches
+
+    def _release(self) -> None:
+        with self._lock:
+            self._batches = None
+
+
+def _from_python(
+    tf: Any, source: TfSource, options: ReadOptions, size: int | None, *, drops: bool, stacks: bool = False
+) -> Any:
+    """Return samples or batches that Python reads: the next epoch in each iteration, the first one where it is kept.
+
+    Args:
+        tf: the imported module `tensorflow`.
+        source: what to read.
+        options: order, threads and the generator of the epochs.
+        size: most samples in each batch; None reads single samples.
+        drops: whether to drop a last batch that is not full.
+        stacks: whether single samples are stacked later, as they are.
+    """
     free_iterators_at_exit()
-    is_batched = batch_size is not None
-    join = features.nesting.join_batch
-    spec = join(block_signature(features, batch_size if drop_last else None) if is_batched else signature(features))
-    numbers = itertools.count()
+    batches = source.open_batches(size, drops)  # raises what is wrong with the arguments
+    reader = _Reader(functools.partial(source.open_batches, size, drops))
+    if source.form.collate_fn is not None:
+        return _collated(tf, source, options, batches, reader)
+    is_batched = size is not None or source.form.bucket is not None
+    samples = source.some_samples(_LOOKED_AT) if source.is_mapped or source.is_changed else []
+    columns = _columns(
+        source,
+        _layouts(
+            source, samples, batches=size != 1 and (is_batched or options.makes_batches), stacks=is_batched or stacks
+        ),
+        size,
+        drops=drops,
+    )
+    features, names = source.features, {column.name for column in columns}
 
-    # TensorFlow keeps this function for the life of the process, so no epoch may leave files, memory or threads in it.
-    def epoch() -> Iterator[dict[str, Any]]:
-        keep_freed_pages_again()
-        for values in read_epoch(next(numbers), batch_size, drop_last):
-            yield as_block(values, features) if is_batched else join(as_one(values, features))
+    def read(epoch: Any, step: Any) -> list[np.ndarray]:
+        found = reader.at(int(epoch), int(step))
+        if not found:
+            return [np.array(False), *(array for column in columns for array in column.none(is_batched=is_batched))]
+        flat = features.nesting.split(found) if is_batched else as_one(found, features)
+        keys = flat.get("key", ()) if is_batched else [flat["key"]]
+        if flat.keys() != names:
+            raise SampleError(str(next(iter(keys), "?")), _other_fields(flat, names))
+        if is_batched:
+            packed = {column.name: column.is_packed for column in columns}
+            flat = {name: as_column(name, one, features, is_packed=packed[name]) for name, one in flat.items()}
+        return [np.array(True), *(array for column in columns for array in column.arrays(flat[column.name], keys))]
 
-    return tf.data.Dataset.from_generator(epoch, output_signature=spec)
+    types = [tf.bool, *(kind for column in columns for kind in column.types(tf))]
+
+    def traced(epoch: Any, step: Any) -> tuple[Any, dict[str, Any]]:
+        is_there, *parts = tf.numpy_function(read, [epoch, step], types, stateful=False)
+        rest = iter(parts)
+        made = {column.name: column.tensor(tf, [next(rest) for _ in column.types(tf)]) for column in columns}
+        return tf.ensure_shape(is_there, ()), features.nesting.join_batch(made)
+
+    found = _stepped(tf, source, options, reader, traced, size)
+    is_counted = not source.skips_damage and source.form.unit is None
+    return _counted(tf, found, batches.num_steps(0)) if is_counted else found
+
+
+def _stepped(
+    tf: Any, source: TfSource, options: ReadOptions, reader: _Reader, traced: Callable[..., Any], size: int | None
+) -> Any:
+    """Return what a function of (epoch, step) makes at each step of the epochs, and says that there is."""
+    epochs = options.seeds.epoch() if options.seeds and not options.keeps_samples else _first_epoch(tf)
+
+    def steps_of(epoch: Any) -> Any:
+        count = tf.numpy_function(reader.num_steps, [epoch], tf.int64, stateful=False)
+        return tf.data.Dataset.range(tf.ensure_shape(count, ())).map(_verbatim(tf, lambda step: (epoch, step)))
+
+    calls = max(_BLOCKS_AT_WORK, 2 * num_cpus() // (size or 1))  # more batches at once if they are small
+    found = epochs.flat_map(_verbatim(tf, steps_of)).map(
+        _verbatim(tf, traced), num_parallel_calls=calls, deterministic=options.deterministic
+    )
+    weakref.finalize(found, reader.close).atexit = False
+    if source.skips_damage:
+        found = found.filter(_verbatim(tf, lambda is_there, _: is_there))
+    return found.map(_verbatim(tf, lambda _, made: made))
+
+
+def _first_epoch(tf: Any) -> Any:
+    return tf.data.Dataset.from_tensors(_FIRST)
+
+
+def _other_fields(found: Iterable[str], names: Iterable[str]) -> str:
+    more, less = sorted({*found} - {*names}), sorted({*names} - {*found})
+    says = "; ".join(f"{verb} {', '.join(some)}" for verb, some in (("has", more), ("lacks", less)) if some)
+    return f"beside the samples that were looked at first, it {says}; return the same fields for every sample"
+
+
+def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches, reader: _Reader) -> Any:
+    """Return what `collate_fn` of the user makes of each batch: what that is, is learned from the first one."""
+    first = batches.at(0, 0)[""] if source.num_records else {}
+    made = [(name, _as_leaf(name, value)) for name, value in _leaves(first)]
+    columns = []
+    for name, array in made:
+        sizes = (None,) * array.ndim if array.ndim < 3 else (None,) * (array.ndim - 1) + array.shape[-1:]
+        columns.append(_Column(name, _type_name(name, array), sizes))
+
+    def read(epoch: Any, step: Any) -> list[np.ndarray]:
+        found = reader.at(int(epoch), int(step))
+        if not found:
+            return [np.array(False), *(column.none(is_batched=False)[0] for column in columns)]
+        leaves = _leaves(found[""])
+        if [name for name, _ in leaves] != [column.name for column in columns]:
+            raise OptionError(
+                f"collate_fn returned {', '.join(name for name, _ in leaves)}, and "
+                f"{', '.join(column.name for column in columns)} for the first batch; return the same for every batch"
+            )
+        values = zip(columns, leaves, strict=True)
+        return [np.array(True), *(column.arrays(_as_leaf(name, one), ())[0] for column, (name, one) in values)]
+
+    types = [tf.bool, *(column.types(tf)[0] for column in columns)]
+
+    def traced(epoch: Any, step: Any) -> tuple[Any, Any]:
+        is_there, *parts = tf.numpy_function(read, [epoch, step], types, stateful=False)
+        values = iter([column.tensor(tf, [part]) for column, part in zip(columns, parts, strict=True)])
+        return tf.ensure_shape(is_there, ()), _refilled(first, values)
+
+    found = _stepped(tf, source, options, reader, traced, options.batch_size)
+    is_counted = not source.skips_damage and source.form.unit is None
+    return _counted(tf, found, batches.num_steps(0)) if is_counted else found
+
+
+def _as_leaf(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise OptionError(
+            f"collate_fn returned {name!r} as a {type(value).__name__} of values that differ in size, which is no "
+            "tensor; fill them up there, or leave collate_fn out: to_tf makes ragged tensors of them"
+        ) from error
+
+
+def _leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Return what stands in dicts and tuples, each by its place: all that becomes a tensor."""
+    if isinstance(value, dict):
+        return [leaf for key, one in value.items() for leaf in _leaves(one, f"{name}/{key}" if name else str(key))]
+    if isinstance(value, tuple):
+        return [leaf for number, one in enumerate(value) for leaf in _leaves(one, f"{name}[{number}]")]
+    return [(name or "batch", value)]
+
+
+def _refilled(like: Any, values: Iterator[Any]) -> Any:
+    if isinstance(like, dict):
+        return {key: _refilled(one, values) for key, one in like.items()}
+    return tuple(_refilled(one, values) for one in like) if isinstance(like, tuple) else next(values)
+
+
+_LOOKED_AT = 16  # samples, from which the sizes that functions of Python return are learned
 
 
 # ---------------------------------------------------------------- snapshots
@@ -376,111 +895,49 @@ def wants_arrays(transform: Any) -> bool:
     return takes_arrays(transform) or with_rng(transform) is not None
 
 
-def _with_epochs(tf: Any, samples: Any) -> Any:
+def _with_epochs(tf: Any, samples: Any, options: ReadOptions) -> Any:
     """Return (sample, number of the epoch) of each sample: the next number in each iteration, from 0."""
-    numbers = itertools.count()
-
-    def next_epoch(_: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64), ())
-
-    endless = (
-        tf.data.Dataset.from_tensors(0).map(next_epoch).flat_map(lambda n: tf.data.Dataset.from_tensors(n).repeat())
-    )
-    epochs = endless.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return tf.data.Dataset.zip((samples, epochs))
+    epoch = options.seeds.epoch() if options.seeds else _first_epoch(tf)
+    endless = epoch.flat_map(_verbatim(tf, lambda number: tf.data.Dataset.from_tensors(number).repeat()))
+    return tf.data.Dataset.zip((samples, _counted(tf, endless, tf.data.INFINITE_CARDINALITY)))
 
 
 def _called_by_python(
-    tf: Any, transform: SampleTransform, spec: Mapping[str, Any], first: dict[str, Any], features: Features
+    tf: Any, transform: SampleTransform, spec: Mapping[str, Any], layouts: Mapping[str, _Layout], features: Features
 ) -> Any:
     """Return a function of (sample, epoch) in tensors that has Python apply a transform.
 
     Args:
         tf: the imported module `tensorflow`.
-        transform: applied to arrays; its results have the fields, dtypes and ranks that the first one has.
+        transform: applied to arrays.
         spec: the `tf.TensorSpec` of each field of a sample.
-        first: a sample to learn from what the transform returns.
+        layouts: what the transform returns.
         features: schema of the samples.
     """
-    made = _as_arrays(transform(dict(first), 0), features)
     nesting, names = features.nesting, tuple(features.nesting.split(spec))
-    types, shapes = _types_of(tf, made)
+    columns = [_Column(name, one.dtype, one.shape) for name, one in layouts.items()]
 
     def call(epoch: Any, *values: Any) -> list[Any]:
         sample = as_read(dict(zip(names, values, strict=True)), features)
-        key = sample["key"]
+        key = str(sample["key"])
         result = as_one(transform(sample, int(epoch)), features)
-        _check_like(made, result, key)
-        return [_as_tensor(result[name]) for name in made]
+        if result.keys() != layouts.keys():
+            raise SampleError(key, _other_fields(result, layouts))
+        return [array for column in columns for array in column.arrays(result[column.name], [key])]
 
     def traced(sample: Mapping[str, Any], epoch: Any) -> dict[str, Any]:
         flat = nesting.split(sample)
-        values = tf.numpy_function(call, [epoch, *(flat[name] for name in names)], list(types.values()))
+        types = [kind for column in columns for kind in column.types(tf)]
+        found = tf.numpy_function(call, [epoch, *(flat[name] for name in names)], types, stateful=False)
         return nesting.join_batch(
-            {name: tf.ensure_shape(value, shapes[name]) for name, value in zip(made, values, strict=True)}
+            {column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)}
         )
 
     return _verbatim(tf, traced)
 
 
-def _mapped(tf: Any, source: TfSource) -> Any:
-    """Return the samples that functions of `map` return, one by one: what they are is learned from the first one."""
-    free_iterators_at_exit()
-    features, numbers = source.features, itertools.count()
-    join = features.nesting.join_batch
-    made = _as_arrays(next(iter(source.read_epoch(0, None, False))), features)
-    types, shapes = _types_of(tf, made)
-
-    def epoch() -> Iterator[dict[str, Any]]:
-        keep_freed_pages_again()
-        for sample in source.read_epoch(next(numbers), None, False):
-            result = as_one(sample, features)
-            _check_like(made, result, sample["key"])
-            yield join({name: _as_tensor(result[name]) for name in made})
-
-    spec = join({name: tf.TensorSpec(shapes[name], types[name]) for name in made})
-    return tf.data.Dataset.from_generator(epoch, output_signature=spec)
-
-
 def _as_arrays(sample: Mapping[str, Any], features: Features) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in as_one(sample, features).items()}
-
-
-def _types_of(tf: Any, made: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, list[int | None]]]:
-    """Return the dtype and the shape that tensors like these arrays have.
-
-    Sizes may change from sample to sample; channels do not, and layers of Keras must know them.
-    """
-    types = {name: tf.as_dtype("string" if array.dtype.kind in "US" else array.dtype) for name, array in made.items()}
-    shapes: dict[str, list[int | None]] = {name: [None] * array.ndim for name, array in made.items()}
-    for name, array in made.items():
-        if array.ndim > 2:
-            shapes[name][-1] = array.shape[-1]
-    return types, shapes
-
-
-def _check_like(made: Mapping[str, np.ndarray], result: Mapping[str, Any], key: str) -> None:
-    """Refuse a sample whose fields, dtypes and ranks are not those of the first one."""
-    found = {name: (np.asarray(value).dtype, np.ndim(value)) for name, value in result.items()}
-    for name in {**made, **found}:
-        wanted = (made[name].dtype, made[name].ndim) if name in made else None
-        is_text = wanted is not None and wanted[0].kind in "US"
-        if found.get(name) != wanted and not (is_text and name in found and found[name][0].kind in "US"):
-            raise SampleError(
-                key,
-                f"the transform returned {name!r} as {_in_words(found.get(name))}, and {_in_words(wanted)} for the "
-                "first sample; tf.data wants the same fields, dtypes and ranks for all",
-            )
-
-
-def _in_words(found: tuple[Any, int] | None) -> str:
-    return "nothing" if found is None else f"{found[0]} of rank {found[1]}"
-
-
-def _as_tensor(value: Any) -> np.ndarray:
-    """Return a value as `tf.numpy_function` takes it, which refuses str beyond ASCII: text as bytes."""
-    array = np.asarray(value, object if isinstance(value, bytes) else None)
-    return np.vectorize(str.encode, otypes=[object])(array) if array.dtype.kind == "U" else array
 
 
 _SHUFFLE_WINDOW = 1024
@@ -512,8 +969,12 @@ class TfSource:
         is_remote: whether the files lie behind a URL, which TensorFlow does not read.
         skips_damage: whether damaged records are skipped and counted, which TensorFlow does not do.
         explain: function of the path of a shard that returns its damage.
-        read_epoch: returns the batches that Python reads in an epoch, by its number, batch_size and drop_last of
-            `to_numpy`: in the order of the records if samples are kept, through files opened for this epoch alone.
+        form: what becomes of sequences in batches; Python plans these, so it reads them.
+        is_changed: whether a transform that Python calls is a part of `open_batches`.
+        open_batches: returns the batches that Python reads, by batch_size and drop_last of `to_numpy`: in the order of
+            the records if samples are kept, through files of their own.
+        some_samples: returns at most so many samples of the first epoch, spread over all records; they go through all
+            that `open_batches` has samples go through.
     """
 
     files: Mapping[str, int]
@@ -527,12 +988,15 @@ class TfSource:
     is_remote: bool
     skips_damage: bool
     explain: Callable[[str], Exception]
-    read_epoch: Callable[[int, int | None, bool], Iterable[dict[str, Any]]]
+    form: Form
+    is_changed: bool
+    open_batches: Callable[[int | None, bool], Batches]
+    some_samples: Callable[[int], list[dict[str, Any]]]
 
     @property
     def is_native(self) -> bool:
         """Whether TensorFlow reads the shards itself."""
-        is_ours = self.skips_damage or self.is_remote or self.is_mapped or not self.is_whole
+        is_ours = self.skips_damage or self.is_remote or self.is_mapped or not self.is_whole or self.form.makes_batches
         return self.format_name in _COMPRESSION and not is_ours
 
 
@@ -598,6 +1062,16 @@ class ReadOptions:
         return bool(self.cache or self.snapshot)
 
     @property
+    def makes_batches(self) -> bool:
+        """Whether several samples make a batch."""
+        return self.batch_size is not None and self.batch_size > 1
+
+    @property
+    def stacks_samples(self) -> bool:
+        """Whether samples are stacked as they are read."""
+        return self.transform is None and self.static_transform is None
+
+    @property
     def in_whole_batches(self) -> bool:
         """Whether no step works on single samples."""
         per_sample = self.transform or self.static_transform or self.keeps_samples
@@ -606,6 +1080,28 @@ class ReadOptions:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def check_form(form: Form, options: ReadOptions) -> None:
+    """Raise `OptionError` where batches that Python plans are asked for together with steps of TensorFlow.
+
+    Args:
+        form: what becomes of sequences in batches.
+        options: all other arguments of `to_tf`.
+    """
+    name = next((name for name in ("pack", "bucket", "pad", "collate_fn") if getattr(form, name) is not None), None)
+    if name is None:
+        return
+    if options.static_transform is not None:
+        raise OptionError(
+            f"static_transform together with {name}: TensorFlow traces the one, and Python plans the other before it; "
+            "give the function to map, which Python calls, or to the map of what to_tf returns"
+        )
+    if options.keeps_samples:
+        raise OptionError(
+            f"cache or snapshot together with {name}: they keep samples, which Python puts together in another way in "
+            "each epoch; keep the batches of one epoch by to_tf(...).cache(), or encoded records by load(cache=BYTES)"
+        )
 
 
 def make_dataset(source: TfSource, options: ReadOptions) -> Any:
@@ -622,9 +1118,10 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
     tf = tensorflow()
     if options.service is not None:
         _check_for_service(source)
-    if options.window and options.service is None:  # a generator stays in this process
+    calls_python = not source.is_native or isinstance(options.transform, SampleTransform)
+    if options.service is None and (options.window or calls_python):  # a generator stays in this process
         options = dataclasses.replace(options, seeds=_Seeds(tf, options.seed))
-    if options.in_whole_batches and _in_blocks(source, options):
+    if source.form.makes_batches or (options.in_whole_batches and _in_blocks(source, options)):
         dataset = _batches(tf, source, options)
     else:
         dataset = _batched(tf, _samples(tf, source, options), source, options)
@@ -638,7 +1135,7 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
     dataset = _untuned(tf, dataset).prefetch(_WAITING)
     if options.seeds is not None and not options.repeat:
         dataset = _untuned(tf, options.seeds.saved_with(dataset))
-    reason = _not_saved(source, options)
+    reason = _not_saved(options)
     return dataset if reason is None else _refusing_checkpoints(tf, dataset, reason)
 
 
@@ -658,6 +1155,11 @@ def _check_for_service(source: TfSource) -> None:
         raise OptionError(
             f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
             "lies behind a URL; copy the directory to a disk that they share, or read without a service"
+        )
+    if source.form.makes_batches:
+        raise OptionError(
+            "the workers of a service have no Python, which plans pad, bucket, pack and collate_fn; read these without "
+            "a service"
         )
     if source.is_mapped or not source.is_whole:
         raise OptionError(
@@ -694,22 +1196,20 @@ def _batches(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     size, drop = options.batch_size or 1, options.drop_remainder
     if source.is_native:
         return _decoded(tf, _record_blocks(tf, source, options, size), size, source, options)
+    if source.form.makes_batches:
+        return _samples_repeated(_from_python(tf, source, options, options.batch_size, drops=drop), options)
     if source.skips_damage or options.repeat:  # fill up short batches in the middle
-        samples = from_batches(source.read_epoch, source.features, size, drop_last=False).unbatch()
-        return _repeated(samples, options).batch(size, drop_remainder=drop)
-    whole, rest = divmod(source.num_records, size)
-    batches = from_batches(source.read_epoch, source.features, size, drop_last=drop)
-    return _counted(tf, batches, whole + bool(rest and not drop))
+        samples = _from_python(tf, source, options, size, drops=False).unbatch()
+        return _samples_repeated(samples, options).batch(size, drop_remainder=drop)
+    return _from_python(tf, source, options, size, drops=drop)
 
 
 def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     """Return decoded samples, cached as asked, in the order of the epoch."""
     in_blocks = _in_blocks(source, options)
-    if source.is_mapped and source.num_records:
-        samples = _mapped(tf, source)
-    elif not source.is_native:
+    if not source.is_native:
         size = _block_size(source.features) if in_blocks else None
-        samples = from_batches(source.read_epoch, source.features, size, drop_last=False)
+        samples = _from_python(tf, source, options, size, drops=False, stacks=options.stacks_samples)
     elif in_blocks:
         once = dataclasses.replace(options, repeat=False, drop_remainder=False)
         size = _block_size(source.features)
@@ -745,9 +1245,9 @@ def _decoded(tf: Any, blocks: Any, size: int, source: TfSource, options: ReadOpt
 def _in_blocks(source: TfSource, options: ReadOptions) -> bool:
     """Return whether many records are decoded at once."""
     # Python's batches are taken apart where damaged records have left some of them short.
-    if source.is_mapped:
-        return False
     stays_whole = options.in_whole_batches and (source.is_native or not (source.skips_damage or options.repeat))
+    if source.is_mapped:
+        return stays_whole
     fits = decodes_in_blocks(source.features) if stays_whole else is_fixed(source.features)
     # The workers of a service have only TensorFlow's decoders, which take one image.
     return fits and not (options.service is not None and pictures_of(source.features))
@@ -819,7 +1319,8 @@ def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
         num_parallel_calls=num_files,  # on few cores, too: slow disks and networks serve many at once
         deterministic=options.deterministic,
     )
-    return options.seeds.saved_beside(runs) if options.repeat and options.seeds is not None else runs
+    is_repeated = options.repeat and not options.keeps_samples
+    return options.seeds.saved_beside(runs) if is_repeated and options.seeds is not None else runs
 
 
 def _verbatim(tf: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -848,31 +1349,41 @@ def _is_mixed(options: ReadOptions) -> bool:
     return bool(options.window) or not options.deterministic
 
 
-def _first_sample(tf: Any, source: TfSource, options: ReadOptions) -> dict[str, Any]:
-    """Return a sample in arrays, as it reaches the transform."""
-    samples = iter(source.read_epoch(0, None, False))
-    sample = next(samples)
-    del samples
-    if options.static_transform is None:
-        return sample
-    features, nesting = source.features, source.features.nesting
-    tensors = {name: tf.constant(value) for name, value in as_one(sample, features).items()}
-    found = options.static_transform(nesting.join_batch(tensors))
-    return as_read({name: tensor.numpy() for name, tensor in nesting.split(found).items()}, features)
+def _made_by(tf: Any, transform: SampleTransform, source: TfSource, options: ReadOptions) -> dict[str, _Layout]:
+    """Return the layouts of what a transform returns that Python calls, as some samples show them."""
+    features, nesting, found = source.features, source.features.nesting, []
+    for sample in source.some_samples(_LOOKED_AT):
+        changed = sample
+        if options.static_transform is not None:
+            tensors = {name: tf.constant(value) for name, value in as_one(sample, features).items()}
+            result = nesting.split(options.static_transform(nesting.join_batch(tensors)))
+            changed = as_read({name: tensor.numpy() for name, tensor in result.items()}, features)
+        found.append(transform(dict(changed), 0))
+    return _layouts(source, found, batches=options.makes_batches, stacks=True)
 
 
 def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
+    ragged = {*ragged_names(source.features)}
+    if source.is_mapped:
+        layouts = _layouts(
+            source, source.some_samples(_LOOKED_AT), batches=options.makes_batches, stacks=options.stacks_samples
+        )
+        ragged |= {name for name, one in layouts.items() if one.is_list}
     if not isinstance(options.transform, SampleTransform):
+        before = samples.element_spec
         samples = _samples_repeated(samples, options)
         if options.transform is not None:
             samples = samples.map(options.transform, **_in_parallel(tf, options))
+            ragged |= _varying(tf, before, samples.element_spec, source, options)
     elif source.num_records:
-        first = _first_sample(tf, source, options)
-        call = _called_by_python(tf, options.transform, samples.element_spec, first, source.features)
-        samples = _samples_repeated(_with_epochs(tf, samples), options).map(call, **_in_parallel(tf, options))
+        layouts = _made_by(tf, options.transform, source, options)
+        ragged |= {name for name, one in layouts.items() if one.is_list}
+        call = _called_by_python(tf, options.transform, samples.element_spec, layouts, source.features)
+        samples = _samples_repeated(_with_epochs(tf, samples, options), options)
+        samples = samples.map(call, **_in_parallel(tf, options))
     if options.batch_size is None:
         return samples
-    names = _open_names(tf, samples.element_spec, source.features)
+    names = _open_names(tf, samples.element_spec, source.features, ragged)
     if not names:
         return samples.batch(options.batch_size, drop_remainder=options.drop_remainder)
     nesting = source.features.nesting
@@ -890,13 +1401,37 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
     return batches.map(_verbatim(tf, each(lambda value: value.merge_dims(0, 1))))
 
 
-def _open_names(tf: Any, spec: Any, features: Features) -> list[str]:
-    """Return the fields whose values are of any length: boxes, lists, tensors of open shape."""
+def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str]) -> list[str]:
+    """Return the fields among `ragged` whose values are of any length: boxes, lists, tensors of open shape."""
     if not isinstance(spec, dict):
         return []
     spec = features.nesting.split(spec)
-    found = [name for name in spec if name in ragged_names(features) and isinstance(spec[name], tf.TensorSpec)]
+    found = [name for name in spec if name in ragged and isinstance(spec[name], tf.TensorSpec)]
     return [name for name in found if spec[name].shape.rank and not spec[name].shape.is_fully_defined()]
+
+
+def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOptions) -> set[str]:
+    """Return the fields to which a transform that TensorFlow traces gave sizes that differ, as the first samples show.
+
+    Args:
+        tf: the imported module `tensorflow`.
+        before: spec of the samples that it gets.
+        after: spec of the samples that it returns.
+        source: shards to read.
+        options: the transform, and how records are read.
+    """
+    if not isinstance(after, dict) or options.batch_size in (None, 1) or options.service is not None:
+        return set()
+    nesting = source.features.nesting
+    known, found = nesting.split(before), nesting.split(after)
+    every = {*source.features, *known}
+    new = [name for name in _open_names(tf, after, source.features, found) if name not in every]
+    if not new:
+        return set()
+    apart = dataclasses.replace(options, shuffle=False, seeds=None, cache=False, snapshot=None, repeat=False)
+    some = _samples(tf, source, apart).map(options.transform).take(_LOOKED_AT)
+    shapes = [{name: tuple(nesting.split(sample)[name].shape) for name in new} for sample in some]
+    return {name for name in new if len({one[name] for one in shapes}) > 1}
 
 
 def _row(tf: Any, value: Any) -> Any:
