@@ -1,0 +1,201 @@
+"""Objects written whole to a server on this machine that answers as S3 does, through a proxy that breaks things."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+
+import pytest
+
+from datamat import OptionError, OutputError
+from datamat.directory.stores import ObjectStore, StoredObject, passes, retried, without_secrets
+
+pytest.importorskip("s3fs")
+server = pytest.importorskip("moto.server")
+
+SECRET = "wJalrXUtnFEMI"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """The address of a server, empty at first."""
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def options(endpoint):
+    """The options that s3fs needs for it."""
+    return {"key": "AKIAone", "secret": SECRET, "endpoint_url": endpoint}
+
+
+@pytest.fixture
+def store(options, request):
+    """A folder in a bucket of its own."""
+    import s3fs
+
+    bucket = request.node.name.replace("_", "-").replace("[", "-").strip("]")[:60].lower().strip("-")
+    s3fs.S3FileSystem(**options).mkdir(bucket)
+    return ObjectStore(f"s3://{bucket}/sets/one", options)
+
+
+def calls(store, operation, **values):
+    """Return the answer of the server to a call of S3."""
+    import s3fs
+
+    bucket = store.url.split("/")[2]
+    return s3fs.S3FileSystem(**store.options).call_s3(operation, Bucket=bucket, **values)
+
+
+@pytest.mark.parametrize("size", [0, 5, (8 << 20) + 1, 20 << 20])
+def test_file_becomes_an_object(store, tmp_path, size):
+    """It is whole, has the ETag of its bytes and our checksum, and is not sent twice."""
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(size))
+
+    made = store.upload(path, "deep/file", "abc")
+    again = store.upload(path, "deep/file", "abc")
+
+    assert (made.num_bytes, made.checksum) == (size, "abc")
+    assert again == made == store.head("deep/file")
+    assert hashlib.md5(store.get("deep/file")).digest() == hashlib.md5(path.read_bytes()).digest()
+    assert not calls(store, "list_multipart_uploads").get("Uploads")
+
+
+def test_other_bytes_replace_an_object(store, tmp_path):
+    """The condition is that it is still the object that was looked at."""
+    path = tmp_path / "file"
+    for content in (b"one", b"three", bytes(9 << 20)):
+        path.write_bytes(content)
+        store.upload(path, "file", hashlib.md5(content).hexdigest())
+
+        assert store.get("file") == content
+
+
+def test_missing_object_is_none(store):
+    """Nothing is raised, and deleting it does no harm."""
+    assert (store.head("nothing"), store.get("nothing")) == (None, None)
+    store.delete(["nothing"])
+
+
+def test_missing_bucket_is_refused_at_once(options):
+    """The error says place and remedy, and no secret."""
+    with pytest.raises(OutputError, match=r"s3://nowhere/out/x cannot be read: .* make the bucket") as caught:
+        ObjectStore("s3://nowhere/out", options).get("x")
+
+    assert SECRET not in str(caught.value)
+
+
+def test_copy_and_delete(store):
+    """Both happen in the store."""
+    store.put("one", b"content")
+
+    store.copy("one", "two")
+    store.delete(["one"])
+
+    assert (store.head("one"), store.get("two")) == (None, b"content")
+
+
+def test_open_uploads_are_ended(store):
+    """Those of a neighbour whose name begins alike stay."""
+    for name in ("sets/one/a", "sets/one/b/c", "sets/one-other/a"):
+        calls(store, "create_multipart_upload", Key=name)
+
+    assert store.end_uploads() == 2
+    assert [upload["Key"] for upload in calls(store, "list_multipart_uploads")["Uploads"]] == ["sets/one-other/a"]
+
+
+def test_other_stores_are_written_through_fsspec(tmp_path):
+    """Memory and local files: the same calls, without parts."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    for url in (f"memory://{tmp_path.name}/out", f"local://{tmp_path}/out"):
+        store = ObjectStore(url)
+
+        made = store.upload(path, "deep/file", "abc")
+
+        assert made == store.head("deep/file")
+        assert store.get("deep/file") == b"content"
+        assert store.put("small", b"1").num_bytes == 1
+        store.copy("small", "other")
+        store.delete(["small"])
+        assert (store.get("small"), store.get("other")) == (None, b"1")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://host/out", "can be read, not written"),
+        ("s3://key:secret@bucket/out", "holds a password"),
+        ("az://container/out?sig=abc", "holds a password or a signature"),
+        ("s3://", "names no folder"),
+        ("simplecache::s3://bucket/out", "chain of filesystems"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(url, message):
+    """The message never repeats what may be a secret."""
+    with pytest.raises(OptionError, match=message) as caught:
+        ObjectStore(url)
+
+    assert "secret@" not in str(caught.value)
+    assert "sig=" not in str(caught.value)
+
+
+def test_secrets_stay_out_of_texts(monkeypatch):
+    """Those of the options and of the environment."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "fromEnvironment")
+    options = {"key": "AKIAone", "client_kwargs": {"aws_session_token": SECRET}, "endpoint_url": "http://host"}
+
+    text = without_secrets(f"AKIAone {SECRET} fromEnvironment http://host", options)
+
+    assert text == "*** *** *** http://host"
+    assert SECRET not in repr(ObjectStore("s3://bucket/out", options))
+    assert pickle.loads(pickle.dumps(ObjectStore("s3://bucket/out", options))).options == options
+
+
+class Answer(Exception):
+    """An error as clients raise it."""
+
+    def __init__(self, status, code=""):
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Answer(500), True),
+        (Answer(503, "SlowDown"), True),
+        (Answer(400, "RequestTimeout"), True),
+        (Answer(400, "BadDigest"), True),
+        (Answer(400, "EntityTooSmall"), False),
+        (Answer(403), False),
+        (Answer(404), False),
+        (Answer(412), False),
+        (TimeoutError(), True),
+        (ConnectionResetError(), True),
+        (PermissionError(), False),
+        (ValueError(), False),
+    ],
+)
+def test_which_errors_pass(error, expected):
+    """What a later try may mend, and what it will not."""
+    assert passes(error) is expected
+
+
+def test_retry_ends(monkeypatch):
+    """The last error is raised; one that lasts is raised at once."""
+    pauses = []
+    monkeypatch.setattr("datamat.directory.stores.time.sleep", pauses.append)
+    errors = [Answer(503), Answer(500), Answer(403)]
+
+    with pytest.raises(Answer) as caught:
+        retried(lambda: (_ for _ in ()).throw(errors[len(pauses)]))
+
+    assert caught.value is errors[2]
+    assert len(pauses) == 2
+    assert all(0 <= pause <= 8 for pause in pauses)
+    assert StoredObject(1, "x").checksum == ""
