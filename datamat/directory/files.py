@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "MADE",
     "SPOOL",
     "WORK",
     "check_lock",
@@ -50,6 +51,8 @@ __all__ = [
     "empty_folder",
     "expand_home",
     "fsync_folder",
+    "is_stand_in",
+    "leave_stand_in",
     "lock_holder",
     "locked",
     "open_regular",
@@ -82,6 +85,9 @@ def printable(text: str) -> str:
 WORK = ".datamat"
 """The folder in an output that holds what runs need and users do not."""
 
+MADE = "made"
+"""Folder, below that, for what was made from shards that are in a store, and no longer on the disk."""
+
 
 # ---------------------------------------------------------------- storage
 #
@@ -103,6 +109,7 @@ _COPY_BYTES = 1 << 20
 _LINE = "\n"
 _HELD: dict[str, _HeldLock] = {}  # by their real paths
 _HELD_LOCK = threading.Lock()  # held while these and the system's locks are made to agree
+_STAND_IN_NS = 1_000_000_000  # a second after the beginning of time: every disk can keep that
 _MOST_JSON_BYTES = 1 << 28  # a manifest of half a million shards; more is no file of ours
 _OF_DISKS = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -255,6 +262,28 @@ def commit_many(folder: pathlib.Path, files: Iterable[tuple[str, bytes]]) -> Non
                 os.unlink(temporary)
             raise
     fsync_folder(folder)
+
+
+def leave_stand_in(path: pathlib.Path, num_bytes: int) -> None:
+    """Put a file in place of one that is in a store: of the same size, without content, and from 1970.
+
+    It takes no room on the disk. What compares sizes and times takes it for the file; what reads it finds zeros, which
+    are no shard of any format.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.truncate(num_bytes)
+    os.utime(temporary, ns=(_STAND_IN_NS, _STAND_IN_NS))
+    os.replace(temporary, path)
+
+
+def is_stand_in(path: str | os.PathLike[str] | os.DirEntry[str]) -> bool:
+    """Return whether `leave_stand_in` put a file there."""
+    try:
+        found = path.stat(follow_symlinks=False) if isinstance(path, os.DirEntry) else os.lstat(path)
+    except OSError:
+        return False
+    return found.st_mtime_ns == _STAND_IN_NS and stat.S_ISREG(found.st_mode)
 
 
 def render_json(value: Any) -> bytes:

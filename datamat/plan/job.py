@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from datamat.directory.manifest import IndexInfo, ShardFiles
     from datamat.directory.rows import IndexRow, RowStore
     from datamat.directory.sidecars import Sidecar
+    from datamat.directory.stores import ObjectStore
     from datamat.features import Features
     from datamat.plan.plan import Plan, ShardSpec
 
@@ -340,7 +341,7 @@ def resolve_formats(given: Any, features: Features) -> tuple[ShardFormat, ...]:
 class Job:
     """What was asked: the arguments of `Materializer`, checked and resolved.
 
-    It travels without executor, hooks and sidecars, which belong to the process that asked.
+    It travels without executor, hooks, sidecars and store, which belong to the process that asked.
 
     Attributes:
         records: where rows and their records come from: the pipeline of a writer, or a finished dataset that is
@@ -361,6 +362,7 @@ class Job:
         hooks: `RunHook` objects that hear what happens in a run.
         sidecars: functions of the user that return files to write beside the shards.
         logger: logger for messages.
+        store: where the shards go in the end; `output` is then the scratch folder. None for an output on a disk.
         remedies: what the caller can write next, for messages.
 
     Raises:
@@ -384,6 +386,7 @@ class Job:
     hooks: tuple[Any, ...]
     sidecars: tuple[Sidecar, ...]
     logger: logging.Logger
+    store: ObjectStore | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
 
     def __post_init__(self) -> None:
@@ -397,7 +400,7 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the process that asked."""
-        return {**self.__dict__, "executor": None, "hooks": (), "sidecars": ()}
+        return {**self.__dict__, "executor": None, "hooks": (), "sidecars": (), "store": None}
 
     def for_workers(self) -> Job:
         """Return what workers need; they have the rows, so a table or dataset in memory stays behind."""
@@ -405,6 +408,11 @@ class Job:
         if not _is_path(self.source):
             object.__setattr__(made, "source", None)
         return made
+
+    @property
+    def place(self) -> pathlib.Path | str:
+        """What the user calls the output: its folder, or its URL."""
+        return self.output if self.store is None else self.store.url
 
     @property
     def work(self) -> pathlib.Path:

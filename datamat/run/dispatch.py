@@ -22,30 +22,30 @@ import itertools
 import os
 import queue
 import signal
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from datamat.directory.ledger import FailedRow
 from datamat.errors import SampleError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor, physical_cores
-from datamat.plan.plan import PartSpec
+from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
 from datamat.run.report import WorkerLost, WorkersStarted
 from datamat.run.shards import remove_folder
+from datamat.run.upload import Uploaded, UploadTask, upload_shard
 from datamat.run.worker import RowMark, set_up_process
 
 if TYPE_CHECKING:
     import logging
     import pathlib
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
     from datamat.directory.rows import RowStore
     from datamat.options import WorkerOptions
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job
-    from datamat.plan.plan import ShardSpec
     from datamat.run.limits import Deadline, DiskLimit
     from datamat.run.report import RunEvents
 
@@ -219,8 +219,9 @@ class PartQueue:
         self._reused: Mapping[str, ReusedRows] = {}
         self._waiting = PartOrder(appends=self._is_own)
         self._to_seal: collections.deque[ShardSpec] = collections.deque()
+        self._to_upload: collections.deque[UploadTask] = collections.deque()
         self._to_remove: collections.deque[pathlib.Path] = collections.deque()
-        self._under_way: dict[Future[Any], PartSpec | ShardSpec] = {}
+        self._under_way: dict[Future[Any], PartSpec | ShardSpec | UploadTask] = {}
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
@@ -228,8 +229,8 @@ class PartQueue:
         self._has_warned_of_undeclared = False
         self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
 
-    def of(self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows]) -> Generator[Receipt | Sealed]:
-        """Yield the receipt of each part, and each sealed shard, in the order in which they finish.
+    def of(self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows]) -> Generator[Receipt | Sealed | Uploaded]:
+        """Yield the receipt of each part, and each sealed or uploaded shard, in the order in which they finish.
 
         Args:
             parts: parts to make, those of a shard in their order.
@@ -240,14 +241,15 @@ class PartQueue:
                 "raise".
             WorkerDied: workers died repeatedly before they started a row.
         """
-        if not parts and not self._to_seal:
+        num_others = len(self._to_seal) + len(self._to_upload)
+        if not parts and not num_others:
             return
         self._waiting.add(parts)
         self._reused = reused
         if self._job.executor is not None:
             yield from self._results(self._job.executor)
             return
-        self._num_workers = min(self._num_workers, len(parts) + len(self._to_seal))
+        self._num_workers = min(self._num_workers, len(parts) + num_others)
         with own_executor(self._job.workers, self._num_workers, self._job.logger) as executor:
             yield from self._results(executor)
 
@@ -259,6 +261,10 @@ class PartQueue:
         """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
         self._to_seal.append(shard)
 
+    def upload(self, task: UploadTask) -> None:
+        """Have a worker upload a finished shard; before `of`, or while it yields."""
+        self._to_upload.append(task)
+
     def remove(self, folder: pathlib.Path) -> None:
         """Have a worker remove a folder that nobody looks into any more; only while `of` yields."""
         if self._disk.is_set:
@@ -266,7 +272,7 @@ class PartQueue:
         else:
             self._to_remove.append(folder)
 
-    def _results(self, executor: Executor) -> Iterator[Receipt | Sealed]:
+    def _results(self, executor: Executor) -> Iterator[Receipt | Sealed | Uploaded]:
         try:
             if self._deadline.has_come:
                 self.stopped = "deadline"
@@ -278,7 +284,9 @@ class PartQueue:
                 result = self._next(executor)
                 if result is not None:
                     yield result
-                if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal):
+                if isinstance(result, Uploaded):
+                    self._disk.measure()
+                if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
                     self.stopped = "deadline"
                     yield from self._last_results()
                     return
@@ -303,6 +311,12 @@ class PartQueue:
         Another executor gets as much as the largest may have use for, or only what surely fits where disk is limited.
         """
         self._submit_removals(executor)
+        while self._to_upload:  # first: what is uploaded makes room
+            upload = self._to_upload.popleft()
+            if upload.store.scheme == "memory" and self._is_own:
+                self._add(_done_here(upload), upload)  # the memory that is meant is that of this process
+            else:
+                self._add(executor.submit(upload_shard, upload), upload)
         while self._to_seal:
             shard = self._to_seal.popleft()
             call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
@@ -339,11 +353,11 @@ class PartQueue:
     def _costs_under_way(self) -> list[int]:
         return [task.cost for task in self._under_way.values() if isinstance(task, PartSpec)]
 
-    def _add(self, future: Future[Any], task: PartSpec | ShardSpec) -> None:
+    def _add(self, future: Future[Any], task: PartSpec | ShardSpec | UploadTask) -> None:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
-    def _next(self, executor: Executor) -> Receipt | Sealed | None:
+    def _next(self, executor: Executor) -> Receipt | Sealed | Uploaded | None:
         """Return the next result; None where a worker died, or the deadline came first."""
         try:
             future = self._done.get(timeout=self._deadline.left_s)
@@ -353,14 +367,14 @@ class PartQueue:
         if isinstance(task, PartSpec):
             self._waiting.end(task)
         try:
-            result: Receipt | Sealed = future.result()
+            result: Receipt | Sealed | Uploaded = future.result()
         except WorkerDied as error:
             if executor is self._job.executor:
                 raise
             self._lose(task, error)
             return None
         except DamagedPartError as error:
-            if isinstance(task, PartSpec):
+            if not isinstance(task, ShardSpec):
                 raise
             return Sealed(task.name, damaged=error)
         self._num_unbegun = 0
@@ -386,7 +400,7 @@ class PartQueue:
             files,
         )
 
-    def _last_results(self) -> Iterator[Receipt | Sealed]:
+    def _last_results(self) -> Iterator[Receipt | Sealed | Uploaded]:
         """Yield what arrives within the grace period."""
         self._let_end(self._deadline.grace_s)
         while not self._done.empty():
@@ -416,7 +430,7 @@ class PartQueue:
 
     # ------------------------------------------------------------ deaths
 
-    def _lose(self, task: PartSpec | ShardSpec, error: WorkerDied) -> None:
+    def _lose(self, task: PartSpec | ShardSpec | UploadTask, error: WorkerDied) -> None:
         """Queue a task again whose worker died, without the row that caused it if that has happened too often.
 
         Raises:
@@ -430,6 +444,9 @@ class PartQueue:
             lost = self._lost.setdefault((task.shard, task.number), [])  # one row at a time from now on
             place = (task.shard, task.number, None if mark is None else mark.position)
             self._waiting.add([task])
+        elif isinstance(task, UploadTask):
+            place = (task.shard, -1, None)
+            self._to_upload.append(task)
         else:
             place = (task.name, None, None)
             self._to_seal.append(task)
@@ -456,9 +473,18 @@ class PartQueue:
         lost.append(failed)
 
     def _report_death(
-        self, task: PartSpec | ShardSpec, mark: RowMark | None, cause: TaskTimeout | WorkerDied, message: str
+        self,
+        task: PartSpec | ShardSpec | UploadTask,
+        mark: RowMark | None,
+        cause: TaskTimeout | WorkerDied,
+        message: str,
     ) -> None:
-        shard, part = (task.shard, task.number) if isinstance(task, PartSpec) else (task.name, len(task.parts) - 1)
+        if isinstance(task, PartSpec):
+            shard, part = task.shard, task.number
+        elif isinstance(task, UploadTask):
+            shard, part = task.shard, 0
+        else:
+            shard, part = task.name, len(task.parts) - 1
         self._events.emit(
             WorkerLost(
                 shard=shard,
@@ -472,6 +498,16 @@ class PartQueue:
 
     def _key(self, position: int) -> str:
         return self._store.keys(self._store.order[position : position + 1])[0]
+
+
+def _done_here(task: UploadTask) -> Future[Any]:
+    """Return the future of an upload that this process has done."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(upload_shard(task))
+    except Exception as error:  # noqa: BLE001 -- handed to whoever asks for the result
+        future.set_exception(error)
+    return future
 
 
 def describe_death(error: WorkerDied, workers: WorkerOptions) -> tuple[TaskTimeout | WorkerDied, str]:

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+from datamat.directory.files import is_stand_in
 from datamat.errors import IncompleteRunError, OptionError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def parse_bytes(size: str | float) -> int:
 
 
 def tree_bytes(folder: str | os.PathLike[str]) -> int:
-    """Return the size of all files below a folder, in bytes; what vanishes meanwhile does not count."""
+    """Return the size of all files below a folder, in bytes, without those that vanish meanwhile or are in a store."""
     total = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -129,7 +130,7 @@ def tree_bytes(folder: str | os.PathLike[str]) -> int:
                 if entry.is_dir(follow_symlinks=False):
                     total += tree_bytes(entry.path)
                 else:
-                    total += entry.stat(follow_symlinks=False).st_size
+                    total += 0 if is_stand_in(entry) else entry.stat(follow_symlinks=False).st_size
     return total
 
 
@@ -199,6 +200,11 @@ class DiskLimit:
         if self._most is not None:
             self._used = tree_bytes(self._folder)
             self._bytes_per_cost = max(self._bytes_per_cost or 0.0, num_bytes / cost)
+
+    def measure(self) -> None:
+        """Note that room has become free."""
+        if self._most is not None:
+            self._used = tree_bytes(self._folder)
 
     def allows(self, costs: Iterable[int]) -> bool:
         """Return whether parts of these costs fit, with the largest twice: it is there twice while it is joined."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.provenance import find_provenance
+from datamat.directory.stores import ObjectStore, is_url
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import OptionError, OutputError, SourceError, require_package
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
@@ -33,6 +34,7 @@ from datamat.run.replay import replay, verify_sample
 from datamat.run.report import RunHook
 from datamat.run.run import RunRequest, run_job, work_folder
 from datamat.run.status import compared_status, read_status
+from datamat.run.upload import scratch_folder
 from datamat.run.worker import PartWorker
 from datamat.transforms.augmenter import field_names
 from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_and_source
@@ -70,7 +72,9 @@ class Materializer:
             class: a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None
             finds out the kind of the source.
         source: what the writer indexes, usually the folder of the raw data; `~` is your home folder.
-        output: folder of the finished shards, created if missing; `~` is your home folder.
+        output: folder of the finished shards, created if missing; `~` is your home folder. Or the URL of a folder in a
+            store that can be written (`s3://BUCKET/PATH`, `gs://`, `az://`, `memory://`, ...): workers upload each
+            shard as soon as it is finished, see the guide on storage.
         format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one of
             another package), a `ShardFormat` with its own options, or a list of these: each sample is then read and
             drawn once and written in every format. `load` reads the first, unless you ask for another.
@@ -98,6 +102,9 @@ class Materializer:
         drop: such fields to leave out.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
         hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
+        storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
+        scratch: local folder below which shards for a store are made; None takes one below `TMPDIR`. A run that was
+            killed is resumed from it.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -131,6 +138,8 @@ class Materializer:
         drop: Sequence[str] = (),
         sidecars: Sequence[Sidecar] = (),
         hooks: Sequence[RunHook] = (),
+        storage_options: Mapping[str, Any] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
     ) -> None:
         writer, source = writer_and_source(writer, source)
         if output is None:
@@ -138,11 +147,13 @@ class Materializer:
         source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
         fields = {"columns": columns, "rename": rename, "drop": drop}
         chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
+        store, folder = _output_place(output, storage_options, scratch)
         writer = resolve_writer(writer, source, chosen)
         self.job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched)),
             source=source,
-            output=local_folder(output),
+            output=folder,
+            store=store,
             formats=resolve_formats(format, writer.features),
             splits=None if splits is None else dict(splits),
             shards=ShardOptions() if shards is None else shards,
@@ -167,9 +178,9 @@ class Materializer:
         return found
 
     @property
-    def output(self) -> pathlib.Path:
-        """The folder of the finished shards, absolute."""
-        return self.job.output
+    def output(self) -> pathlib.Path | str:
+        """The folder of the finished shards, absolute, or its URL."""
+        return self.job.place
 
     def plan(self) -> Plan:
         """Return which rows go to which shard; writes nothing but temporary files.
@@ -293,6 +304,7 @@ class Materializer:
             OptionError: `sample` is not between 0 and 1.
             SourceError: the source cannot be indexed.
         """
+        self._refuse_in_store("verify", "each run compares the store with its records; to read all, verify a copy")
         if sample is None:
             return verify(self.job.output, deep)
         with self.job.planned() as planned:
@@ -314,6 +326,7 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
+        self._refuse_in_store("repair", "call run(), which makes again what the store does not have whole")
         output, work = self.job.output, _repairable(self.job)
         whole = dataclasses.replace(self.job, include=None, exclude=None)
         report = None
@@ -410,6 +423,12 @@ class Materializer:
             raise OptionError("seal_shard belongs to a run; call run(), which dispatches it")
         return self._part_worker.seal_shard(shard, fingerprint, num_parts, run)
 
+    def _refuse_in_store(self, call: str, instead: str) -> None:
+        if self.job.store is not None:
+            raise OptionError(
+                f"{call} works on the files of a folder, and {self.job.store.url} is in a store; {instead}"
+            )
+
     def _run(
         self,
         job: Job,
@@ -487,8 +506,26 @@ def _repairable(job: Job) -> pathlib.Path:
     return work_folder(output)
 
 
+def _output_place(
+    output: str | os.PathLike[str], options: Mapping[str, Any] | None, scratch: str | os.PathLike[str] | None
+) -> tuple[ObjectStore | None, pathlib.Path]:
+    """Return the store of an output and its scratch folder; for one on a disk None and its folder.
+
+    Raises:
+        OptionError: the URL cannot be written, or options for a store are given without one.
+    """
+    if is_url(output) and not os.fspath(output).startswith("file://"):
+        store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
+        return store, scratch_folder(store, scratch)
+    if scratch is not None:
+        raise OptionError(
+            f"scratch is given, but output {os.fspath(output)!r} is no URL: shards are made where they stay"
+        )
+    return None, local_folder(os.fspath(output).removeprefix("file://"))
+
+
 def local_folder(output: str | os.PathLike[str]) -> pathlib.Path:
     """Return the absolute path of an output folder; raises `OptionError` for a URL."""
     if "://" in os.fspath(output):
-        raise OptionError(f"output {os.fspath(output)!r} is a URL; this version writes to local folders")
+        raise OptionError(f"output {os.fspath(output)!r} is a URL; want a local folder")
     return pathlib.Path(os.path.abspath(expand_home(output)))

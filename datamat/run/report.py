@@ -92,7 +92,7 @@ class RunStarted(RunEvent):
     """
 
     method: ClassVar[str] = "on_run_start"
-    output: pathlib.Path
+    output: pathlib.Path | str
     name: str
     writer: str
     formats: tuple[str, ...]
@@ -560,7 +560,7 @@ def reporting(job: Job, hooks: Sequence[RunHook], *, began: float) -> Iterator[R
     try:
         events.emit(
             RunStarted(
-                output=job.output,
+                output=job.place,
                 name=job.name,
                 writer=job.writer_name,
                 formats=tuple(made.name for made in job.formats),
@@ -817,7 +817,7 @@ class RunTally(RunHook):
         done = self._done()
         num_reused = sum(shard.is_reused for shard in self._shards.values())
         return RunReport(
-            output=job.output,
+            output=job.place,
             is_complete=is_complete,
             num_rows=sum(each.num_rows for each in done),
             num_failed=sum(each.num_failed for each in done),
@@ -963,7 +963,7 @@ class RunReport:
         remedies: calls that `str` recommends next.
     """
 
-    output: pathlib.Path
+    output: pathlib.Path | str
     is_complete: bool
     num_rows: int
     num_records: int

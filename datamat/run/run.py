@@ -35,7 +35,7 @@ from datamat.directory.manifest import (
     salvaged_shards,
     withdraw_manifest,
 )
-from datamat.directory.sidecars.exporting import withdraw_sidecars, write_sidecars
+from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, join_problems
 from datamat.plan.changes import (
     find_reusable,
@@ -64,6 +64,7 @@ from datamat.run.report import (
     reporting,
 )
 from datamat.run.shards import ShardBuilder, begin_run
+from datamat.run.upload import Uploaded, UploadTask, opened_output
 
 if TYPE_CHECKING:
     import pathlib
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from datamat.run.limits import Deadline
     from datamat.run.receipts import Receipt
     from datamat.run.report import RunEvents, RunReport
+    from datamat.run.upload import RemoteOutput
 
 
 __all__ = ["Rebuild", "Run", "RunRequest", "judge_rebuild", "refuse_other_dataset", "run_job", "work_folder"]
@@ -215,11 +217,11 @@ def judge_rebuild(planned: PlannedJob, finished: Finished, *, rebuild: Rebuild, 
     why = "; ".join(reasons)
     if rebuild == "refuse":
         raise OutputError(
-            f"{output}: {affected} would be replaced or removed, which rebuild='refuse' forbids: {why}; undo what "
+            f"{job.place}: {affected} would be replaced or removed, which rebuild='refuse' forbids: {why}; undo what "
             "changed, give another output, or leave out rebuild"
         )
     instead = f"; {job.remedies.refuse} raises instead" if job.remedies.refuse else ""
-    job.logger.warning("%s: %s will be made again: %s%s", output, affected, why, instead)
+    job.logger.warning("%s: %s will be made again: %s%s", job.place, affected, why, instead)
 
 
 def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:
@@ -291,7 +293,7 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
     began = time.perf_counter()
     work_folder(job.output)
     hooks = [*job.hooks, *([ProgressBar()] if request.progress else [])]
-    with disk_errors_explained(job.output), locked(job.work / "lock"):
+    with disk_errors_explained(job.output), locked(job.work / "lock"), opened_output(job) as remote:
         finished = known_shards(job.output, job.work)
         refuse_other_dataset(job, finished)
         with reporting(job, hooks, began=began) as events:
@@ -302,11 +304,13 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
             except OutputError:
                 shutil.rmtree(job.work / "rows", ignore_errors=True)
                 raise
+            if remote is not None:
+                remote.adopt(planned.plan)
             write_snapshot(job.work / "rows", planned.plan)
             for uneven in planned.plan.uneven().values():
                 job.logger.warning("%s", uneven)
             events.emit(PlanMade.of(planned.plan, planned.chosen))
-            return Run(planned, tasks, request, events).execute()
+            return Run(planned, tasks, request, events, remote).execute()
 
 
 class Run:
@@ -317,9 +321,19 @@ class Run:
         tasks: the bound methods that travel to the workers.
         request: how the run is to go.
         events: passes what happens on to ledger, report and hooks.
+        remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
     """
 
-    def __init__(self, planned: PlannedJob, tasks: Tasks, request: RunRequest, events: RunEvents) -> None:
+    def __init__(
+        self,
+        planned: PlannedJob,
+        tasks: Tasks,
+        request: RunRequest,
+        events: RunEvents,
+        remote: RemoteOutput | None = None,
+    ) -> None:
+        self._remote = remote
+        self._uploads: dict[str, tuple[UploadTask, ShardSpec, ShardFiles, bool]] = {}  # by shard
         self._planned = planned
         self._job = job = planned.job
         self._output, self._work, self._logger = job.output, job.work, job.logger
@@ -414,10 +428,13 @@ class Run:
         if self._before is not None:
             withdraw_manifest(self._output)
             self._before = None
+        described = known_sidecars(self._output)
         # Otherwise shards of the same fingerprint get more records, or come from input files that changed.
         is_same = not self._retries and not self._has_changed_inputs()
         planned = {shard.name: shard.fingerprint for shard in self._plan.shards} if is_same else {}
         withdraw_sidecars(self._output, planned, self._logger)
+        if self._remote is not None:
+            self._remote.withdraw(sorted(described - known_sidecars(self._output)))
 
     def _refuse_left_out(self, shards: Mapping[str, ShardFiles], rows: Sequence[FailedRow] = ()) -> None:
         """Refuse to take over work that lacks some rows, where the policy wants all of them.
@@ -465,6 +482,22 @@ class Run:
         self._finished[shard.name] = files
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._held))
 
+    def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
+        """Note a finished shard; where its place is a store, once a worker has uploaded it."""
+        if self._remote is not None:
+            task = self._remote.task(shard.name, files, is_held=shard.name in self._held)
+            if task is not None:
+                self._uploads[shard.name] = (task, shard, files, is_reused)
+                self._queue.upload(task)
+                return
+        self._set_finished(shard, files, is_reused=is_reused)
+
+    def _take_uploaded(self, uploaded: Uploaded) -> None:
+        task, shard, files, is_reused = self._uploads.pop(uploaded.shard)
+        assert self._remote is not None
+        self._remote.settle(task, uploaded)
+        self._set_finished(shard, files, is_reused=is_reused)
+
     def _stands(self, files: ShardFiles) -> bool:
         """Return whether a shard of the present plan stays as it is: not where rows of it are tried again."""
         return not (self._retries and files[0].num_failed)
@@ -476,16 +509,19 @@ class Run:
         for builder in self._builders.values():
             self._resume(builder)
         self._inputs.save()
+        there = self._finished | {name: files for name, (_, _, files, _) in self._uploads.items()}
         self._refuse_left_out(
-            {name: files for name, files in self._finished.items() if files[0].num_failed},
+            {name: files for name, files in there.items() if files[0].num_failed},
             [row for builder in self._builders.values() for receipt in builder.taken() for row in receipt.failed],
         )
-        builders = [builder for name, builder in self._builders.items() if name not in self._finished]
+        builders = [builder for name, builder in self._builders.items() if name not in there]
         parts = [part for builder in builders for part in builder.missing()]
         with contextlib.closing(self._queue.of(parts, self._reused)) as results:
             for result in results:
                 check_lock(self._work)
-                if isinstance(result, Sealed):
+                if isinstance(result, Uploaded):
+                    self._take_uploaded(result)
+                elif isinstance(result, Sealed):
                     self._take_sealed(result)
                 else:
                     self._take(result)
@@ -496,7 +532,7 @@ class Run:
         files = self._found(builder)
         if files is not None and self._stands(files):
             self._limit.add(files[0].num_rows - files[0].num_failed, files[0].num_failed)
-            self._set_finished(shard, files, is_reused=True)
+            self._set_complete(shard, files, is_reused=True)
             return
         self._held.pop(shard.name, None)
         if self._manifest_before is not None and (previous := builder.previous()):
@@ -513,7 +549,7 @@ class Run:
     @functools.cached_property
     def _manifest_before(self) -> Manifest | None:
         """The manifest of the last finished run, where records of its shards may be reused."""
-        if self._retries:
+        if self._retries and self._remote is None:  # of shards in a store, no record is here to be taken
             with contextlib.suppress(OutputError, CorruptDataError):
                 return Manifest.read(self._work / "shards")
         return None
@@ -582,7 +618,7 @@ class Run:
         if self._replaces:
             self._held[builder.spec.name] = builder
         _check_published(builder.spec, files[0])
-        self._set_finished(builder.spec, files, is_reused=False)
+        self._set_complete(builder.spec, files, is_reused=False)
 
     def _judge(self, files: ShardFiles) -> None:
         """Raise where a shard is not what a repair wants, before it gets its name; remove a manifest it contradicts."""
@@ -612,40 +648,49 @@ class Run:
                 f"{len(missing)} of {len(self._planned.chosen)} shards are not finished ({missing[0]}, ...); run again"
             )
         for shard in self._plan.shards:  # those that include and exclude omit may be there from other runs
-            if shard.name not in self._finished and (files := self._found(self._builder(shard))):
+            if (
+                shard.name not in self._finished
+                and (files := self._found(self._builder(shard)))
+                and (self._remote is None or self._remote.has(files))
+            ):
                 self._set_finished(shard, files, is_reused=True)
         self._limit.check_end()
         finished = self._in_order()
         check_lock(self._work)
         is_complete = self._is_complete(finished)
-        if is_complete and not self._is_current:
-            self._withdraw()
-            self._replace()
-            through, infos = self._work / "shards", [files[0] for files in finished]
-            index = write_index_files(
-                self._output,
-                self._store,
-                self._plan,
-                infos,
-                self._inputs_of,
-                through=through,
-                before=self._old_splits(),
-                wanted=self._wanted.index,
-            )
-            self._warn_of_ranks(infos)
-            manifest = self._job.manifest(self._plan, self._planned.digests, finished, index)
-            if self._wanted.manifest and self._wanted.is_met(manifest.all_files, manifest.index):
-                manifest = self._wanted.manifest
-            write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars)
-            self._inputs.remember(map(self._inputs_of, self._plan.shards))
-            manifest.write(self._output, through=through)
-        elif is_complete:
-            write_sidecars(self._output, Manifest.read(self._output), self._logger, sidecars=self._job.sidecars)
         if is_complete:
+            manifest = Manifest.read(self._output) if self._is_current else self._described(finished)
+            write_sidecars(self._output, manifest, self._logger, sidecars=self._job.sidecars)
+            if not self._is_current:
+                self._inputs.remember(map(self._inputs_of, self._plan.shards))
+                manifest.write(self._output, through=self._work / "shards")
+            if self._remote is not None:
+                self._remote.finish(manifest)
             for folder in ("parts", "shards"):
                 shutil.rmtree(self._work / folder, ignore_errors=True)
         shutil.rmtree(self._work / "rows", ignore_errors=True)
         return is_complete
+
+    def _described(self, finished: Sequence[ShardFiles]) -> Manifest:
+        """Have the finished shards take their places, write the index files, and return the manifest."""
+        self._withdraw()
+        self._replace()
+        infos = [files[0] for files in finished]
+        index = write_index_files(
+            self._output,
+            self._store,
+            self._plan,
+            infos,
+            self._inputs_of,
+            through=self._work / "shards",
+            before=self._old_splits(),
+            wanted=self._wanted.index,
+        )
+        self._warn_of_ranks(infos)
+        manifest = self._job.manifest(self._plan, self._planned.digests, finished, index)
+        if self._wanted.manifest and self._wanted.is_met(manifest.all_files, manifest.index):
+            return self._wanted.manifest
+        return manifest
 
     def _is_complete(self, finished: Sequence[ShardFiles]) -> bool:
         """Return whether the whole plan is finished; raise `IncompleteRunError` where that leaves no record at all."""
@@ -746,6 +791,8 @@ class Run:
             fsync_folder(self._output)
         for builder in self._held.values():
             builder.publish_held()
+        if self._remote is not None:
+            self._remote.replace(sorted(listed - stay), [self._finished[name] for name in self._held])
 
 
 def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:

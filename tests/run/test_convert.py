@@ -434,7 +434,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
     ):
         with pytest.raises(OptionError, match=message):
             convert(mixed, tmp_path / "out", shards=3, **options)
-    with pytest.raises(OptionError, match="is a URL; this version writes to local folders"):
+    with pytest.raises(OptionError, match="is a URL; want a local folder"):
         convert(mixed, "s3://bucket/out", shards=3)
     with pytest.raises(OptionError, match="there is no format 'zip'"):
         convert(mixed, tmp_path / "out", format="zip")

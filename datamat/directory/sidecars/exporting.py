@@ -32,10 +32,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import xxhash
 
 from datamat.directory.files import (
+    MADE,
     WORK,
     commit,
     expand_home,
     fsync_folder,
+    is_stand_in,
     locked,
     publish,
     read_json,
@@ -48,7 +50,13 @@ from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.sidecars import FromShard
 from datamat.directory.sidecars.croissant import croissant_sidecars
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
-from datamat.directory.sidecars.indexes import dali_sidecars, index_ahead, litdata_sidecars, wids_sidecars
+from datamat.directory.sidecars.indexes import (
+    dali_sidecars,
+    index_ahead,
+    litdata_sidecars,
+    tar_index,
+    wids_sidecars,
+)
 from datamat.directory.sidecars.tfds import tfds_sidecars
 from datamat.errors import CorruptDataError, OptionError, OutputError
 from datamat.features import Features
@@ -306,7 +314,18 @@ def _presumed(files: Files) -> dict[str, _Written]:
 
 
 def _rendered(output: pathlib.Path, content: bytes | FromShard) -> bytes:
-    return content if isinstance(content, bytes) else content.make(regular_path(output, content.shard.file))
+    if isinstance(content, bytes):
+        return content
+    path = regular_path(output, content.shard.file)
+    if not is_stand_in(path):
+        return content.make(path)
+    if content.make is not tar_index:
+        raise OutputError(
+            f"a sidecar reads {content.shard.file}, which is in a store and no longer here; leave the sidecar out, and "
+            "call export on a copy of the dataset"
+        )
+    made: bytes = read_regular(output / WORK / MADE / f"{content.shard.file}.idx", max_bytes=_MOST_BYTES)
+    return made
 
 
 def _write(

@@ -1,0 +1,503 @@
+"""Outputs in an object store: shards are made in a scratch folder, uploaded by workers, and freed.
+
+    scratch folder: as a local output ── a shard is named ──> a worker uploads its files, its entry last ──> freed
+         │                                                                                                    │
+         └── small files, the manifest last ──> the store <────────── a stand-in stays, of no size on disk ───┘
+
+    OUT/SHARD.EXT, SHARD.idx, ...       as in a local output; an object appears whole
+        .datamat/run                    the mark of the run at work
+                 shards/SHARD.json      of an uploaded shard, until a manifest lists it
+                 held/...               shards that wait until those that they replace are gone
+                 manifest.json          what was there before a run that replaces shards
+                 objects.json           size and identity of each object of the finished dataset; written after all
+                 ledger.jsonl, quarantine/, sidecars.json, inputs
+
+The scratch folder is a local output in all but one thing: of an uploaded shard it keeps a stand-in (`leave_stand_in`),
+a file of its size without content. Whatever is said of the local path, also of kills, holds there. Before each run the
+stand-ins are compared with the store, by name and not by a listing: what it does not have whole is made again. Without
+the scratch folder, on another machine, a run takes what the store has.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import getpass
+import json
+import os
+import pathlib
+import platform
+import shutil
+import tempfile
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from datamat.directory.files import (
+    MADE,
+    WORK,
+    commit,
+    commit_json,
+    digest_file,
+    is_stand_in,
+    leave_stand_in,
+    parse_json,
+    read_regular,
+    render_json,
+)
+from datamat.directory.ledger import LEDGER_FILE
+from datamat.directory.manifest import (
+    HELD,
+    MANIFEST_FILE,
+    Manifest,
+    ShardInfo,
+    by_shard,
+    growing_path,
+    read_entries,
+    read_entry,
+    write_entry,
+)
+from datamat.directory.sidecars.indexes import tar_index
+from datamat.directory.stores import ObjectStore, StoredObject
+from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from datamat.directory.manifest import ShardFiles
+    from datamat.plan.job import Job
+    from datamat.plan.plan import Plan
+
+
+__all__ = ["RemoteOutput", "UploadTask", "Uploaded", "opened_output", "scratch_folder", "upload_shard"]
+
+_RUN = f"{WORK}/run"
+_OBJECTS = f"{WORK}/objects.json"
+_ASIDE = f"{WORK}/{MANIFEST_FILE}"
+_ENTRIES = f"{WORK}/shards"
+_HELD = f"{WORK}/{HELD}"
+_UPLOADED = "uploaded"  # folder below `.datamat` of the scratch folder: what the store said of the objects of a shard
+_SMALL = (LEDGER_FILE, "sidecars.json", "inputs")
+_AT_ONCE = 16
+_MOST_BYTES = 1 << 32
+_TAR = "tar"
+
+
+def scratch_folder(store: ObjectStore, scratch: str | os.PathLike[str] | None) -> pathlib.Path:
+    """Return the local folder in which shards for a store are made: always the same one for its URL.
+
+    Args:
+        store: where the shards go.
+        scratch: folder that the user gives; None for one below `TMPDIR`.
+    """
+    name = f"{store.url.rstrip('/').rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(store.url.encode())}"
+    if scratch is not None:
+        return pathlib.Path(os.path.abspath(os.path.expanduser(scratch)), name)
+    return pathlib.Path(tempfile.gettempdir(), f"datamat-{getpass.getuser()}", name)
+
+
+# ---------------------------------------------------------------- in a worker
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UploadTask:
+    """A finished shard to upload; travels to a worker.
+
+    Attributes:
+        store: where it goes.
+        run: mark of the run.
+        shard: name of the shard.
+        files: path and entry of its file in each format, and the path of the offsets of that.
+        is_held: whether it waits for shards that it replaces.
+        made: folder for what is made from the shard, once it is gone from the disk.
+    """
+
+    store: ObjectStore
+    run: str
+    shard: str
+    files: tuple[tuple[pathlib.Path, pathlib.Path, ShardInfo], ...]
+    is_held: bool
+    made: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A shard that is whole in the store.
+
+    Attributes:
+        shard: name of the shard.
+        objects: what the store says of each of its files, by name.
+    """
+
+    shard: str
+    objects: dict[str, StoredObject]
+
+
+def upload_shard(task: UploadTask) -> Uploaded:
+    """Upload the files of a shard, its entry last; what the store has whole already is not sent again.
+
+    Raises:
+        OutputError: the store refuses it.
+        OutputLockedError: another run has begun to write there.
+    """
+    store = task.store
+    _check_mark(store, task.run)
+    folder = f"{_HELD}/" if task.is_held else ""
+    objects: dict[str, StoredObject] = {}
+
+    def send(path: pathlib.Path, name: str, checksum: str) -> None:
+        found = store.upload(path, f"{folder}{name}", checksum)
+        objects[name] = dataclasses.replace(found, checksum=checksum)
+
+    for path, index, info in task.files:
+        if info.file.partition(".")[2] == _TAR:
+            task.made.mkdir(exist_ok=True)
+            made = task.made / f"{info.file}.idx"
+            with commit(made) as file:
+                file.write(tar_index(path))
+            send(made, made.name, digest_file(made))
+        send(index, info.index_file, digest_file(index))
+        send(path, info.file, info.checksum)
+    entry = {
+        "files": [info.to_json() for _, _, info in task.files],
+        "objects": {name: dataclasses.astuple(found) for name, found in objects.items()},
+    }
+    store.put(f"{_HELD if task.is_held else _ENTRIES}/{task.shard}.json", render_json(entry))
+    return Uploaded(task.shard, objects)
+
+
+def _check_mark(store: ObjectStore, run: str) -> None:
+    found = json.loads(store.get(_RUN) or b"{}")
+    if found.get("run") != run:
+        raise OutputLockedError(
+            f"{store.url} is being written by another run, of process {found.get('pid')} on {found.get('host')}: two "
+            "have been at work on the output, and this one stops; once no other is, run again to resume"
+        )
+
+
+# ---------------------------------------------------------------- in the driver
+
+
+@contextlib.contextmanager
+def opened_output(job: Job) -> Iterator[RemoteOutput | None]:
+    """Yield the output of a job in its store, brought together with the scratch folder; None for a local output."""
+    if job.store is None:
+        yield None
+        return
+    remote = RemoteOutput(job.store, job.output, job.logger)
+    remote.begin()
+    try:
+        yield remote
+    except OutputError:  # the store is out of reach, or another run's: the next one ends what is open
+        raise
+    except BaseException:
+        remote.end()
+        raise
+    remote.end()
+
+
+class RemoteOutput:
+    """An output in a store, and its scratch folder; only while the lock of the folder is held.
+
+    Args:
+        store: where the shards go.
+        folder: the scratch folder.
+        logger: receives a warning where cleaning up fails.
+    """
+
+    def __init__(self, store: ObjectStore, folder: pathlib.Path, logger: logging.Logger) -> None:
+        self._store = store
+        self._folder = folder
+        self._work = folder / WORK
+        self._logger = logger
+        self._run = uuid.uuid4().hex
+        self._manifest: bytes | None = None  # that readers can see
+        self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
+        self._is_changed = False
+
+    # ------------------------------------------------------------ what is there
+
+    def begin(self) -> None:
+        """Refuse a store that cannot be written, mark it as ours, and bring the scratch folder in line with it."""
+        store = self._store
+        self._manifest = store.get(MANIFEST_FILE)
+        mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
+        store.put(_RUN, render_json(mark))
+        store.end_uploads()
+        self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+        here, aside = (_content(self._folder / MANIFEST_FILE), _content(self._work / "shards" / MANIFEST_FILE))
+        if self._manifest is not None and self._manifest not in (here, aside):
+            self._start_over(self._manifest)
+        elif self._manifest is None and here is aside is None and (before := store.get(_ASIDE)) is not None:
+            (self._work / "shards").mkdir(exist_ok=True)
+            with commit(self._work / "shards" / MANIFEST_FILE) as file:
+                file.write(before)
+        self._compare()
+
+    def _start_over(self, content: bytes) -> None:
+        """Make the scratch folder that of the dataset in the store: another machine has finished it."""
+        manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE), strict=False)
+        for path in (*self._folder.iterdir(), *self._work.iterdir()):
+            if path.name in {WORK, "lock"}:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        of_shard: dict[str, dict[str, StoredObject]] = {}
+        for name, found in self._before.items():
+            of_shard.setdefault(name.partition(".")[0], {})[name] = found
+        for shard, files in by_shard(manifest.all_files).items():
+            self._stand_in(files, of_shard.get(shard, {}), is_held=False)
+        shards = {name for info in manifest.all_files for name in (info.file, info.index_file)}
+        small = {*self._before, *(info.file for info in manifest.index)} - shards
+        self._fetch({name: self._folder / name for name in small})
+        self._fetch(
+            {
+                f"{info.file}.idx": self._work / MADE / f"{info.file}.idx"
+                for info in manifest.all_files
+                if info.file.partition(".")[2] == _TAR
+            }
+        )
+        with commit(self._folder / MANIFEST_FILE) as file:
+            file.write(content)
+
+    def _fetch(self, names: Mapping[str, pathlib.Path]) -> None:
+        def fetch(name: str) -> None:
+            path = names[name]
+            if not pathlib.PurePosixPath(os.path.normpath(path)).is_relative_to(self._folder):
+                raise CorruptDataError(f"{self._store.url_of(_OBJECTS)} names {name!r}, which is no file of a dataset")
+            content = self._store.get(name)
+            if content is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with commit(path) as file:
+                    file.write(content)
+
+        _each(fetch, names)
+
+    def _stand_in(self, files: ShardFiles, objects: Mapping[str, StoredObject], *, is_held: bool) -> None:
+        """Note a shard that is in the store as one that was uploaded from here."""
+        known = dict(objects)
+        for info in files:
+            known.setdefault(info.file, StoredObject(info.num_bytes, "", info.checksum))
+            leave_stand_in(self._place(info.file, is_held=is_held), info.num_bytes)
+            leave_stand_in(self._place(info.index_file, is_held=is_held), 0)
+        self._remember(files[0].name, known, is_held=is_held)
+
+    def _place(self, name: str, *, is_held: bool) -> pathlib.Path:
+        return growing_path(self._work / "shards", name) if is_held else self._folder / name
+
+    def _record(self, shard: str, *, is_held: bool) -> pathlib.Path:
+        return self._work / _UPLOADED / (HELD if is_held else "") / f"{shard}.json"
+
+    def _remember(self, shard: str, objects: Mapping[str, StoredObject], *, is_held: bool) -> None:
+        path = self._record(shard, is_held=is_held)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        commit_json(path, {name: dataclasses.astuple(found) for name, found in objects.items()})
+
+    def _known(self, shard: str, *, is_held: bool = False) -> dict[str, StoredObject]:
+        path = self._record(shard, is_held=is_held)
+        return _objects(_content(path), str(path))
+
+    def _compare(self) -> None:
+        """Remove each stand-in whose shard the store does not have whole."""
+        entries = self._work / "shards"
+        for path in (self._work / _UPLOADED / HELD).glob("*.json"):
+            if not (entries / HELD / path.name).exists():
+                self._settle_held(path.stem, read_entry(entries / path.name) or ())
+        folders = [folder for folder in (self._folder, entries) if folder.is_dir()]
+        paths = [path for folder in folders for path in folder.iterdir() if is_stand_in(path) and path.stat().st_size]
+
+        def check(path: pathlib.Path) -> None:
+            name = path.name.removesuffix(".growing")
+            is_held = path.name != name
+            wanted = self._known(name.partition(".")[0], is_held=is_held).get(name)
+            if wanted is None or not self._is_whole(f"{_HELD}/{name}" if is_held else name, wanted):
+                path.unlink()
+
+        _each(check, paths)
+
+    def _settle_held(self, shard: str, files: ShardFiles) -> None:
+        """Name a shard in the store that has its names here, or delete one that is no longer wanted."""
+        held = self._known(shard, is_held=True)
+        if files and all(info.file in held and held[info.file].checksum == info.checksum for info in files):
+            self._name(shard)  # the run was killed in between
+            return
+        self._store.delete(f"{_HELD}/{name}" for name in (f"{shard}.json", *held))
+        self._record(shard, is_held=True).unlink()
+
+    def _is_whole(self, name: str, wanted: StoredObject) -> bool:
+        found = self._store.head(name)
+        if found is None or found.num_bytes != wanted.num_bytes:
+            return False
+        if found.checksum and wanted.checksum:
+            return found.checksum == wanted.checksum
+        return not wanted.identity or found.identity == wanted.identity
+
+    def adopt(self, plan: Plan) -> None:
+        """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of."""
+        entries = self._work / "shards"
+        manifest = _content(self._folder / MANIFEST_FILE)
+        listed = set() if manifest is None else {info.name for info in self._parsed(manifest)}
+        known = {*listed, *read_entries(entries), *read_entries(entries / HELD)}
+
+        def adopt(name: str) -> None:
+            for is_held, folder in ((False, _ENTRIES), (True, _HELD)):
+                content = self._store.get(f"{folder}/{name}.json")
+                if content is not None and self._adopt(content, fingerprints[name], is_held=is_held):
+                    return
+
+        fingerprints = {shard.name: shard.fingerprint for shard in plan.shards if shard.name not in known}
+        _each(adopt, fingerprints)
+
+    def _parsed(self, content: bytes) -> Sequence[ShardInfo]:
+        with contextlib.suppress(CorruptDataError):
+            return Manifest.parse(content, str(self._folder / MANIFEST_FILE), strict=False).all_files
+        return ()
+
+    def _adopt(self, content: bytes, fingerprint: str, *, is_held: bool) -> bool:
+        try:
+            value = parse_json(content, self._store.url)
+            files = tuple(ShardInfo.from_json(info) for info in value["files"])
+            objects = {name: StoredObject(*found) for name, found in value["objects"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return False
+        folder = f"{_HELD}/" if is_held else ""
+        if any(info.fingerprint != fingerprint for info in files):
+            return False
+        if not all(self._is_whole(f"{folder}{name}", found) for name, found in objects.items()):
+            return False
+        made = [name for name in objects if name.endswith(f".{_TAR}.idx")]
+        self._fetch({name: self._work / MADE / name for name in made})
+        entries = self._work / "shards" / (HELD if is_held else "")
+        entries.mkdir(parents=True, exist_ok=True)
+        self._stand_in(files, objects, is_held=is_held)
+        write_entry(entries, files)
+        return True
+
+    # ------------------------------------------------------------ shards
+
+    def task(self, shard: str, files: ShardFiles, *, is_held: bool) -> UploadTask | None:
+        """Return what uploads a finished shard; None where the store has it."""
+        placed = tuple(
+            (self._place(info.file, is_held=is_held), self._place(info.index_file, is_held=is_held), info)
+            for info in files
+        )
+        if all(is_stand_in(path) for path, _, _ in placed):
+            return None
+        return UploadTask(self._store, self._run, shard, placed, is_held, self._work / MADE)
+
+    def has(self, files: ShardFiles) -> bool:
+        """Return whether a shard, with its names or waiting, has been uploaded."""
+        return any(all(is_stand_in(self._place(info.file, is_held=held)) for info in files) for held in (False, True))
+
+    def settle(self, task: UploadTask, uploaded: Uploaded) -> None:
+        """Free the files of an uploaded shard."""
+        self._is_changed = True
+        self._remember(task.shard, uploaded.objects, is_held=task.is_held)
+        for path, _, info in task.files:
+            leave_stand_in(path, info.num_bytes)
+
+    def withdraw(self, names: Iterable[str] = ()) -> None:
+        """Remove the manifest, of which a copy stays, and files that describe it: a shard that it lists changes."""
+        if self._manifest is not None:
+            _check_mark(self._store, self._run)
+            self._store.put(_ASIDE, self._manifest)
+            self._store.delete([MANIFEST_FILE])
+            self._manifest = None
+        self._store.delete(names)
+
+    def replace(self, gone: Iterable[str], held: Iterable[ShardFiles]) -> None:
+        """Delete the shards that go, and then give those that wait their names."""
+        _check_mark(self._store, self._run)
+        _each(lambda name: self._store.delete([name]), list(gone))
+        _each(self._name, [files[0].name for files in held])
+
+    def _name(self, shard: str) -> None:
+        """Give the objects of a shard that waits their names; one that a killed run has named stays."""
+        held = self._known(shard, is_held=True)
+        known = {}
+        for name, wanted in held.items():
+            if self._is_whole(f"{_HELD}/{name}", wanted):
+                self._store.copy(f"{_HELD}/{name}", name)
+            found = self._store.head(name)
+            if found is not None and found.num_bytes == wanted.num_bytes:
+                known[name] = dataclasses.replace(found, checksum=wanted.checksum)
+        self._remember(shard, known, is_held=False)
+        self._store.delete(f"{_HELD}/{name}" for name in (f"{shard}.json", *held))
+        self._record(shard, is_held=True).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, manifest: Manifest) -> None:
+        """Upload the small files, and the manifest last."""
+        content = read_regular(self._folder / MANIFEST_FILE, max_bytes=_MOST_BYTES)
+        shards = [files[0].name for files in by_shard(manifest.all_files).values()]
+        objects = {name: found for shard in shards for name, found in self._known(shard).items()}
+        small = {name: path for name, path in self._small() if name not in objects}
+        for name, path in small.items():
+            checksum = digest_file(path)
+            before = self._before.get(name)
+            if before is not None and (before.num_bytes, before.checksum) == (path.stat().st_size, checksum):
+                objects[name] = before
+                continue
+            objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
+        if not self._is_changed and objects == self._before and content == self._manifest:
+            return
+        _check_mark(self._store, self._run)
+        self._store.put(MANIFEST_FILE, content)
+        stale = [name for name in self._before if name not in objects]
+        stale += [_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards)]
+        _each(lambda name: self._store.delete([name]), stale)
+        # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
+        record = {name: dataclasses.astuple(found) for name, found in sorted(objects.items())}
+        self._store.put(_OBJECTS, render_json(record))
+
+    def _small(self) -> Iterator[tuple[str, pathlib.Path]]:
+        """Yield name and path of each small file that belongs into the store, but for ledger and manifest."""
+        for path in sorted(self._folder.rglob("*")):
+            name = path.relative_to(self._folder).as_posix()
+            if name.startswith(f"{WORK}/") and name not in {f"{WORK}/{small}" for small in _SMALL[1:]}:
+                continue
+            if path.is_file() and not path.is_symlink() and name != MANIFEST_FILE and not is_stand_in(path):
+                yield name, path
+
+    def end(self) -> None:
+        """Upload the ledger and what is in quarantine, and end the uploads that killed workers left open."""
+        kept = [self._work / LEDGER_FILE]
+        kept += [path for path in sorted((self._work / "quarantine").rglob("*")) if path.is_file()]
+        try:
+            for path in kept:
+                if path.is_file():
+                    self._store.upload(path, path.relative_to(self._folder).as_posix(), digest_file(path))
+            self._store.end_uploads()
+        except OutputError as error:
+            self._logger.warning("%s; the next run uploads what is missing", error)
+
+
+def _each(call: Callable[[Any], Any], values: Iterable[Any]) -> None:
+    """Call a function with each of many values, several at once; raise what the first that fails raises."""
+    listed = list(values)
+    if not listed:
+        return
+    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(listed))) as pool:
+        for _ in pool.map(call, listed):
+            pass
+
+
+def _objects(content: bytes | None, place: str) -> dict[str, StoredObject]:
+    if content is None:
+        return {}
+    try:
+        return {name: StoredObject(*found) for name, found in parse_json(content, place).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}  # it only saves requests
+
+
+def _content(path: pathlib.Path) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError):
+        return read_regular(path, max_bytes=_MOST_BYTES)
+    return None

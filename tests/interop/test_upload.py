@@ -1,0 +1,442 @@
+"""Runs whose output is in a bucket: the bytes of a local run, whatever server, driver and workers go through.
+
+The server is moto's, behind a proxy of this file that answers wrongly, cuts connections, or kills a process of the run
+when a request arrives: so a kill comes at an exact point, and no test waits for a time to pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.parse
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from datamat import Materializer, OptionError, OutputError, ShardOptions, load, materialize
+
+pytest.importorskip("s3fs")
+server = pytest.importorskip("moto.server")
+
+SECRET = "wJalrXUtnFEMI"
+SCRIPT = """
+import json, sys
+import numpy as np
+from datamat import ShardOptions, materialize
+
+def sample(number):
+    noise = np.random.default_rng(number)
+    return {"number": np.int64(number), "noise": noise.integers(0, 255, 1 << 17, dtype=np.uint8)}
+
+def make(output, num_rows=150, num_shards=2, **options):
+    shards = ShardOptions(num_shards=num_shards)
+    return materialize(sample, list(range(num_rows)), output, shards=shards, progress=False, **options)
+
+if __name__ == "__main__":
+    print(make(sys.argv[1], **json.loads(sys.argv[2])))
+"""
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Hands requests on to a server, after asking `meet` about each.
+
+    Attributes:
+        meet: gets the number of the request and its handler; returns None to hand it on, a status to answer with,
+            "cut" to close the connection, or "lose" to hand it on and to close the connection instead of answering.
+        seen: method and path of each request.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, behind):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behind = behind
+        self.meet = lambda number, handler: None
+        self.seen = []
+        self.lock = threading.Lock()
+
+    def handle_error(self, request, address):
+        """Clients that are killed break their connections."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def do_GET(self):
+        """Hand the request on, or not."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.server.lock:
+            self.server.seen.append(f"{self.command} {self.path}")
+            number = len(self.server.seen)
+            what = self.server.meet(number, self)
+        if what == "cut":
+            self.connection.close()
+            self.close_connection = True
+            return
+        if isinstance(what, int):
+            code = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}[what]
+            self.answer(what, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+            return
+        there = http.client.HTTPConnection(*self.server.behind)
+        there.request(self.command, self.path, body, dict(self.headers))
+        found = there.getresponse()
+        content = found.read()
+        there.close()
+        if what == "lose":
+            self.connection.close()
+            self.close_connection = True
+            return
+        self.answer(found.status, dict(found.getheaders()), content)
+
+    def answer(self, status, headers, content):
+        """Send an answer."""
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in {"transfer-encoding", "connection", "content-length"} or self.command == "HEAD":
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+
+@pytest.fixture(scope="module")
+def behind():
+    """Host and port of a server, empty at first."""
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    yield running.get_host_and_port()
+    running.stop()
+
+
+@pytest.fixture
+def proxy(behind):
+    """A proxy before the server."""
+    made = Proxy(behind)
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+class Place:
+    """A bucket, an output in it, and the script that writes to it."""
+
+    def __init__(self, proxy, behind, tmp_path, key="AKIAone", secret=SECRET):
+        import s3fs
+
+        self.tmp_path = tmp_path
+        self.proxy = proxy
+        self.bucket = f"b{hashlib.md5(str(tmp_path).encode()).hexdigest()}"
+        self.url = f"s3://{self.bucket}/sets/one"
+        self.options = {"key": key, "secret": secret, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}
+        straight = {**self.options, "endpoint_url": f"http://{behind[0]}:{behind[1]}"}
+        self.files = s3fs.S3FileSystem(**straight, skip_instance_cache=True, use_listings_cache=False)
+        self.files.mkdir(self.bucket)
+        self.script = tmp_path / "job.py"
+        self.script.write_text(SCRIPT)
+
+    def start(self, scratch="scratch", **more):
+        """Start the job in a process of its own."""
+        values = {"storage_options": self.options, "scratch": str(self.tmp_path / scratch), **more}
+        command = [sys.executable, str(self.script), self.url, json.dumps(values)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, **more):
+        """Run the job; return its output."""
+        job = self.start(**more)
+        out = job.communicate()[0]
+        assert job.returncode == 0, out
+        return out
+
+    def local(self, **more):
+        """Return the digests of what a local run gives."""
+        folder = self.tmp_path / "local"
+        subprocess.run([sys.executable, str(self.script), str(folder), json.dumps(more)], check=True)
+        return {
+            str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*")
+            if path.is_file() and ".datamat" not in path.parts
+        }
+
+    def there(self):
+        """Return the digests of what is in the bucket, and the names of what is in its `.datamat`."""
+        root = self.url.removeprefix("s3://")
+        names = [path[len(root) + 1 :] for path in self.files.find(root)]
+        seen = {name: hashlib.md5(self.files.cat_file(f"{root}/{name}")).hexdigest() for name in names}
+        return {name: seen[name] for name in names if ".datamat" not in name}, {
+            name.removeprefix(".datamat/") for name in names if ".datamat" in name
+        }
+
+    def uploads(self):
+        """Return the uploads that are open."""
+        return self.files.call_s3("list_multipart_uploads", Bucket=self.bucket).get("Uploads") or []
+
+    def check(self, expected):
+        """Assert that the bucket holds the dataset, and nothing is left over."""
+        found, work = self.there()
+        assert found == expected
+        assert work <= {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
+        assert self.uploads() == []
+
+
+@pytest.fixture
+def place(proxy, behind, tmp_path):
+    """A bucket, an output in it, and the script that writes to it."""
+    return Place(proxy, behind, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset", ["tfrecord.gz", "webdataset"]])
+def test_bucket_holds_the_bytes_of_a_local_run(place, name):
+    """So does one that was made on a second machine from the start; a run that finds all of it does nothing."""
+    expected = place.local(format=name)
+
+    place.run(format=name)
+
+    place.check(expected)
+    scratch = sum(path.stat().st_blocks * 512 for path in (place.tmp_path / "scratch").rglob("*") if path.is_file())
+    assert scratch < 1 << 20
+    for machine in ("scratch", "other"):
+        before = len(place.proxy.seen)
+        assert "nothing to do" in place.run(format=name, scratch=machine)
+        assert not [line for line in place.proxy.seen[before:] if line.startswith("P") and "/.datamat/" not in line]
+    place.check(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.timeout(240)
+def test_kills_of_the_driver_lose_nothing(place, is_kept):
+    """Each run dies a few requests later than the one before; the last is whole, on this or on a new machine."""
+    expected = place.local()
+    killed = 0
+    step = 9 if is_kept else 12
+    while True:
+        at = len(place.proxy.seen) + 6 + step * killed
+        job = place.start(scratch="scratch" if is_kept else f"scratch-{killed}")
+
+        def meet(number, _, job=job, at=at):
+            if number == at:
+                job.send_signal(signal.SIGKILL)
+            return "cut" if number >= at and job.poll() is None else None
+
+        place.proxy.meet = meet
+        out = job.communicate()[0]
+        place.proxy.meet = lambda number, handler: None
+        if job.returncode != -signal.SIGKILL:
+            break
+        killed += 1
+        assert ("manifest.json" in place.there()[0]) <= (place.there()[0] == expected)
+
+    assert job.returncode == 0, out
+    assert killed >= 3
+    assert SECRET not in out
+    place.run(scratch="scratch" if is_kept else f"scratch-{killed}")
+    place.check(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_kills_while_shards_are_replaced(place):
+    """Readers find the old dataset or the new one, or no manifest; in the end the new one alone."""
+    place.run(num_rows=120)
+    old = place.there()[0]
+    expected = place.local(num_rows=150)
+    killed = 0
+    while True:
+        at = len(place.proxy.seen) + 12 + 10 * killed
+        job = place.start(num_rows=150)
+
+        def meet(number, _, job=job, at=at):
+            if number == at:
+                job.send_signal(signal.SIGKILL)
+            return "cut" if number >= at and job.poll() is None else None
+
+        place.proxy.meet = meet
+        out = job.communicate()[0]
+        place.proxy.meet = lambda number, handler: None
+        if job.returncode != -signal.SIGKILL:
+            break
+        killed += 1
+        found = place.there()[0]
+        if "manifest.json" in found:
+            known = old if found["manifest.json"] == old["manifest.json"] else expected
+            assert {name: found.get(name) for name in known} == known
+
+    assert job.returncode == 0, out
+    assert killed >= 3
+    place.run(num_rows=150)
+    place.check(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [500, 503, "cut", "lose"])
+def test_faults_that_pass_are_met_by_trying_again(place, fault):
+    """Each seventh request fails, and the run is as if none had."""
+    expected = place.local()
+    place.proxy.meet = lambda number, handler: fault if number % 7 == 0 else None
+
+    out = place.run()
+
+    place.proxy.meet = lambda number, handler: None
+    assert SECRET not in out
+    place.check(expected)
+
+
+@pytest.mark.slow
+def test_death_of_a_worker_in_an_upload(place):
+    """Another one does it again."""
+    expected = place.local()
+    job = place.start()
+    dead = []
+
+    def meet(_, handler):
+        if not dead and handler.command == "PUT" and "partNumber=2" in handler.path:
+            port = handler.client_address[1]
+            for child in psutil.Process(job.pid).children(recursive=True):
+                if any(connection.laddr and connection.laddr.port == port for connection in child.net_connections()):
+                    dead.append(child.pid)
+                    child.kill()
+                    return "cut"
+        return None
+
+    place.proxy.meet = meet
+    out = job.communicate()[0]
+
+    assert job.returncode == 0, out
+    assert len(dead) == 1
+    place.check(expected)
+
+
+@pytest.mark.slow
+def test_another_server_gives_the_same(tmp_path):
+    """One without conditions, without lists of uploads, and with other ETags, written in another language."""
+    program = shutil.which("s3rver")
+    if program is None:
+        pytest.skip("needs s3rver on the path: npm install --global s3rver")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        behind = free.getsockname()[:2]
+    command = [program, "-d", str(tmp_path / "server"), "-a", behind[0], "-p", str(behind[1])]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running,
+        Proxy(behind) as proxy,
+    ):
+        try:
+            for line in running.stdout:
+                if "listening" in line:
+                    break
+            threading.Thread(target=proxy.serve_forever, daemon=True).start()
+            place = Place(proxy, behind, tmp_path, key="S3RVER", secret="S3RVER")
+            expected = place.local()
+            proxy.meet = lambda number, handler: "cut" if number % 9 == 0 else None
+
+            place.run()
+
+            assert place.there()[0] == expected
+        finally:
+            proxy.shutdown()
+            running.kill()
+
+
+def test_refusals_come_before_any_work(place):
+    """They name place and remedy, and no secret."""
+    options = {"storage_options": place.options, "scratch": place.tmp_path / "scratch", "progress": False}
+    touched = []
+
+    def sample(number):
+        touched.append(number)
+        return {"number": number}
+
+    with pytest.raises(OutputError, match=r"s3://nowhere/out/manifest.json cannot be read: .* make the bucket"):
+        materialize(sample, [1], "s3://nowhere/out", **options)
+    place.proxy.meet = lambda number, handler: 403 if handler.command == "PUT" else None
+    with pytest.raises(OutputError, match=rf"{place.url}/.datamat/run cannot be written: .* credentials") as caught:
+        materialize(sample, [1], place.url, **options)
+
+    assert SECRET not in str(caught.value)
+    assert not touched
+    assert place.there() == ({}, set())
+
+
+def test_lost_object_is_made_again(place):
+    """So is one that somebody has replaced; nothing else is."""
+    place.run()
+    expected = place.there()[0]
+    shards = sorted(name for name in expected if name.endswith(".tfrecord"))
+    root = place.url.removeprefix("s3://")
+    place.files.rm_file(f"{root}/{shards[0]}")
+    place.files.pipe_file(f"{root}/{shards[1]}", b"other")
+
+    place.run()
+
+    place.check(expected)
+
+
+def test_dataset_is_loaded_from_the_bucket(place, tmp_path):
+    """The samples are those of the job."""
+    place.run()
+
+    data = load(place.url, "train", cache_dir=tmp_path / "cache", storage_options=place.options)
+
+    assert sorted(int(sample["number"]) for sample in data) == list(range(150))
+
+
+def test_memory_is_a_store_of_this_process(tmp_path):
+    """The driver itself writes there."""
+    import fsspec
+
+    url = f"memory://{tmp_path.name}/out"
+
+    report = materialize(
+        lambda number: {"number": number}, range(20), url, scratch=tmp_path, shards=ShardOptions(num_shards=2)
+    )
+
+    names = {pathlib.PurePosixPath(path).name for path in fsspec.filesystem("memory").find(f"/{tmp_path.name}/out")}
+    assert report.is_complete
+    assert report.output == url
+    assert {"manifest.json", "data-train-00000-of-00002.tfrecord"} <= names
+
+
+def test_what_needs_a_folder_is_refused(tmp_path):
+    """The message says what to do instead."""
+    table = pa.table({"number": [1, 2]})
+    job = Materializer(table, output="memory://x/out")
+
+    with pytest.raises(OptionError, match="repair works on the files of a folder"):
+        job.repair()
+    with pytest.raises(OptionError, match="verify works on the files of a folder"):
+        job.verify()
+    with pytest.raises(OptionError, match="scratch is given, but output"):
+        Materializer(table, output=tmp_path / "out", scratch=tmp_path)
+    with pytest.raises(OptionError, match="can be read, not written"):
+        Materializer(table, output="https://host/out")
+
+
+def test_file_url_is_a_folder(tmp_path):
+    """It is written as any local output."""
+    materialize(lambda number: {"number": number}, range(5), f"file://{tmp_path}/out", progress=False)
+
+    assert (tmp_path / "out/manifest.json").is_file()
+    assert urllib.parse.urlsplit(f"file://{tmp_path}/out").path == os.fspath(tmp_path / "out")
