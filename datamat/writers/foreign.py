@@ -320,7 +320,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", _ZSTD_MAGIC: "zst"}
 _ZLIB_METHOD = 8
 _OF_ARROW = {"zst": "zstd", "br": "brotli"}
-_CODECS = {"gz": "gz", "bz2": "bz2", "zstd": "zst", "br": "br"}  # by the names that MosaicML and litdata give them
+_CODECS = {"gz": "gz", "bz2": "bz2", "zstd": "zst", "br": "br", "snappy": "snappy"}  # by MosaicML's and litdata's names
 
 
 def compression_of(path: str, is_plain: Callable[[bytes], bool]) -> str | None:
@@ -520,12 +520,18 @@ def _opened(path: str, codec: str) -> Any:
 def _arrow_stream(file: Any, name: str) -> Any:
     import pyarrow as pa
 
+    _need_codec(name)
+    return pa.CompressedInputStream(file, name)
+
+
+def _need_codec(name: str) -> None:
+    import pyarrow as pa
+
     if not pa.Codec.is_available(name):
         raise MissingDependencyError(
             f"the source is compressed by {name}, which this build of pyarrow ({pa.__version__}) lacks; install the "
             "wheel of PyPI: pip install --force-reinstall pyarrow; or unpack the files"
         )
-    return pa.CompressedInputStream(file, name)
 
 
 def _unpacked_item(data: bytes) -> bytes:
@@ -549,6 +555,33 @@ def _inflated(file: BinaryIO) -> Iterator[bytes]:
             yield piece
     if inflate.unused_data or file.read(1):
         raise ValueError("other bytes follow its end")
+
+
+_SNAPPY_RATIO = 64  # an element of three bytes copies 64 at most
+
+
+def _unsnapped(file: BinaryIO) -> Iterator[bytes]:
+    """Yield what one block of Snappy holds, which is unpacked as a whole: its format has no frames.
+
+    Its size stands before it, seven bits to a byte, the lowest first.
+    """
+    import pyarrow as pa
+
+    data = file.read()
+    _need_codec("snappy")
+    size, shift = 0, 0
+    for byte in data[:5]:  # sizes below 2**32
+        size |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    else:
+        raise ValueError("it does not begin with its size")
+    if size > _SNAPPY_RATIO * len(data):
+        raise ValueError(f"its {len(data):,} bytes cannot hold the {size:,} that they say they do")
+    whole = pa.Codec("snappy").decompress(data, size)
+    for start in range(0, size, _PIECE):
+        yield whole[start : start + _PIECE].to_pybytes()
 
 
 _FRAMED_HEAD, _FRAMED_ENTRY = struct.Struct("<8sHHIII"), struct.Struct("<IIQII")
@@ -581,7 +614,11 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     return data
 
 
-_WHOLE: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {"zlib": _inflated, "framed": _unframed}
+_WHOLE: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+    "zlib": _inflated,
+    "snappy": _unsnapped,
+    "framed": _unframed,
+}
 
 
 # ---------------------------------------------------------------- records of other libraries

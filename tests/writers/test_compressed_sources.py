@@ -153,12 +153,13 @@ def test_compressed_file_that_is_not_understood_is_named(tmp_path, name, message
         Materializer(source=tmp_path / name, output=tmp_path / "out")
 
 
-@pytest.mark.parametrize("codec", [*PACKED, "br"])
+@pytest.mark.parametrize("codec", [*PACKED, "br", "snappy"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "more"])
 def test_damage_of_a_compressed_file_is_found(tmp_path, codec, damage):
     """Cut off, or with a flipped byte where the codec has a checksum; what follows the end is no record."""
     whole = _records(range(200), 50)
-    data = bytearray(pa.compress(whole, "brotli", asbytes=True) if codec == "br" else PACKED[codec](whole))
+    of_arrow = {"br": "brotli", "snappy": "snappy"}.get(codec)
+    data = bytearray(pa.compress(whole, of_arrow, asbytes=True) if of_arrow else PACKED[codec](whole))
     if damage == "flipped":
         data[len(data) // 2] ^= 4
     path = tmp_path / "a"
@@ -170,7 +171,23 @@ def test_damage_of_a_compressed_file_is_found(tmp_path, codec, damage):
         assert str(path) in str(error)  # noqa: PT017 -- codecs without a checksum may give other bytes
     else:
         assert damage != "cut"
-        assert found == whole or (codec in {"zst", "br"} and damage == "flipped")
+        assert found == whole or (codec in {"zst", "br", "snappy"} and damage == "flipped")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xff\xff\xff\x0f\x00", "6 bytes cannot hold the 4,294,967,295 that they say they do"),
+        (b"\xff\xff\xff\xff\xff\xff", "does not begin with its size"),
+        (b"", "does not begin with its size"),
+    ],
+)
+def test_snappy_block_that_lies_about_its_size_is_refused(tmp_path, data, message):
+    """Before the memory for it is asked for."""
+    (tmp_path / "a").write_bytes(data)
+
+    with pytest.raises(CorruptDataError, match=rf"a does not unpack \(snappy\): .*{message}"):
+        list(foreign._pieces(str(tmp_path / "a"), "snappy"))
 
 
 def test_bomb_is_unpacked_in_pieces(tmp_path):
@@ -181,7 +198,7 @@ def test_bomb_is_unpacked_in_pieces(tmp_path):
         assert max(map(len, foreign._pieces(str(path), codec))) <= 1 << 20
 
 
-@pytest.mark.parametrize("codec", ["zstd", "gz", "br", "bz2"])
+@pytest.mark.parametrize("codec", ["zstd", "gz", "br", "bz2", "snappy"])
 def test_compressed_mds_of_streaming_is_a_source(tmp_path, codec):
     """The index counts its samples; workers unpack the shards that they need."""
     Materializer("mds", MDS / codec, tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
@@ -248,9 +265,9 @@ def test_mds_by_another_codec_is_refused(tmp_path):
     shutil.copytree(MDS / "zstd", tmp_path / "mds")
     index = json.loads((tmp_path / "mds" / "index.json").read_text())
     for shard in index["shards"]:
-        shard["compression"] = "snappy"
+        shard["compression"] = "lz4"
     (tmp_path / "mds" / "index.json").write_text(json.dumps(index))
-    with pytest.raises(SourceError, match=r"compressed by snappy, which is not read here .*StreamingDataset"):
+    with pytest.raises(SourceError, match=r"compressed by lz4, which is not read here .*StreamingDataset"):
         Materializer("mds", tmp_path / "mds", tmp_path / "out")
     for path in (tmp_path / "mds").glob("*.zstd"):
         path.unlink()
