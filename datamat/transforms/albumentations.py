@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 
 from datamat.errors import OptionError, SchemaError
-from datamat.transforms.seeding import RandomStreams, Sample, Stage, with_rng
+from datamat.transforms.seeding import RandomStreams, Sample, Stage, signature_of, with_rng
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -82,7 +81,7 @@ class FunctionStage(Stage):
 
     def _check_signature(self) -> None:
         try:
-            bind = inspect.signature(self.function).bind
+            bind = signature_of(self.function).bind
         except (TypeError, ValueError):  # some callables written in C
             return
         try:

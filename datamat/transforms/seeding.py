@@ -39,6 +39,7 @@ __all__ = [
     "sample_seed",
     "seed_globals",
     "seed_row",
+    "signature_of",
     "with_rng",
 ]
 
@@ -280,6 +281,20 @@ def _tensorflow_context() -> Any:
     return getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function, whose annotations may name what is there for type checkers only.
+
+    Raises:
+        TypeError: it is not callable.
+        ValueError: it has no signature, as some built-in functions.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
+
+
 def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator], Any] | None:
     """Return `function` as one of (argument, generator) where its signature asks for a generator, else None.
 
@@ -299,7 +314,7 @@ def with_rng(function: Callable[..., Any]) -> Callable[[Any, np.random.Generator
         True
     """
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):  # some callables written in C
         return None
     places = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]

@@ -281,11 +281,9 @@ class ImportWriter(DatasetWriter):
         for name, field in self._fields.items():
             if name not in features and field in samples.features:
                 features[name] = samples.features[field]
-                if features[name] == ListOf(Image()):  # 16 bits and a fourth channel show in the pictures alone
+                if _lists_pictures(features[name]):
                     first = samples[0] if first is None else first
-                    features[name] = (
-                        ListOf(_implied(name, first[field][0], is_cell=True)) if first[field] else ListOf(Image())
-                    )
+                    features[name] = _as_shown(name, features[name], first[field])
             elif name not in features:
                 first = samples[0] if first is None else first
                 features[name] = _implied(name, first[field], is_cell=has_columns)
@@ -367,6 +365,26 @@ def _implied(name: str, value: Any, *, is_cell: bool) -> Feature:
             f"the first sample: {error}; or declare the field with features={{{name!r}: ...}}, or leave it out with "
             f"drop=[{name!r}]"
         ) from error
+
+
+def _lists_pictures(feature: Any) -> bool:
+    """Return whether a feature is a list of pictures, or of dicts that hold some."""
+    match feature:
+        case ListOf(feature=item):
+            parts = item.values() if isinstance(item, Mapping) else [item]
+            return any(part == Image() or _lists_pictures(part) for part in parts)
+    return False
+
+
+def _as_shown(name: str, feature: Any, value: Any) -> Any:
+    """Return a feature with the dtype and channels of pictures that a value shows, which a source does not declare."""
+    if isinstance(feature, ListOf):
+        return ListOf(_as_shown(name, feature.feature, value[0])) if value else feature
+    if isinstance(feature, Mapping):
+        return {
+            part: _as_shown(f"{name}/{part}", inner, value[part]) for part, inner in feature.items() if part in value
+        }
+    return _implied(name, value, is_cell=True) if feature == Image() else feature
 
 
 def _content_of(samples: DataSource) -> str:

@@ -8,7 +8,6 @@ import dataclasses
 import decimal
 import functools
 import glob
-import inspect
 import itertools
 import json
 import os
@@ -37,9 +36,11 @@ from datamat.features import (
     Audio,
     Bytes,
     ClassLabel,
+    Depth,
     Features,
     Image,
     Json,
+    Mask,
     Optional,
     Scalar,
     Tensor,
@@ -56,6 +57,7 @@ from datamat.formats.example import decode_example, encode_example
 from datamat.formats.tfrecord import frame, read_payload
 from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
+from datamat.transforms.seeding import signature_of
 from datamat.writers.base import SOURCE_KINDS, DataSource
 from datamat.writers.foreign import (
     INFO_FILE,
@@ -268,6 +270,7 @@ _HF_NOTE = b"huggingface"
 _HF_FILE = {"bytes", "path"}  # of a struct that holds an encoded file
 _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
 _LISTED_FILES = [ListOf(feature) for feature in _HF_FILES_OF.values()]
+_OF_FILES_ALONE = (Image, Audio, Video, Mask, Depth, Bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -331,8 +334,23 @@ class Column:
             return _content_of_file(cell, self.name, place)
         if cell is None:
             raise SourceError(f"{place}column {self.name!r} of the table is empty; fill it in, or drop the row")
-        found = (_content_of_file(item, self.name, f"{place}item {number} of ") for number, item in enumerate(cell))
-        return [encode_png(item) if isinstance(item, np.ndarray) else item for item in found]
+        return _with_contents(cell, self.feature, self.name, place)
+
+
+def _with_contents(cell: Any, feature: Any, name: str, place: str) -> Any:
+    """Return a list, or a dict in one, with the content of each file that it holds, or names."""
+    match feature:
+        case ListOf(feature=item):
+            pairs = enumerate(cell or ())
+            return [_with_contents(value, item, name, f"{place}item {number} of ") for number, value in pairs]
+        case Mapping():
+            return None if cell is None else {
+                part: _with_contents(value, feature[part], f"{name}/{part}", place) for part, value in cell.items()
+            }  # fmt: skip
+        case Image() | Audio() | Video():
+            found = _content_of_file(cell, name, place)
+            return encode_png(found) if isinstance(found, np.ndarray) else found
+    return cell
 
 
 def columns_of_schema(schema: Any) -> list[Column]:
@@ -368,12 +386,14 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
     if pa.types.is_struct(kind):
         if noted.get("_type") in _HF_FILES_OF and {field.name for field in kind} == _HF_FILE:
             return [Column(name, path, kind, None, is_file=True)]
+        if noted.get("_type") == "Sequence" and isinstance(noted.get("feature"), dict):  # a dict of lists, then
+            noted = {part: {"_type": "Sequence", "feature": item} for part, item in noted["feature"].items()}
         inner = [
             _columns_of(f"{name}/{field.name}", (*path, field.name), field.type, noted.get(field.name))
             for field in kind
         ]
         return [column for some in inner for column in some]
-    files = _listed_files(noted, kind)
+    files = _with_files(noted, kind)
     if files is not None:
         return [Column(name, path, kind, files, is_file=True)]
     feature = _noted_feature(noted, kind) or _feature_of_type(kind)
@@ -381,16 +401,35 @@ def _columns_of(name: str, path: tuple[str, ...], kind: Any, noted: Any) -> list
     return [Column(name, path, kind, feature, refused)]
 
 
-def _listed_files(noted: Mapping[str, Any], kind: Any) -> Feature | None:
-    """Return the feature of a list of encoded files, by Hugging Face's note; None where it is no such list."""
+def _with_files(noted: Any, kind: Any) -> Any:
+    """Return the feature of what holds encoded files, by Hugging Face's note: a file, a list or a dict of some.
+
+    Args:
+        noted: the note about it.
+        kind: its Arrow type.
+
+    Returns:
+        A feature, or a dict of them by name; None where it holds no files, or something that no feature stores.
+    """
     import pyarrow as pa
 
-    item = noted.get("feature")
-    shape, inner = _list_shape(kind)
-    if len(shape) != 1 or not isinstance(item, Mapping) or item.get("_type") not in _HF_FILES_OF:
+    shape, _ = _list_shape(kind)
+    if shape and isinstance(noted, Mapping):
+        item = None if len(shape) > 1 else _with_files(noted.get("feature"), kind.value_type)
+        return None if item is None else ListOf(item)
+    if not pa.types.is_struct(kind) or not isinstance(noted, Mapping):
         return None
-    is_file = pa.types.is_struct(inner) and {field.name for field in inner} == _HF_FILE
-    return ListOf(_HF_FILES_OF[item["_type"]]) if is_file else None
+    if isinstance(noted.get("_type"), str):
+        is_file = noted["_type"] in _HF_FILES_OF and {field.name for field in kind} == _HF_FILE
+        return _HF_FILES_OF[noted["_type"]] if is_file else None
+    files = {field.name: _with_files(noted.get(field.name), field.type) for field in kind}
+    if not any(files.values()):
+        return None
+    rest = {
+        field.name: _noted_feature(noted.get(field.name) or {}, field.type) or _feature_of_type(field.type)
+        for field in kind if not files[field.name]
+    }  # fmt: skip
+    return None if None in rest.values() else {field.name: files[field.name] or rest[field.name] for field in kind}
 
 
 def _noted_feature(noted: Mapping[str, Any], kind: Any) -> Feature | None:
@@ -516,10 +555,32 @@ def _refusal(name: str, kind: Any) -> str:
         )
     inner = _not_in_json(kind, "") if _list_shape(kind)[0] or pa.types.is_map(kind) else ""
     if inner:
+        shape, item = _list_shape(kind)
+        declare = ""
+        if len(shape) == 1 and pa.types.is_struct(item):
+            parts = ", ".join(f"{field.name!r}: {_suggested(field.type)}" for field in item)
+            declare = f"declare what it holds with ImportWriter(features={{{name!r}: Sequence({{{parts}}})}}), or "
         return (
-            f"column {name!r} is {kind}, and no feature stores {inner}; {drop}, or convert it where the source is made"
+            f"column {name!r} is {kind}, and no feature stores {inner} by its type alone; {declare}{drop}, or convert "
+            "it where the source is made"
         )
     return f"{where}pass features={{{name!r}: Text()}} to store it as text, or {drop}"
+
+
+def _suggested(kind: Any) -> str:
+    """Return the feature to declare for an Arrow type, as code; pictures for what may be a file."""
+    import pyarrow as pa
+
+    is_file = pa.types.is_struct(kind) and {field.name for field in kind} == _HF_FILE
+    if is_file or _is_binary(kind):
+        return "Image()"
+    feature = _feature_of_type(kind)
+    match feature:
+        case None:
+            return "..."
+        case Scalar(dtype=dtype):
+            return f"Scalar({dtype!r})"
+    return repr(feature)
 
 
 def _is_binary(kind: Any) -> bool:
@@ -1741,7 +1802,7 @@ class RowStream:
     @property
     def _takes_start(self) -> bool:
         try:
-            return "start" in inspect.signature(self._rows).parameters
+            return "start" in signature_of(self._rows).parameters
         except (TypeError, ValueError):
             return False
 
@@ -1750,7 +1811,7 @@ class RowStream:
         if not (hasattr(self._rows, "state_dict") and hasattr(self._rows, "load_state_dict")):
             return False
         # litdata's asks for what only its loader knows.
-        if any(one.default is one.empty for one in inspect.signature(self._rows.state_dict).parameters.values()):
+        if any(one.default is one.empty for one in signature_of(self._rows.state_dict).parameters.values()):
             return False
         step = getattr(self._rows, "_ex_iterable", None)
         while step is not None:
@@ -2052,6 +2113,11 @@ class SpooledSource(DataSource):
         """Return how a field is stored: pictures as they come, all else by its feature."""
         feature = self.features.get(name)
         if isinstance(feature, (Optional, ListOf)) and isinstance(feature.feature, Mapping):
+            if any(isinstance(part, _OF_FILES_ALONE) for part in feature.feature.values()):
+                raise SchemaError(
+                    f"field {name!r} holds files in dicts, which rows of an iterator cannot keep; give samples by "
+                    f"position in its place (a list, a Dataset, Parquet files), or leave it out with drop=[{name!r}]"
+                )
             return Json()  # dicts, which only a sample as a whole divides into its fields
         if isinstance(feature, Optional):
             return feature
@@ -2193,7 +2259,14 @@ def without_items(value: Any, feature: Feature | None) -> Any:
     return np.empty((0, *(size or 0 for size in shape[1:])), dtype_of(dtype))
 
 
-def converted(value: Any, feature: Feature) -> Any:
+def _list_of_files(feature: Feature) -> bool:
+    match feature:
+        case ListOf(feature=item):
+            return isinstance(item, _OF_FILES_ALONE)
+    return False
+
+
+def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for each kind of type
     """Return a value in the type of a declared feature, where only its type differs.
 
     Args:
@@ -2202,7 +2275,11 @@ def converted(value: Any, feature: Feature) -> Any:
     """
     if value is None:
         return None
+    if isinstance(feature, _OF_FILES_ALONE) and isinstance(value, Mapping) and value.keys() == _HF_FILE:
+        return _content_of_file(value, "", "")
     inner = feature.feature if isinstance(feature, (Optional, ListOf)) else feature
+    if _list_of_files(feature):
+        return [converted(item, inner) for item in value]
     if isinstance(inner, Mapping):  # a dict, or a list of dicts
         rows = [value] if isinstance(value, Mapping) else value
         made = [

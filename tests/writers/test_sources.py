@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from datamat import (
     Bytes,
+    ClassLabel,
     CorruptDataError,
     Image,
     Json,
@@ -646,6 +647,109 @@ def test_list_of_encoded_files_is_a_sequence(tmp_path, depth):
     assert data.features["pictures"] == Sequence(Image(dtype=f"uint{depth}"))
     first, second = (data[f"{number:08d}"]["pictures"] for number in range(2))
     assert [found.tolist() for found in first] == [pixels[0].tolist(), pixels[2].tolist()] and not len(second)
+
+
+def _crops(form, depth=8):
+    """A table of lists of dicts that hold pictures, as Hugging Face stores them, and as it did before 4.0."""
+    file = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    crops = [
+        [
+            {"image": {"bytes": encode_png(np.full((2, 3 + k, 3), n, f"uint{depth}")), "path": None}, "label": k % 2}
+            for k in range(1 + n % 3)
+        ]
+        for n in range(6)
+    ]
+    crops[3] = []
+    noted = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["car", "bus"]}}
+    kind = pa.list_(pa.struct([("image", file), ("label", pa.int64())]))
+    if form == "Sequence":
+        kind = pa.struct([("image", pa.list_(file)), ("label", pa.list_(pa.int64()))])
+        crops = [{name: [crop[name] for crop in row] for name in noted} for row in crops]
+    table = pa.table({"crops": pa.array(crops, kind), "n": range(6)})
+    return _noted(table, crops={"_type": form, "feature": noted}, n={"_type": "Value", "dtype": "int64"})
+
+
+def _check_crops(folder, names, depth=8):
+    data = load(folder)
+    assert len(data) == 6 and verify(folder).ok
+    assert data.features["crops/image"] == Sequence(Image(dtype=f"uint{depth}"))
+    kinds = [Sequence(ClassLabel(names)), ClassLabel(names, shape=(None,))] if names else [Sequence(Scalar("int64"))]
+    assert data.features["crops/label"] in kinds
+    for sample in data:
+        number, crops = int(sample["n"]), sample["crops"]
+        count = 0 if number == 3 else 1 + number % 3
+        assert [(crop.shape, int(crop.min()), int(crop.max())) for crop in crops["image"]] == [
+            ((2, 3 + k, 3), number, number) for k in range(count)
+        ]
+        assert list(crops["label"]) == [k % 2 for k in range(count)]
+
+
+@pytest.mark.parametrize("form", ["List", "Sequence"])
+@pytest.mark.parametrize("format_name", ["tfrecord", "parquet", "webdataset"])
+def test_lists_of_dicts_with_pictures_are_sequences(tmp_path, form, format_name):
+    """By Hugging Face's note, beside labels; a row may have none."""
+    parquet.write_table(_crops(form), tmp_path / "rows.parquet")
+
+    _ran("parquet", tmp_path / "rows.parquet", output=tmp_path / "out", format=format_name)
+
+    _check_crops(tmp_path / "out", ("car", "bus"))
+
+
+def test_pictures_in_lists_of_dicts_show_how_deep_they_are(tmp_path):
+    """As those in plain lists do."""
+    _ran(_crops("List", 16), output=tmp_path / "out")
+
+    _check_crops(tmp_path / "out", ("car", "bus"), 16)
+
+
+def test_lists_of_dicts_with_files_that_nobody_noted_are_refused_with_what_declares_them(tmp_path):
+    """The declaration that the message gives is one that works."""
+    table = _crops("List").replace_schema_metadata(None)
+    declared = r"Sequence\(\{'image': Image\(\), 'label': Scalar\('int64'\)\}\)"
+
+    with pytest.raises(
+        SourceError, match=rf"binary at \[\].image.bytes by its type alone; declare .*{declared}.*drop="
+    ):
+        Materializer(table, output=tmp_path / "out")
+
+    writer = ImportWriter(features={"crops": Sequence({"image": Image(), "label": Scalar("int64")})})
+    _ran(writer, table, output=tmp_path / "out")
+    _check_crops(tmp_path / "out", ())
+
+
+def test_lists_of_files_that_nobody_noted_may_be_declared(tmp_path):
+    """Files of Hugging Face's form, content or path."""
+    (tmp_path / "a.png").write_bytes(PICTURES[1])
+    rows = [[{"bytes": PICTURES[0], "path": None}, {"bytes": None, "path": str(tmp_path / "a.png")}], []]
+    cell = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+    _ran(
+        ImportWriter(features={"pictures": Sequence(Image())}),
+        pa.table({"pictures": pa.array(rows, cell)}),
+        output=tmp_path / "out",
+    )
+
+    assert [len(sample["pictures"]) for sample in load(tmp_path / "out")] in ([2, 0], [0, 2])
+
+
+def test_empty_file_in_a_list_of_dicts_is_named(tmp_path):
+    """With its row and place."""
+    table = _crops("List")
+    rows = table.to_pylist()
+    rows[2]["crops"][1]["image"] = None
+    table = pa.Table.from_pylist(rows, schema=table.schema)
+
+    with pytest.raises(SampleError, match=r"row 2, item 1 of column 'crops/image' of the table is empty"):
+        _ran(table, output=tmp_path / "out", workers=ONE)
+
+
+def test_files_in_dicts_of_an_iterator_are_refused(tmp_path):
+    """With what takes them."""
+    features = {"crops": Sequence({"image": Image()})}
+    rows = ({"crops": [{"image": PICTURES[number]}]} for number in range(3))
+
+    with pytest.raises(SourceError, match=r"'crops' holds files in dicts, which rows of an iterator cannot keep; give"):
+        _ran(ImportWriter(features=features), rows, output=tmp_path / "out")
 
 
 def test_folders_of_hive_give_their_columns(tmp_path):
