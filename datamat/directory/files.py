@@ -141,17 +141,70 @@ def empty_folder(folder: pathlib.Path) -> None:
 def temporary_folder(owner: object) -> str:
     """Make a folder below `TMPDIR` that is removed with its owner, by this process alone, and return its path.
 
+    Those that killed processes have left there are removed. What is in use shows by a lock, not by a process number:
+    containers share folders, and each counts its processes from 1.
+
     Args:
         owner: object that uses the folder; workers that inherit it by fork leave the folder where it is.
     """
-    folder = tempfile.mkdtemp(prefix=SPOOL)
-    weakref.finalize(owner, _remove_own, folder, os.getpid())
-    return folder
+    _remove_abandoned()
+    while True:
+        folder = tempfile.mkdtemp(prefix=SPOOL)
+        descriptor = _hold(folder)
+        if os.path.isdir(folder):  # else another process took it for abandoned before it was held
+            weakref.finalize(owner, _remove_own, folder, os.getpid(), descriptor)
+            return folder
+        if descriptor is not None:
+            os.close(descriptor)
 
 
-def _remove_own(folder: str, process: int) -> None:
+_IN_USE = "in-use.lock"
+
+
+def _hold(folder: str) -> int | None:
+    """Lock a folder for as long as this process lives; return the descriptor, or None where nothing can be locked."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    path = os.path.join(folder, _IN_USE)
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks, where nothing shows what is in use
+            os.close(descriptor)
+            os.unlink(path)
+            return None
+        return descriptor
+    return None
+
+
+def _remove_abandoned() -> None:
+    """Remove the temporary folders of this user whose processes have ended without doing so."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    root = tempfile.gettempdir()
+    for name in os.listdir(root):
+        folder = os.path.join(root, name)
+        if not name.startswith(SPOOL):
+            continue
+        with contextlib.suppress(OSError):  # another user's, held, or gone meanwhile
+            descriptor = os.open(os.path.join(folder, _IN_USE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _remove_own(folder: str, process: int, descriptor: int | None) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def refuse_links(folder: str | os.PathLike[str]) -> None:
