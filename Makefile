@@ -1,4 +1,4 @@
-# Every command of this project. A fresh clone needs make and Python 3.11, 3.12 or 3.13; the rest is installed into .venv.
+# Every command of this project. A fresh clone needs make and Python 3.11 to 3.14; the rest is installed into .venv.
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -6,7 +6,7 @@ UV   := $(BIN)/uv
 
 # The interpreter .venv is made with. One that you name is taken or refused; otherwise the first suitable of these is taken.
 PYTHON  ?= python3
-PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13)
+PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13 python3.14)
 
 # Bytecode is compiled once here: the first import of TensorFlow then takes two seconds instead of six.
 INSTALL := $(UV) pip install --python $(BIN)/python --compile-bytecode \
@@ -91,12 +91,12 @@ $(VENV)/.docs: $(UV) pyproject.toml constraints.txt
 
 $(UV):
 	@for python in $(PYTHONS); do \
-		if $$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then \
+		if $$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then \
 			echo "$$python -m venv $(VENV)"; \
 			$$python -m venv --clear $(VENV) || exit 1; \
 			exec $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv; \
 		fi; \
 	done; \
-	echo "No Python to set up with: tried $(PYTHONS), found none of version 3.11, 3.12 or 3.13 that has venv." >&2; \
+	echo "No Python to set up with: tried $(PYTHONS), found none of version 3.11 to 3.14 that has venv." >&2; \
 	echo "Install one (on Debian: python3.11 and python3.11-venv) or name it: make PYTHON=/path/to/python3.12" >&2; \
 	exit 1

@@ -442,7 +442,8 @@ def parts_of_code(value: CodeInPackage) -> Parts:
             operand = bisect.bisect_left(offsets, instruction.argval)
         if _loads_constant(instruction):
             operand = None
-            constant = code.co_consts[instruction.arg or 0]
+            is_itself = instruction.opname == "LOAD_SMALL_INT"
+            constant = instruction.argval if is_itself else code.co_consts[instruction.arg or 0]
             held.append(CodeInPackage(constant, value.package) if isinstance(constant, types.CodeType) else constant)
         if instruction.opname == "IMPORT_NAME":
             level, names = (before.argval for before in instructions[number - 2 : number])
@@ -569,7 +570,7 @@ def _variable(instructions: list[dis.Instruction], number: int) -> Any:
         return before.argval if _loads_constant(before) else None
     if following and following[0].argval in {"get", "setdefault", "pop"}:
         return _argument(instructions, number + 1)
-    is_read = len(following) == 2 and _loads_constant(following[0]) and following[1].opname == "BINARY_SUBSCR"
+    is_read = len(following) == 2 and _loads_constant(following[0]) and _takes_item(following[1])
     return following[0].argval if is_read else None
 
 
@@ -601,16 +602,23 @@ def _instructions(code: types.CodeType) -> list[dis.Instruction]:
 
 _PAIRS = {
     "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": ("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
     "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
 }
 
 
 def _singly(instructions: Iterable[dis.Instruction]) -> Iterator[dis.Instruction]:
-    """Yield instructions, those of Python 3.13 that handle two local variables as the two that they stand for."""
+    """Yield instructions in their plainest form.
+
+    Those of Python 3.13 that handle two local variables are yielded as the two that they stand for, and those of 3.14
+    that load a variable without counting the reference as the ones that count it.
+    """
     for instruction in instructions:
         names = _PAIRS.get(instruction.opname)
-        if names is None:
+        if instruction.opname == "LOAD_FAST_BORROW":
+            yield instruction._replace(opname="LOAD_FAST", opcode=dis.opmap["LOAD_FAST"])
+        elif names is None:
             yield instruction
         else:
             for name, variable in zip(names, instruction.argval, strict=True):
@@ -618,7 +626,13 @@ def _singly(instructions: Iterable[dis.Instruction]) -> Iterator[dis.Instruction
 
 
 def _loads_constant(instruction: dis.Instruction) -> bool:
-    return instruction.opcode in dis.hasconst or instruction.opname == "KW_NAMES"
+    """Return whether the value of an instruction's argument is a constant that it loads."""
+    return instruction.opcode in dis.hasconst or instruction.opname in {"KW_NAMES", "LOAD_SMALL_INT"}
+
+
+def _takes_item(instruction: dis.Instruction) -> bool:
+    """Return whether an instruction is the `[]` of an expression."""
+    return instruction.opname == "BINARY_SUBSCR" or instruction.argrepr == "[]"  # since Python 3.14 a BINARY_OP
 
 
 def _imports(name: str, names: Iterable[str], package: str) -> Iterator[Import]:
@@ -774,7 +788,7 @@ def _is_empty(steps: Sequence[dis.Instruction], number: int) -> bool:
     if not before:
         return False
     last = before[-1]
-    if last.opname == "LOAD_CONST":
+    if last.opname in {"LOAD_CONST", "LOAD_SMALL_INT"}:
         return any(last.argval is value or (last.argval == value and last.argval.__class__ is value.__class__)
                    for value in _EMPTY)  # fmt: skip
     if last.opname in _BUILDS:
@@ -887,6 +901,7 @@ _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _PLAIN = frozenset([*ATOMS, list, tuple, dict, set, frozenset, np.ndarray])
 _DECLARED = frozenset({"__slots__", "__match_args__", "__annotations__", "__pydantic_fields__"})
 """Attributes with names between double underscores that the author of a class declares."""
+_MAKES_ANNOTATIONS = "__annotate_func__"
 
 
 def parts_of_function(value: types.FunctionType) -> Parts:
@@ -939,6 +954,8 @@ def parts_of_class(value: type) -> Parts:
     if is_installed(value.__module__):
         return Parts(f"class {value.__qualname__}".encode(), [Import(value.__module__)], [""])
     body = written_attributes(dict(vars(value)))
+    if _MAKES_ANNOTATIONS in vars(value):
+        body["__annotations__"] = _annotations_of(value)
     if isinstance(value, enum.EnumMeta):
         members: dict[str, Any] = {name: value[name].value for name in value.__members__}
         body = {name: part for name, part in body.items() if isinstance(part, _CODE)} | members
@@ -949,13 +966,26 @@ def parts_of_class(value: type) -> Parts:
     return named(tag, [(" class", base) for base in (type(value), *value.__bases__)], body, homes=homes)
 
 
+def _annotations_of(cls: type) -> dict[str, Any]:
+    """Return the annotations of a class that Python 3.14 makes when they are asked for.
+
+    The function that makes them holds the whole namespace of the class. Where they name what is there for type checkers
+    only, their text is returned.
+    """
+    try:
+        return dict(cls.__annotations__)
+    except Exception:  # noqa: BLE001 -- they are expressions of the user's
+        annotationlib = importlib.import_module("annotationlib")
+        return dict(annotationlib.get_annotations(cls, format=annotationlib.Format.STRING))
+
+
 def written_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a class that its author wrote."""
     return {
         name: value
         for name, value in attributes.items()
         if name in _DECLARED
-        or isinstance(value, _CODE)
+        or (isinstance(value, _CODE) and name != _MAKES_ANNOTATIONS)
         or not (
             name in DESCRIBING or (name.startswith("__") and name.endswith("__")) or isinstance(value, _DESCRIPTORS)
         )

@@ -8,6 +8,7 @@ import contextvars
 import dis
 import enum
 import functools
+import importlib
 import itertools
 import os
 import sys
@@ -463,6 +464,19 @@ def fill_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
     function.__dict__.update(attributes)
 
 
+def annotations_of(value: Any) -> dict[str, Any]:
+    """Return the annotations of a function or class: values, or texts where they name what is not there.
+
+    Python 3.14 makes them when they are asked for; a name may be there for type checkers only. What makes those of a
+    class holds its whole namespace, and is not sent.
+    """
+    try:
+        return dict(value.__annotations__)
+    except Exception:  # noqa: BLE001 -- they are expressions of the user's
+        annotationlib = importlib.import_module("annotationlib")
+        return dict(annotationlib.get_annotations(value, format=annotationlib.Format.STRING))
+
+
 def make_cell() -> types.CellType:
     """Return an empty cell."""
     return types.CellType()
@@ -491,6 +505,7 @@ def single_dispatch_of(implementations: tuple[tuple[type, Any], ...]) -> Any:
 
 _NOT_COPIED = ("__dict__", "__weakref__", "__module__", "__qualname__", "_abc_impl", "__static_attributes__",
                "__firstlineno__")  # fmt: skip
+_OF_ANNOTATIONS = ("__annotate_func__", "__annotations_cache__")
 _ENUM_MADE = frozenset({
     "_member_names_", "_member_map_", "_value2member_map_", "_member_type_", "_unhashable_values_",
     "_hashable_values_", "_unhashable_values_map_", "_flag_mask_", "_all_bits_", "_singles_mask_", "_inverted_",
@@ -508,13 +523,13 @@ def class_parts(cls: type) -> tuple[Any, ...]:
         return _enum_parts(cls, names, identity)
     if type(cls).__name__ == "_TypedDictMeta":
         bases = tuple(base for base in cls.__bases__ if base is not dict)
-        content = {k: v for k, v in cls.__dict__.items() if k not in _NOT_COPIED}
+        content = {k: v for k, v in _attributes_of(cls).items() if k not in _NOT_COPIED}
         return make_typed_dict, (type(cls), *names, bases, identity), (identity, content, ()), None, None, fill_class
     if cls.__bases__ == (tuple,) and hasattr(cls, "_field_defaults"):
         fields, defaults = tuple(cls._fields), tuple(cls._field_defaults.values())  # type: ignore[attr-defined]
         state = (identity, _beside_namedtuple(cls), ())
         return make_namedtuple, (*names, fields, defaults, identity), state, None, None, fill_class
-    content = dict(cls.__dict__)
+    content = _attributes_of(cls)
     skeleton: dict[str, Any] = {}
     if "__slots__" in content:
         skeleton["__slots__"] = slots = content.pop("__slots__")
@@ -531,6 +546,14 @@ def class_parts(cls: type) -> tuple[Any, ...]:
         registered = tuple(subclass for reference in references if (subclass := reference()) is not None)
     arguments = (type(cls), *names, cls.__bases__, skeleton, identity)
     return make_class, arguments, (identity, content, registered), None, None, fill_class
+
+
+def _attributes_of(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class, with the annotations that Python 3.14 makes when they are asked for."""
+    content = dict(cls.__dict__)
+    if "__annotate_func__" not in content:
+        return content
+    return {k: v for k, v in content.items() if k not in _OF_ANNOTATIONS} | {"__annotations__": annotations_of(cls)}
 
 
 def make_class(
@@ -580,7 +603,7 @@ def _enum_parts(cls: Any, names: tuple[Any, ...], identity: str) -> tuple[Any, .
     kind = cls._member_type_
     arguments_of = getattr(kind, "__getnewargs__", lambda _: ())
     members = [(name, arguments_of(member), member._value_) for name, member in cls.__members__.items()]
-    content = {k: v for k, v in cls.__dict__.items() if k not in _ENUM_MADE and k not in cls.__members__}
+    content = {k: v for k, v in _attributes_of(cls).items() if k not in _ENUM_MADE and k not in cls.__members__}
     attributes = {
         name: own
         for name, member in cls.__members__.items()
@@ -649,7 +672,7 @@ def _beside_namedtuple(cls: type) -> dict[str, Any]:
     """Return what the author of a class gave it beside what every named tuple has."""
     made = {"collections", f"namedtuple_{cls.__name__}"}  # where the functions of every named tuple are at home
     own = {}
-    for name, value in cls.__dict__.items():
+    for name, value in _attributes_of(cls).items():
         function = getattr(value, "__func__", value)
         is_made = isinstance(function, types.FunctionType) and function.__globals__.get("__name__") in made
         is_fixed = name in {*_NOT_COPIED, "__slots__", "__match_args__", "_fields", "_field_defaults"}

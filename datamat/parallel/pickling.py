@@ -116,7 +116,7 @@ class _Rules:
             return function.__qualname__
         if hasattr(function, "dispatch") and hasattr(function, "registry"):
             return byvalue.single_dispatch_of, (tuple(function.registry.items()),)
-        state = (function.__defaults__, function.__kwdefaults__, function.__annotations__, function.__doc__,
+        state = (function.__defaults__, function.__kwdefaults__, byvalue.annotations_of(function), function.__doc__,
                  function.__qualname__, function.__module__, function.__dict__)  # fmt: skip
         module = sys.modules.get(function.__module__ or "")
         at_home = module is not None and module.__dict__ is function.__globals__

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib
+import subprocess
 import sys
 import textwrap
 
 import pytest
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, WorkerOptions, materialize
-from datamat.fingerprint import fingerprint
+from datamat.fingerprint import code, fingerprint
 from datamat.plan.job import as_written
 
 
@@ -279,3 +281,53 @@ def test_training_step_rebuilds_nothing(tmp_path):
     assert learner.run(tmp_path).num_shards_written == 0
     learner.scale = 3
     assert learner.run(tmp_path).num_shards_written > 0
+
+
+def test_instructions_of_later_pythons_are_read_as_what_they_stand_for():
+    """Python 3.14 borrows references, and has no instruction of its own for `[]` and for small numbers."""
+    load = next(step for step in dis.get_instructions(lambda x: x) if step.opname.startswith("LOAD_FAST"))
+
+    def made(name, value, text=""):
+        return load._replace(opname=name, argval=value, argrepr=text)
+
+    steps = [made("LOAD_FAST_BORROW", "a"), made("LOAD_FAST_BORROW_LOAD_FAST_BORROW", ("b", "c"))]
+    found = list(code._singly(steps))
+
+    assert [(step.opname, step.argval) for step in found] == [("LOAD_FAST", name) for name in "abc"]
+    assert {step.opcode for step in found} == {dis.opmap["LOAD_FAST"]}
+    read = [made("LOAD_ATTR", "environ"), made("LOAD_CONST", "HOME"), made("BINARY_OP", 26, "[]")]
+    read[1] = read[1]._replace(opcode=dis.opmap["LOAD_CONST"])
+    assert code._variable(read, 0) == "HOME"
+    assert code._loads_constant(made("LOAD_SMALL_INT", 0)) and code._is_empty([made("LOAD_SMALL_INT", 0), load], 1)
+    assert not code._is_empty([made("LOAD_SMALL_INT", 2), load], 1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are made when the class is")
+def test_annotations_that_only_a_type_checker_knows_hinder_nothing(tmp_path, monkeypatch):
+    """Python 3.14 makes them when they are asked for; the names in them may not be there."""
+    source = """
+from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, WorkerOptions, load
+class Holder(DatasetWriter):
+    name = "holder"
+    features = Features({"n": Scalar("int64")})
+    table: Missing
+    size: int = 3
+    def index(self, source) -> Nowhere:
+        return [IndexRow(str(n), "train", {"n": n}) for n in range(4)]
+    def read(self, row: Absent):
+        return {"n": row.fields["n"] * self.size}
+"""
+    run = """
+for method in ("spawn", "fork"):
+    Materializer(Holder(), None, method, workers=WorkerOptions(num_workers=1, start_method=method)).run(progress=False)
+    assert sorted(int(sample["n"]) for sample in load(method)) == [0, 3, 6, 9]
+"""
+    (tmp_path / "script.py").write_text(source + run)
+    (tmp_path / "holders.py").write_text(source)
+    (tmp_path / "others.py").write_text(source.replace("table: Missing", "table: Other"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=50)
+
+    first, other = (importlib.import_module(name).Holder for name in ("holders", "others"))
+    assert digest(first()) == digest(first()) != digest(other())
