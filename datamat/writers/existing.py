@@ -556,14 +556,12 @@ def _refusal(name: str, kind: Any) -> str:
     inner = _not_in_json(kind, "") if _list_shape(kind)[0] or pa.types.is_map(kind) else ""
     if inner:
         shape, item = _list_shape(kind)
-        declare = ""
+        rest = f"; {drop}"
         if len(shape) == 1 and pa.types.is_struct(item):
             parts = ", ".join(f"{field.name!r}: {_suggested(field.type)}" for field in item)
-            declare = f"declare what it holds with ImportWriter(features={{{name!r}: Sequence({{{parts}}})}}), or "
-        return (
-            f"column {name!r} is {kind}, and no feature stores {inner} by its type alone; {declare}{drop}, or convert "
-            "it where the source is made"
-        )
+            declared = f"features={{{name!r}: Sequence({{{parts}}})}}"
+            rest = f" by its type alone; declare what it holds with ImportWriter({declared}), or {drop}"
+        return f"column {name!r} is {kind}, and no feature stores {inner}{rest}, or convert it where the source is made"
     return f"{where}pass features={{{name!r}: Text()}} to store it as text, or {drop}"
 
 
