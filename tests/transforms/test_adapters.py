@@ -5,7 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import importlib
+import os
+import pathlib
 import random
+import runpy
 
 import numpy as np
 import pytest
@@ -56,12 +59,20 @@ def sample(number=0):
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def importable_torchvision():
+    """Let torchvision be imported beside any torch, in this process and in workers."""
+    folder = pathlib.Path(__file__).parents[1] / "cpu_torchvision"
+    runpy.run_path(str(folder / "sitecustomize.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
 def library(name):
-    """Return a module of a library, or skip: torchvision raises something else where torch is not its own."""
-    try:
-        return importlib.import_module(name)
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"{name} is not usable: {error}")
+    """Return a module of a library, or skip where it is not installed; one that is broken is an error."""
+    pytest.importorskip(name.partition(".")[0], exc_type=ModuleNotFoundError)
+    return importlib.import_module(name)
 
 
 def torchvision():
