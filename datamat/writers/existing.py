@@ -106,7 +106,7 @@ __all__ = [
 
 
 def table_of(value: Any) -> pa.Table | None:
-    """Return a table of any of the three packages as a pyarrow table; None for anything else.
+    """Return a table of any package in `_TABLES` as a pyarrow table; None for anything else.
 
     NaN in numbers of pandas stays NaN; levels of its index that have names become columns.
 
@@ -217,6 +217,12 @@ def _of_batch(batch: pa.RecordBatch) -> pa.Table:
     return pa.Table.from_batches([batch])
 
 
+def _of_stream(value: Any) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table(value)
+
+
 def _of_pandas(frame: Any) -> pa.Table:
     import pyarrow as pa
 
@@ -244,6 +250,7 @@ _TABLES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("pandas", "DataFrame"): _of_pandas,
     ("polars", "DataFrame"): lambda frame: frame.to_arrow(),
     ("polars", "LazyFrame"): lambda frame: frame.collect().to_arrow(),
+    ("duckdb", "DuckDBPyRelation"): _of_stream,
 }
 _COLUMNS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("pyarrow", "ChunkedArray"): lambda column: column.to_pylist(),
@@ -1024,6 +1031,9 @@ _OTHERS = {
     ".csv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
     ".tsv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
     ".jsonl": "pass its rows, as in Materializer(map(json.loads, open({0!r})), ...)",
+    ".npy": "pass its array, as in Materializer(source=numpy.load({0!r}, mmap_mode='r'), ...)",
+    ".npz": "pass its arrays, as in Materializer(source=dict(numpy.load({0!r})), ...)",
+    ".pkl": "it is never unpickled here; pass its rows, as in Materializer(source=rows, ...)",
 }
 """What to write for files that hold rows, by extension."""
 

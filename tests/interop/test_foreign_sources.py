@@ -318,8 +318,14 @@ def test_list_of_no_texts_in_a_tfrecord_is_a_list(tmp_path):
 
 
 def test_files_of_rows_are_refused_with_what_reads_them(tmp_path):
-    """CSV has a writer; the rows of JSON lines can be passed."""
-    for name, remedy in (("a.csv", r"Materializer\('table', .*a.csv'"), ("a.jsonl", r"map\(json.loads, open\(")):
+    """CSV has a writer; the rows of JSON lines and the arrays of numpy can be passed; pickles are not opened."""
+    for name, remedy in (
+        ("a.csv", r"Materializer\('table', .*a.csv'"),
+        ("a.jsonl", r"map\(json.loads, open\("),
+        ("a.npy", r"source=numpy.load\('.*a.npy', mmap_mode='r'\)"),
+        ("a.npz", r"source=dict\(numpy.load\('.*a.npz'\)\)"),
+        ("a.pkl", "never unpickled here; pass its rows"),
+    ):
         (tmp_path / name).write_text("x")
         with pytest.raises(SourceError, match=remedy):
             Materializer(tmp_path / name, output=tmp_path / "out")

@@ -69,6 +69,7 @@ KINDS = {
     "filtered": _filtered_pandas,
     "polars": _polars,
     "lazy": _lazy_polars,
+    "duckdb": lambda columns: pytest.importorskip("duckdb").from_arrow(pa.table(columns)),
 }
 
 
