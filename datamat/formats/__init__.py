@@ -207,6 +207,8 @@ class ShardFormat(abc.ABC):
         joins_parts: whether parts, one behind another, followed by the `trailer`, are a valid shard. Workers then write
             parts straight to the end of the growing shard. Otherwise `assembler` builds it from them.
         has_checksums: whether a reader detects every change of a record's values by checksums in the file.
+        reads_ranges: whether a reader reads nothing of a file but the range of a record in the offsets and, when it is
+            made, what comes behind the last range: of files behind a URL, only these are then fetched.
         groups_at_once: number of groups of records that shuffling mixes at a time; about half of those that readers
             keep in memory, since one window ends while the next begins.
         packages: top-level modules of other packages that decide the bytes; a new version of one has shards rebuilt.
@@ -221,6 +223,7 @@ class ShardFormat(abc.ABC):
     extension: ClassVar[str]
     joins_parts: ClassVar[bool]
     has_checksums: ClassVar[bool] = False
+    reads_ranges: ClassVar[bool] = False
     groups_at_once: ClassVar[int] = 4
     packages: ClassVar[frozenset[str]] = frozenset()
 

@@ -81,6 +81,7 @@ class ParquetFormat(ShardFormat):
     extension = "parquet"
     joins_parts = True
     has_checksums = True
+    reads_ranges = True
     packages = frozenset({"pyarrow"})
 
     row_group_rows: int | None = None

@@ -288,6 +288,7 @@ class TFRecordFormat(ShardFormat):
     extension = "tfrecord"
     joins_parts = True
     has_checksums = True
+    reads_ranges = True
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """Return no options: there is one way to write the format."""
@@ -351,6 +352,7 @@ class GzipTFRecordFormat(ShardFormat):
     extension = "tfrecord.gz"
     joins_parts = True
     has_checksums = True
+    reads_ranges = True
     groups_at_once = 32
     packages = frozenset({"zlib"})
 

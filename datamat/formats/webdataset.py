@@ -196,6 +196,7 @@ class WebDatasetFormat(ShardFormat):
     name = "webdataset"
     extension = "tar"
     joins_parts = True
+    reads_ranges = True
 
     features: Features | None = None
 

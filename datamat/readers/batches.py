@@ -27,6 +27,7 @@ from datamat.readers.loader import (
     in_threads,
     made_here,
 )
+from datamat.readers.remote import ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from datamat.readers.loader import Skipped
+    from datamat.readers.remote import LookAhead
 
 
 __all__ = [
@@ -964,6 +966,16 @@ def register_iterable(kind: type) -> None:
     IterableDataset.register(kind)  # an abstract base class, which only requires `__iter__`
 
 
+def _nothing_to_fetch(is_local: bool) -> LookAhead | None:
+    del is_local
+    return None
+
+
+def _reads_in_one_go(window: Any) -> bool:
+    """Return whether an order reads each shard in one go, given its window; that of a mix is a list."""
+    return all(map(_reads_in_one_go, window)) if isinstance(window, list) else window is not None
+
+
 @final
 class Batches:
     """An iterable of batches, each a dict by feature name; each `iter` runs through the next epoch.
@@ -982,9 +994,11 @@ class Batches:
         identity: what identifies the dataset and its order, by name; a state with another identity is refused.
         units: batches or packed rows that take the place of records, or None.
         collate_fn: function that makes a batch of a list of samples, or None.
+        look_ahead: returns what fetches the shards of an epoch before they are needed, or None where they are all here.
+            `is_local` tells it whether the epoch reads each shard in one go.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- all but the first by name
         self,
         order: EpochOrder,
         maker: BatchMaker,
@@ -995,9 +1009,11 @@ class Batches:
         identity: Mapping[str, Any],
         units: Units | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        look_ahead: Callable[[bool], LookAhead | None] = _nothing_to_fetch,
     ) -> None:
         self._order = order
         self._known_order = _KnownOrder(order)
+        self._look_ahead = look_ahead
         self._units = units
         self._collate_fn = collate_fn
         self._maker = maker
@@ -1018,7 +1034,8 @@ class Batches:
         """Yield the batches of the next epoch, or of the rest of one whose state was loaded."""
         here = self._begin()
         steps = range(here.step, here.schedule.num_steps, here.num_workers)
-        with contextlib.closing(self._made(here.jobs(self._order, self._units, self._options.rank, steps))) as batches:
+        jobs = here.jobs(self._order, self._units, self._options.rank, steps)
+        with contextlib.closing(self._made(jobs)) as batches:
             for step, batch in zip(steps, batches, strict=True):
                 self._now = Position(here.epoch, here.schedule, step + here.num_workers, here.num_workers)
                 if batch and self._collate_fn is not None:
@@ -1120,12 +1137,20 @@ class Batches:
         is_worker = self._client.worker()[1] > 1
         if options.num_workers and not is_worker:
             depth = self._depth(options.num_workers) + options.num_workers
+            jobs = self._fetched(jobs, depth)
             return closed_at_exit(in_processes(jobs, self._maker, options.num_workers, depth, self._skipped))
         num_threads = options.num_threads or (1 if is_worker else len(physical_cores()))
         maker = dataclasses.replace(self._maker, num_threads=num_threads)
         if maker.read_block is not None and maker.is_plain:
-            return closed_at_exit(in_blocks(jobs, maker, self._memory))
-        return closed_at_exit(in_threads(jobs, maker, self._depth(num_threads), self._memory))
+            in_block = -(-maker.block_records // (options.batch_size or 1))
+            return closed_at_exit(in_blocks(self._fetched(jobs, (num_threads + 1) * in_block), maker, self._memory))
+        depth = self._depth(num_threads)
+        return closed_at_exit(in_threads(self._fetched(jobs, depth), maker, depth, self._memory))
+
+    def _fetched(self, jobs: Iterator[BatchJob], depth: int) -> Iterator[BatchJob]:
+        """Return the jobs, of which so many are in progress; the shards of those to come are fetched if need be."""
+        look = self._look_ahead(self._units is None and _reads_in_one_go(self._order.identity["window"]))
+        return jobs if look is None else ahead(jobs, look, depth)
 
     def _depth(self, num_makers: int) -> int:
         return self._options.prefetch * (1 if self._options.batch_size else _SAMPLES_PER_THREAD * num_makers)

@@ -1,7 +1,9 @@
 """Two bounded caches below the readers: encoded records in memory, and whole shards on a local disk.
 
 Neither evicts entries to make room for more of the same dataset. Training reads every record once per epoch, so the
-least recently used one is needed next: a cache that evicted it would lose each entry just before its use.
+least recently used one is needed next: a cache that evicted it would lose each entry just before its use. The one
+exception are shards behind a URL that an epoch reads one after another: those that it is done with make room for those
+that come next, as a larger disk is not to be had.
 """
 
 from __future__ import annotations
@@ -12,28 +14,39 @@ import os
 import pathlib
 import re
 import shutil
+import tempfile
 import threading
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from datamat.errors import CorruptDataError, DatamatError, OptionError, OutputError, require_posix, want_of_resources
 from datamat.features import num_bytes_of
+from datamat.formats.io import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
+    from datamat.directory.remote import RemotePath
     from datamat.features import Column
-    from datamat.readers.remote import RemotePath
 
 
-__all__ = ["RecordCache", "ShardStore", "byte_limit"]
+__all__ = ["RecordCache", "ShardStore", "Watch", "byte_limit"]
+
+Watch: TypeAlias = "Callable[[pathlib.Path, int], None]"
+"""Is told the path of an unfinished copy, and how many of its first bytes are there."""
+
+
+def _nobody(part: pathlib.Path, num_bytes: int) -> None:
+    """Watch nothing."""
+
 
 _COPY_BYTES = 4 << 20
 _RECORD_OVERHEAD = 400  # bytes of the dict, its entry and the objects in it, measured for three columns
 _LOCK = ".lock"
 _OFFSETS = ".offsets"
 _PART = ".part"
+_SCRATCH = ".scratch"
 _ROOM = "room"
 _CHECKSUM = re.compile("[0-9a-f]{32}")
 
@@ -108,7 +121,8 @@ class ShardStore:
     Safe with any number of processes. The name of a copy is the checksum of its content, which is checked while
     copying, so a copy never stands for a file that was rewritten since. It appears under its name once it is complete.
     One process copies a file while the others wait. Copies of other datasets are removed when room is needed, least
-    recently used first; copies of this one stay. A shard that does not fit is read in place, unless it is behind a URL.
+    recently used first; copies of this one stay, unless an epoch says which it still needs (`need`). What a reader has
+    open (`in_use`) stays in any case. A shard that does not fit is read in place.
 
     Args:
         folder: folder of the copies; created if missing.
@@ -123,6 +137,7 @@ class ShardStore:
         self._folder = pathlib.Path(folder)
         self._max_bytes = max_bytes
         self._own = {_name_of(info): info.num_bytes for info in files}
+        self._needed: dict[int, frozenset[str]] = {}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -141,28 +156,119 @@ class ShardStore:
         """
         return self._copy(info, str(source), lambda: _blocks(source)) or source
 
+    @property
+    def is_too_small(self) -> bool:
+        """Whether not all files of this dataset fit at once."""
+        return sum(self._own.values()) > self._max_bytes
+
     def fetch(self, info: ShardInfo | IndexInfo, source: RemotePath) -> pathlib.Path:
         """Return the path of a copy of a file behind a URL, made now if it is missing.
 
         Args:
             info: entry of the file in the manifest.
-            source: URL of the file, which is read once.
+            source: URL of the file.
 
         Raises:
-            CorruptDataError: the file differs from what the manifest says.
+            CorruptDataError: the file differs from what the manifest says, also when it is fetched again.
             OutputError: the file cannot be read, or does not fit here.
         """
-        with self._translate_disk_errors():
-            copy = self._copy(info, str(source), source.blocks)
+        copy = self.fetch_if_it_fits(info, source)
         if copy is None:
             held = sum(status.st_size for status, _ in self._held())
             raise OutputError(
                 f"{source} has {info.num_bytes} bytes and no room in cache_dir {self._folder}: it holds {held} of "
                 f"the {self._max_bytes} of cache_bytes, and its disk has {shutil.disk_usage(self._folder).free} free; "
-                "a file behind a URL is read from its copy only: load with a larger cache_bytes, or a cache_dir on a "
-                "larger disk"
+                "load with a larger cache_bytes, or a cache_dir on a larger disk"
             )
         return copy
+
+    def fetch_if_it_fits(
+        self, info: ShardInfo | IndexInfo, source: RemotePath, *, wait: bool = True, watch: Watch = _nobody
+    ) -> pathlib.Path | None:
+        """Return the path of a copy of a file behind a URL as `fetch` does, or None if it does not fit.
+
+        Args:
+            info: entry of the file in the manifest.
+            source: URL of the file.
+            wait: whether to wait for another process that fetches the file.
+            watch: is called with the path of the unfinished copy, and how many of its first bytes are there.
+
+        Raises:
+            BlockingIOError: another process fetches it.
+        """
+        with self._translate_disk_errors(but=BlockingIOError):
+            for is_last in (False, True):  # a bad cable or proxy, and what was replaced meanwhile, deserve another look
+                try:
+                    return self._copy(info, str(source), lambda: source.blocks(info.num_bytes), wait=wait, watch=watch)
+                except CorruptDataError:
+                    if is_last:
+                        raise
+        raise AssertionError("the loop returns or raises")
+
+    def copy_of(self, info: ShardInfo | IndexInfo) -> pathlib.Path | None:
+        """Return the path of the copy of a file if there is one, marked as used now."""
+        copy = self._folder / _name_of(info)
+        return copy if _used_now(copy, info.num_bytes) else None
+
+    def is_being_made(self, info: ShardInfo | IndexInfo) -> bool:
+        """Tell whether a thread or process makes the copy of a file at this moment."""
+        if not (self._folder / f".{info.checksum}{_LOCK}").exists():
+            return False
+        try:
+            with self._lock(info.checksum, wait=False):
+                return False
+        except BlockingIOError:
+            return True
+
+    def drop_damaged(self, info: ShardInfo | IndexInfo) -> None:
+        """Remove the copy of a file unless it holds what the manifest says."""
+        copy = self._folder / _name_of(info)
+        with contextlib.suppress(OSError, CorruptDataError):
+            if info.is_whole(copy):
+                return
+        with self._translate_disk_errors():
+            copy.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def scratch(self, num_bytes: int) -> Iterator[BinaryIO]:
+        """Open a file of a size that takes no room yet, and has its name only inside of the block."""
+        with (
+            self._translate_disk_errors(),
+            tempfile.NamedTemporaryFile(dir=self._folder, suffix=_SCRATCH) as file,
+        ):
+            file.truncate(num_bytes)
+            yield file  # type: ignore[misc]  # a wrapper around one
+
+    def in_use(self, copy: pathlib.Path) -> Callable[[], None]:
+        """Keep a copy until the function that this returns is called: no process removes it to make room.
+
+        Raises:
+            FileNotFoundError: there is no such copy.
+        """
+        import fcntl
+
+        file = open(copy, "rb")  # noqa: SIM115 -- open as long as it is in use
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+        def release() -> None:
+            # Released explicitly: a forked child may have the file open.
+            with contextlib.suppress(ValueError):
+                fcntl.flock(file, fcntl.LOCK_UN)
+                file.close()
+
+        return release
+
+    def need(self, reader: int, infos: Iterable[ShardInfo] | None) -> None:
+        """Say which shards an epoch still needs, so that the others may make room; None when it ends.
+
+        Args:
+            reader: number of the epoch's reader, to tell those that read at the same time apart.
+            infos: the shards that it needs next.
+        """
+        if infos is None:
+            self._needed.pop(reader, None)
+        else:
+            self._needed[reader] = frozenset(map(_name_of, infos))
 
     def offsets(self, info: ShardInfo) -> pathlib.Path | None:
         """Return the path of the copied offsets of a shard, or None; other processes may remove that file.
@@ -186,15 +292,21 @@ class ShardStore:
             return self._make(kept, len(content), lambda file: file.write(content), free=missing)
 
     def _copy(
-        self, info: ShardInfo | IndexInfo, place: str, blocks: Callable[[], Generator[bytes, None, None]]
+        self,
+        info: ShardInfo | IndexInfo,
+        place: str,
+        blocks: Callable[[], Generator[bytes, None, None]],
+        *,
+        wait: bool = True,
+        watch: Watch = _nobody,
     ) -> pathlib.Path | None:
         """Return the path of a copy of a file, made of its blocks if it is missing; None if it does not fit."""
         copy = self._folder / _name_of(info)
-        if not _used_now(copy):
-            with self._lock(info.checksum):
-                if not _used_now(copy):
+        if not _used_now(copy, info.num_bytes):
+            with self._lock(info.checksum, wait=wait):
+                if not _used_now(copy, info.num_bytes):
                     with contextlib.closing(blocks()) as content:
-                        made = self._make(copy, info.num_bytes, lambda file: _write(content, file, info, place))
+                        made = self._make(copy, info.num_bytes, lambda file: _write(content, file, info, place, watch))
                     return copy if made else None
         return copy
 
@@ -211,7 +323,7 @@ class ShardStore:
                 part.unlink(missing_ok=True)
                 return False
         try:
-            with open(part, "r+b") as file:
+            with open(part, "r+b", buffering=0) as file:
                 write(file)
                 file.truncate()  # an empty file, for which the system cannot reserve space
             part.rename(path)
@@ -221,15 +333,24 @@ class ShardStore:
         return True
 
     def _make_room(self, num_bytes: int, *, but: str) -> bool:
-        """Remove files of other datasets until `num_bytes` fit below the limit; return whether they do."""
+        """Remove files until `num_bytes` fit below the limit, those of other datasets first; return whether they do."""
         found = [(status, path) for status, path in self._held() if path.name != but]
         used = sum(status.st_size for status, _ in found)
-        for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
+        for _, _, status, path in sorted(
+            (path.name.removesuffix(_OFFSETS) in self._own, status.st_mtime_ns, status, path) for status, path in found
+        ):
             if used + num_bytes <= self._max_bytes:
                 break
-            if path.name.removesuffix(_OFFSETS) not in self._own and self._remove(path):
+            if self._may_go(path.name) and self._remove(path):
                 used -= status.st_size
         return used + num_bytes <= self._max_bytes
+
+    def _may_go(self, name: str) -> bool:
+        """Tell whether a file may make room: of other datasets, or of this one where an epoch is done with it."""
+        if name.removesuffix(_OFFSETS) not in self._own:
+            return True
+        needed = [*self._needed.values()]
+        return name in self._own and bool(needed) and not any(name in one for one in needed)
 
     def _remove(self, path: pathlib.Path) -> bool:
         """Remove a copy, or a part that a killed process left; return whether it is gone. Open readers keep working."""
@@ -241,23 +362,28 @@ class ShardStore:
                 path.unlink(missing_ok=True)
                 return True
             return False
-        path.unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                _lock_now(file)  # refused while a reader has it open
+                path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return False
         return True
 
     def _held(self) -> list[tuple[os.stat_result, pathlib.Path]]:
         """Return status and path of all files in the folder, finished and unfinished."""
         while True:
-            paths = [path for path in self._folder.iterdir() if not path.name.endswith(_LOCK)]
+            paths = [path for path in self._folder.iterdir() if not path.name.endswith((_LOCK, _SCRATCH))]
             # A file that another process has just renamed exists under its new name: list again, and count it.
             with contextlib.suppress(FileNotFoundError):
                 return [(path.lstat(), path) for path in paths]
 
     @contextlib.contextmanager
-    def _translate_disk_errors(self) -> Iterator[None]:
+    def _translate_disk_errors(self, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if isinstance(error, DatamatError):
+            if isinstance(error, (DatamatError, but)):
                 raise
             raise want_of_resources(f"cache_dir {self._folder}", error) or OutputError(
                 f"cache_dir {self._folder}: {error}; name a writable folder"
@@ -297,6 +423,13 @@ def _locked(path: pathlib.Path, how: int) -> BinaryIO:
         file.close()
 
 
+def _lock_now(file: BinaryIO) -> None:
+    """Lock an open file until it is closed; raise `BlockingIOError` where another has locked it."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _is_at(file: BinaryIO, path: pathlib.Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
@@ -322,9 +455,11 @@ def _name_of(info: ShardInfo | IndexInfo) -> str:
     return f"{info.checksum}.{info.file.partition('.')[2]}"
 
 
-def _used_now(copy: pathlib.Path) -> bool:
-    """Return whether a copy exists, and mark it as used now."""
+def _used_now(copy: pathlib.Path, num_bytes: int | None = None) -> bool:
+    """Return whether a copy exists, and has its size where that is known, and mark it as used now."""
     try:
+        if num_bytes not in (None, copy.stat().st_size):
+            return False
         os.utime(copy)
     except OSError:
         return False
@@ -337,15 +472,20 @@ def _blocks(source: pathlib.Path) -> Generator[bytes, None, None]:
             yield block
 
 
-def _write(blocks: Iterable[bytes], file: BinaryIO, info: ShardInfo | IndexInfo, place: str) -> None:
+def _write(
+    blocks: Iterable[bytes], file: BinaryIO, info: ShardInfo | IndexInfo, place: str, watch: Watch = _nobody
+) -> None:
     """Write the content of a file of the directory, and check it."""
     digest, size = info.hasher(), 0
+    part = pathlib.Path(file.name)
+    watch(part, 0)
     for block in blocks:
         digest.update(block)
         size += len(block)
         if size > info.num_bytes:
             break
-        file.write(block)
+        write_all(file, memoryview(block))
+        watch(part, size)
     if (size, digest.hexdigest()) != (info.num_bytes, info.checksum):
         raise CorruptDataError(
             f"{place} is not what the manifest says: checksum {digest.hexdigest()} of {size} bytes read, wanted "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -18,9 +19,9 @@ import xxhash
 
 from datamat.directory.files import expand_home
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.remote import RemotePath, is_url, without_secrets
 from datamat.errors import OptionError
 from datamat.formats import get_format
-from datamat.parallel.logs import get_logger
 from datamat.readers import preview as drawing
 from datamat.readers.batches import (
     Batches,
@@ -34,13 +35,14 @@ from datamat.readers.batches import (
     check_seed,
     check_shuffle,
     default_rank,
+    records_at,
     register_iterable,
     supervised_fields,
 )
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit
-from datamat.readers.loader import BatchMaker, ragged_names
+from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
-from datamat.readers.remote import RemotePath, is_url
+from datamat.readers.remote import ahead
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
 from datamat.readers.tf.pipeline import check_shard
@@ -58,7 +60,7 @@ from datamat.transforms.albumentations import FunctionStage
 from datamat.transforms.augmenter import SampleTransform, field_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
     from datamat.features import Features
@@ -75,6 +77,9 @@ __all__ = ["ShardedDataset", "concat", "load", "mix"]
 #
 # The offsets beside a shard, which are memory-mapped, lead to a record; it is read, checked against its checksums and
 # decoded. Memory holds half a byte per record, and no shard is scanned.
+
+
+_AT_ONCE = 64  # records of an iteration whose shards are asked for together
 
 
 class ShardedDataset(Sequence[dict[str, Any]]):
@@ -160,11 +165,12 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples shard by shard, reading each file from front to back."""
         start, self._next_place = self._next_place, 0
-        for place in range(start, len(self)):
-            sample = self._records.sample_or_skip(self._selection.at(place))
-            self._place = place + 1
-            if sample is not None:
-                yield sample
+        with contextlib.closing(self._positions_from(start)) as positions:
+            for place, position in enumerate(positions, start):
+                sample = self._records.sample_or_skip(position)
+                self._place = place + 1
+                if sample is not None:
+                    yield sample
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the most recently advanced iteration, as numbers and strings."""
@@ -678,6 +684,18 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Whether these are all records of the directories, in their order."""
         return self._mix is None and self._selection.is_all(len(self._records))
 
+    def _positions_from(self, start: int) -> Generator[int]:
+        """Yield the positions of the records from a place on; the shards of those to come are fetched if need be."""
+        look = self._records.look_ahead(isinstance(self._selection.positions, range))
+        if look is None:
+            yield from map(self._selection.at, range(start, len(self)))
+            return
+        places = (np.arange(first, min(first + _AT_ONCE, len(self))) for first in range(start, len(self), _AT_ONCE))
+        jobs = (BatchJob(0, records_at(self._selection.positions, some)) for some in places)
+        with contextlib.closing(ahead(jobs, look, 0)) as coming:
+            for job in coming:
+                yield from job.positions.tolist()
+
     def _chosen(self, choose: Callable[[Selection], range | np.ndarray]) -> ShardedDataset:
         return ShardedDataset(self._records, self._selection.then(choose))
 
@@ -757,6 +775,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             identity={**self._identity, **order.identity},
             units=units,
             collate_fn=form.collate_fn,
+            look_ahead=self._records.look_ahead,
         )
 
     def _lengths(self, field: str) -> np.ndarray:
@@ -932,7 +951,6 @@ def _moved(selection: Selection, by: int) -> range | np.ndarray:
 
 
 _CACHE_BYTES = 100 << 30
-_logger = get_logger("datamat.readers")
 
 
 def load(
@@ -958,9 +976,9 @@ def load(
             record that is asked for always raises.
         cache: bytes of memory in each process for encoded records; the records that are read first fill it.
         cache_dir: folder on a fast local disk to which shards are copied on first use, for directories on a slow file
-            system. Any number of processes may share it. A URL requires one.
-        cache_bytes: most bytes of copies in `cache_dir`; a shard for which no room is left is read in place or, behind
-            a URL, raises `OutputError`.
+            system. Any number of processes may share it. A URL requires one: an epoch fetches its shards ahead.
+        cache_bytes: most bytes of copies in `cache_dir`. A shard for which no room is left is read in place; behind a
+            URL, those that an epoch is done with make room, and otherwise records are read by ranges.
         storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:
@@ -989,8 +1007,6 @@ def load(
     shards = manifest.shards if split is None else manifest.splits[split]
     files: list[ShardInfo | IndexInfo] = [*shards, *(info for info in manifest.index if split in (None, info.split))]
     store = None if cache_dir is None else ShardStore(cache_dir, byte_limit(cache_bytes, "cache_bytes"), files)
-    if isinstance(folder, RemotePath):
-        _warn_if_too_large(folder, sum(info.num_bytes for info in files), cache_bytes)
     records = RecordFiles(
         folder,
         shards,
@@ -1011,22 +1027,15 @@ def _folder(
 ) -> pathlib.Path | RemotePath:
     if is_url(path):
         if cache_dir is None:
+            shown = without_secrets(os.fspath(path))
             raise OptionError(
-                f"{path} is a URL, whose files are read from local copies, but cache_dir is None; name a folder: "
-                f"load({path!r}, cache_dir='/tmp/datamat')"
+                f"{shown} is a URL, whose files are read from local copies, but cache_dir is None; name a folder: "
+                f"load({shown!r}, cache_dir='/tmp/datamat')"
             )
         return RemotePath(os.fspath(path), dict(storage_options or {}))
     if storage_options is not None:
         raise OptionError(f"storage_options are for URLs, and {os.fspath(path)} is a path; leave them out")
     return pathlib.Path(expand_home(path))
-
-
-def _warn_if_too_large(folder: RemotePath, num_bytes: int, cache_bytes: int) -> None:
-    """Warn at once of what would otherwise come out at the end of the first epoch."""
-    if num_bytes > cache_bytes:
-        _logger.warning(
-            "%s: %d bytes, and cache_bytes is %d: shards that do not fit cannot be read", folder, num_bytes, cache_bytes
-        )
 
 
 def _manifest(folder: pathlib.Path | RemotePath) -> Manifest:

@@ -22,13 +22,14 @@ from datamat.directory.files import open_regular, regular_path
 from datamat.directory.index_files import KIND, SplitIndex, field_of_column, read_index
 from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
 from datamat.directory.manifest import MANIFEST_FILE, index_file
+from datamat.directory.remote import RemotePath
 from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SchemaError, want_of_resources
 from datamat.features import join_blocks
 from datamat.features.schema import NO_MEMORY
 from datamat.formats import Offsets, ShardFormat
 from datamat.options import ErrorPolicy
 from datamat.parallel.logs import get_logger
-from datamat.readers.remote import RemotePath
+from datamat.readers.remote import MOST_LINE_BYTES, Download, RemoteReader, ShardFetcher
 
 if TYPE_CHECKING:
     import pathlib
@@ -379,11 +380,22 @@ class _IndexFile:
         """Return these columns of each row; None reads all."""
         source = self._source
         path = self._copy(source) if isinstance(source, RemotePath) else source
-        folder, name = path.parent.parent, f"{path.parent.name}/{path.name}"
-        table = read_index(folder, name, columns, num_rows=self._num_rows)
+        try:
+            table = self._read(path, columns)
+        except CorruptDataError as error:
+            if not isinstance(source, RemotePath) or self._info is None or self._store is None:
+                raise
+            self._store.drop_damaged(self._info)
+            try:
+                table = self._read(self._copy(source), columns)
+            except CorruptDataError:
+                raise CorruptDataError(str(error).replace(str(path), str(source))) from error
         if self._loaded is not None and self._info is not None and path is source:
             self._loaded.check(self._info)
         return table
+
+    def _read(self, path: pathlib.Path, columns: Sequence[str] | None) -> Any:
+        return read_index(path.parent.parent, f"{path.parent.name}/{path.name}", columns, num_rows=self._num_rows)
 
     def _copy(self, source: RemotePath) -> pathlib.Path:
         if self._info is None or self._store is None:
@@ -446,11 +458,11 @@ class LoadedDirectory:
 #
 # a directory   its offsets, mapped; its shard or a copy of it
 # a URL         a copy of the shard, then the offsets: they have no checksum, so they are kept once they have led to the
-#               last record. Offsets of other records, fetched while the directory was rewritten, do not lead there
+#               last record. Offsets of other records, fetched while the directory was rewritten, do not lead there.
+#               Without a copy, the offsets, and ranges of the shard: see `remote`
 
 
 _ATTEMPTS = 5
-_MOST_LINE_BYTES = 3 * 21  # three numbers of 64 bits, and what stands between them
 
 
 @final
@@ -476,9 +488,22 @@ class ShardOpener:
         self._store = store
         self._loaded = loaded
         self._marks: dict[str, LineMarks] = {}
+        self.fetcher = ShardFetcher(folder, store) if isinstance(folder, RemotePath) and store is not None else None
+        if self.fetcher is not None:
+            self.fetcher.settle = self._settle
+        self._proved: set[str] = set()  # shards whose copies are as the manifest says, although records are damaged
         # For shards behind URLs, so that nothing is fetched again for each record:
-        self._unkept: dict[str, Offsets] = {}  # offsets for which the store had no room
+        # Offsets for which the store had no room; with their file as long as the shard has not proved them right.
+        self._unkept: dict[str, tuple[Offsets, bytes]] = {}
         self._damaged: dict[str, str] = {}  # what is wrong with a damaged shard
+        self._bad_sources: set[str] = (
+            set()
+        )  # shards that are damaged where they come from: read by ranges, as far as can be
+
+    @property
+    def keeps_few(self) -> bool:
+        """Whether few shards may be open at a time, because their copies have to make room for others."""
+        return self.fetcher is not None and self.fetcher.store.is_too_small
 
     def open(self, info: ShardInfo) -> ShardReader:
         """Return the reader of a shard.
@@ -502,7 +527,48 @@ class ShardOpener:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_marks": {}, "_unkept": {}, "_damaged": {}}
+        return {**self.__dict__, "_marks": {}, "_unkept": {}, "_damaged": {}, "_bad_sources": set(), "_proved": set()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.fetcher is not None:
+            self.fetcher.settle = self._settle
+
+    def _settle(self, info: ShardInfo) -> None:
+        """Keep the offsets of a shard that is here now, for other processes."""
+        if isinstance(self.folder, RemotePath):
+            self._open_remote(self.folder, info).close()
+
+    def renew(self, info: ShardInfo) -> bool:
+        """Remove the copy of a shard in which a record is damaged, and return whether to read the record again.
+
+        Args:
+            info: entry of the shard in the manifest.
+        """
+        if self._store is None or info.file in self._proved:
+            return False
+        self._proved.add(info.file)  # what is read after this is a new copy, or was right
+        self._unkept.pop(info.file, None)
+        self._store.drop_damaged(info)
+        if isinstance(self.folder, RemotePath):
+            try:
+                self._store.fetch_if_it_fits(info, self.folder / info.file)
+            except CorruptDataError:
+                self._note_bad_source(info)
+        return True
+
+    def _note_bad_source(self, info: ShardInfo) -> None:
+        """Take notice that a shard is damaged where it comes from; raise if nothing of it can be read nevertheless."""
+        if not (self._format.reads_ranges and self._format.has_checksums):
+            raise  # noqa: PLE0704 -- called where the error is handled
+        self._bad_sources.add(info.file)
+
+    def named(self, info: ShardInfo, error: CorruptDataError) -> CorruptDataError:
+        """Return an error with the name of the shard in place of that of its copy."""
+        text = str(error)
+        name = f"{info.checksum}.{info.file.partition('.')[2]}"
+        said = re.sub(rf"\S*{re.escape(name)}(?:\.part)?", lambda _: str(self.folder / info.file), text)
+        return error if said == text else CorruptDataError(said)
 
     def _open_loaded(self, folder: pathlib.Path, info: ShardInfo) -> ShardReader:
         try:
@@ -540,27 +606,88 @@ class ShardOpener:
 
     def _open_remote(self, folder: RemotePath, info: ShardInfo) -> ShardReader:
         assert self._store is not None, "copies are what is read"
+        assert self.fetcher is not None, "where there is a store"
         shard, place = folder / info.file, folder / info.index_file
-        if info.file in self._unkept:
-            return self._reader(self._store, info, shard, self._unkept[info.file])
+        if self._store.copy_of(info) is None and self._format.reads_ranges:
+            found = self._opened_before_whole(self._store, self.fetcher, info, folder)
+            if found is not None:
+                return found
         kept = self._kept(self._store, info, place)
         if kept is not None:
             return self._reader(self._store, info, shard, kept)
-        self._store.fetch(info, shard)  # its bytes show whether the offsets belong to it
-        content = place.read_bytes(_MOST_LINE_BYTES * info.num_records)
-        offsets = _tested(content, place, info)
-        opened = self._reader(self._store, info, shard, offsets)
         try:
-            if info.num_records:
-                opened.read(info.num_records - 1)
-            if not self._store.keep_offsets(info, content):
-                self._unkept[info.file] = offsets
+            self._store.fetch(info, shard)  # its bytes show whether the offsets belong to it
+        except CorruptDataError:
+            self._note_bad_source(info)
+            found = self._by_ranges(self.fetcher, info, folder, None)
+            assert found is not None, "nothing but a copy that is being made can go"
+            return found
+        offsets, content = self._offsets(place, info)
+        opened = self._reader(self._store, info, shard, offsets)
+        if not content:
+            return opened
+        try:
+            opened.read(info.num_records - 1)
         except CorruptDataError as error:
             opened.close()
+            self._unkept.pop(info.file, None)
             raise CorruptDataError(
                 f"{place} does not lead to the last record of {info.file}, whose checksum is right: {error}"
             ) from error
+        if self._store.keep_offsets(info, content):
+            self._unkept.pop(info.file, None)
+        else:
+            self._unkept[info.file] = offsets, b""
         return opened
+
+    def _opened_before_whole(
+        self, store: ShardStore, fetcher: ShardFetcher, info: ShardInfo, folder: RemotePath
+    ) -> ShardReader | None:
+        """Return a reader of a shard of which there is no copy yet, or None where a copy is to be waited for."""
+        shard = folder / info.file
+        if info.file in self._bad_sources:
+            return self._by_ranges(fetcher, info, folder, None)
+        download = fetcher.running(info)
+        if download is not None and not download.begun():
+            if store.copy_of(info) is not None:
+                return None
+            download = None
+        # By another process: nothing is fetched twice.
+        if download is None and store.is_being_made(info) and store.fetch_if_it_fits(info, shard) is not None:
+            return None
+        if download is not None and not self._format.has_checksums:
+            return None  # that of the whole file is the only one
+        return self._by_ranges(fetcher, info, folder, download)
+
+    def _by_ranges(
+        self, fetcher: ShardFetcher, info: ShardInfo, folder: RemotePath, download: Download | None
+    ) -> ShardReader | None:
+        place = folder / info.index_file
+        spans = self._kept(fetcher.store, info, place)
+        if spans is None:
+            spans, _ = self._offsets(place, info)
+        may_fetch = info.file not in self._bad_sources
+        try:
+            return RemoteReader(
+                info,
+                folder / info.file,
+                spans,
+                fetcher.store,
+                fetcher if may_fetch else None,
+                functools.partial(self._format.reader, spans=spans),
+                download,
+            )
+        except FileNotFoundError:  # it was whole, or given up, a moment ago
+            return None
+
+    def _offsets(self, place: RemotePath, info: ShardInfo) -> tuple[Offsets, bytes]:
+        """Return the offsets of a shard, and their file unless the shard has proved them right."""
+        found = self._unkept.get(info.file)
+        if found is None:
+            assert self.fetcher is not None, "where there is a URL"
+            content = self.fetcher.offsets(info)
+            found = self._unkept[info.file] = _tested(content, place, info), content
+        return found
 
     def _kept(self, store: ShardStore, info: ShardInfo, place: RemotePath) -> RecordSpans | None:
         """Return the offsets that were fetched before, or None if they must be fetched again."""
@@ -581,7 +708,7 @@ class ShardOpener:
         """Return the offsets in an open file, checked unless a file of this identity was checked before."""
         marks = self._marks.get(info.file)
         if marks is None or marks.identity != identity:
-            limit = _MOST_LINE_BYTES * info.num_records
+            limit = MOST_LINE_BYTES * info.num_records
             content = file.read(limit + 1)
             if len(content) > limit:
                 raise CorruptDataError(
@@ -598,8 +725,19 @@ class ShardOpener:
         for _ in range(_ATTEMPTS):
             copy = store.fetch(info, shard)
             try:
-                return self._format.reader(copy, places)
+                release = store.in_use(copy)
+                try:
+                    opened = self._format.reader(copy, places)
+                except BaseException:
+                    release()
+                    raise
+                weakref.finalize(opened, release)
+                return opened
             except FileNotFoundError:  # another process made room a moment ago
+                continue
+            except CorruptDataError as error:  # of its beginning or end
+                if not self.renew(info):
+                    raise self.named(info, error) from error
                 continue
             except OSError as error:
                 raise want_of_resources(copy, error) or OutputError(f"{copy}: {error.strerror}") from error
@@ -643,6 +781,7 @@ def _tested(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -
 #                            behind a URL: copies of both
 
 
+_FEW_OPEN = 2  # copies of a dataset larger than its cache: what is open cannot make room
 _MOST_OPEN = 16_384  # each has its offsets mapped, and Linux allows a process 65,530 maps
 _BLOCK_BYTES = 1 << 20  # of records that are decoded at once: they and their values stay in cache
 _LEAST_BLOCK_RECORDS, _MOST_BLOCK_RECORDS = 64, 4096
@@ -684,6 +823,11 @@ class RecordFiles:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    @property
+    def fetched(self) -> list[tuple[ShardInfo, ShardFetcher | None]]:
+        """The shards in order, each with what fetches it; None where the directory is local."""
+        return [(info, self._opener.fetcher) for info in self._shards]
+
     def keep_window(self, num_records: int) -> None:
         """Have readers keep in memory what they read as a whole, for a window of so many records and the next one."""
         if self.groups is not None:
@@ -704,9 +848,23 @@ class RecordFiles:
         found = self._cache.get(position)
         if found is None:
             shard, number = self.locate(position)
-            found = self._opened(shard).read(number)
+            try:
+                found = self._opened(shard).read(number)
+            except CorruptDataError as error:
+                found = self._read_again(shard, number, error)
             self._cache.keep(position, found)
         return found
+
+    def _read_again(self, shard: int, number: int, error: CorruptDataError) -> Mapping[str, Column]:
+        """Return a record of a new copy of its shard, or raise the error under the name of the shard."""
+        info = self._shards[shard]
+        try:
+            if not self._opener.renew(info):
+                raise error
+            self._files.pop(shard, None)
+            return self._opened(shard).read(number)
+        except CorruptDataError as last:
+            raise self._opener.named(info, last) from last
 
     def read_intact(self, position: int) -> Mapping[str, Column] | None:
         """Return a record that `read_record` refuses for damage beside it, if its own checksums prove it intact."""
@@ -737,6 +895,8 @@ class RecordFiles:
         most = max(_most_open() // (2 * num_threads), 1)  # those of a block cannot be closed while it is read
         if len(shards) <= most:
             readers = [self._opened(shard) for shard in shards.tolist()]
+            if any(isinstance(reader, RemoteReader) for reader in readers):
+                return None
             return self._format.read_block(readers, which, numbers, kinds)
         order = np.argsort(which, kind="stable")
         cuts = np.searchsorted(which[order], np.arange(most, len(shards), most))
@@ -803,8 +963,13 @@ class RecordFiles:
     def _opened(self, shard: int) -> ShardReader:
         files = self._files
         found = files.get(shard)
+        if isinstance(found, RemoteReader) and found.is_stale:
+            files.pop(shard, None)
+            found = None
         if found is None:
             _keep_at_most(_most_open() - 1)
+            if self._opener.keeps_few:
+                _keep_at_most_of(files, _FEW_OPEN - 1)
             # Without a lock, which a process forked just now would inherit locked: of two threads that open a shard,
             # one closes it again.
             try:
@@ -844,6 +1009,13 @@ def _most_open() -> int:
         return _MOST_OPEN
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_OPEN if limit == resource.RLIM_INFINITY else min(max(limit // 8, 1), _MOST_OPEN)
+
+
+def _keep_at_most_of(files: dict[int, ShardReader], most: int) -> None:
+    """Close shards of one dataset, those opened first, until `most` are open."""
+    while len(files) > most:
+        with contextlib.suppress(StopIteration, RuntimeError):  # as below
+            files.pop(next(iter(files)), None)
 
 
 def _keep_at_most(most: int) -> None:

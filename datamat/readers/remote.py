@@ -1,168 +1,445 @@
-"""Reads files behind the URLs that fsspec knows (`s3://`, `gs://`, `https://`, ...) from front to back.
+"""Shards behind a URL: fetched ahead of their use, read by ranges before they are whole, let go of when room is short.
 
-A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
-process and set of options. So a path can be pickled, and keeps working in forked processes.
+    an epoch      its order ── LookAhead ── which shards come next ── ShardFetcher: a few at once, each in a thread
+    a record      the copy of its shard                            if that is whole
+                  the first bytes of a copy that is being made     as soon as they reach it: RemoteReader
+                  a range of the file                              where no copy is made, or it is not there for long
+
+Nothing here decides what is read, or in which order: without it, the same records come later.
 """
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
-import dataclasses
+import itertools
 import os
-import re
+import threading
 from typing import TYPE_CHECKING, Any, final
 
-from datamat.errors import CorruptDataError, DatamatError, MissingDependencyError, OptionError, OutputError
+import numpy as np
+
+from datamat.errors import CorruptDataError, DatamatError, OutputError
+from datamat.formats import ShardReader
+from datamat.parallel.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    import pathlib
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from datamat.directory.manifest import ShardInfo
+    from datamat.directory.remote import RemotePath
+    from datamat.features import Column
+    from datamat.formats import RecordSpans
+    from datamat.readers.cache import ShardStore
+    from datamat.readers.loader import BatchJob
 
 
-__all__ = ["RemotePath", "is_url"]
+__all__ = ["MOST_LINE_BYTES", "Download", "LookAhead", "RemoteReader", "ShardFetcher", "ahead"]
 
-_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # at least two letters: one is a Windows drive
-_READ_BYTES = 4 << 20
-_REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
-_WAIT_S = 60
-_HTTP = ("http", "https")
-_PACKAGES = {
-    "s3": "datamat[s3]",
-    "s3a": "datamat[s3]",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-}
-# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
-# remove them from the epoll set that the two share: the parent would wait for answers in vain.
-_KEPT: dict[int, Any] = {}
+MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
+_AT_ONCE = 8  # shards of an epoch that are fetched at the same time
+_NEAR_BYTES = 4 << 20  # a copy that lacks less than this of a record is waited for: a request costs about as much
+_WAIT_S = 1.0  # until a copy that does not grow is no longer waited for
+_SCRATCH_BYTES = 16 << 20
+_LEAST_RANGES, _SHARE_OF_RANGES = 8, 8  # an eighth of a shard that was read by ranges: the rest is wanted, too
 
-
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a URL for fsspec.
-
-    Args:
-        path: path or URL.
-
-    Example:
-        >>> is_url("s3://bucket/camvid"), is_url("out/camvid"), is_url("C:/camvid")
-        (True, False, False)
-    """
-    return _URL.match(os.fspath(path)) is not None
+_logger = get_logger("datamat.readers")
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class RemotePath:
-    """A file or folder behind a URL; `str` returns the URL.
+class Download:
+    """A copy that is being made by a thread of this process, or why it is not. Thread-safe."""
 
-    Attributes:
-        url: URL, `SCHEME://PLACE`; names are appended with a slash.
-        options: options for fsspec, often credentials, and therefore not part of the repr.
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_bytes = 0
+        self.pid = os.getpid()
+        self.part: pathlib.Path | None = None
+        self.is_over = False
+        self.is_elsewhere = False
+        self.has_room = True
 
-    Raises:
-        OptionError: the URL is one of fsspec's chains (`simplecache::s3://...`), to which no name can be appended.
+    def watch(self, part: pathlib.Path, num_bytes: int) -> None:
+        """Take notice that so many bytes are there."""
+        with self._changed:
+            self.part, self._num_bytes = part, num_bytes
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Take notice that the thread has ended."""
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+    def begun(self) -> bool:
+        """Wait until the file of the copy is there; return whether it is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_over or self.part is not None)
+            return not self.is_over
+
+    def reaches(self, stop: int) -> bool:
+        """Return whether the bytes up to `stop` are there; wait for them if they are near, and while they come."""
+        with self._changed:
+            while stop > self._num_bytes:
+                before = self._num_bytes
+                if self.is_over or stop - before > _NEAR_BYTES:
+                    return False
+                if not self._changed.wait(_WAIT_S) and before == self._num_bytes:
+                    return False
+            return True
+
+
+@final
+class ShardFetcher:
+    """Makes copies of the shards of a directory in threads. Thread-safe and picklable: a copy begins with none.
+
+    Args:
+        folder: URL of the directory.
+        store: where the copies go.
     """
 
-    url: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    def __init__(self, folder: RemotePath, store: ShardStore) -> None:
+        self.store = store
+        self._folder = folder
+        self.settle: Callable[[ShardInfo], None] | None = None  # what the reader does once a shard is here
+        self._running: dict[str, Download] = {}
+        self._offsets: dict[str, tuple[int, concurrent.futures.Future[bytes]]] = {}
+        self._had: set[str] = set()  # shards whose offsets were given to the reader, which keeps them
 
-    def __post_init__(self) -> None:
-        if "::" in self.url.partition("://")[0]:
-            raise OptionError(
-                f"{self.url} is a chain of filesystems; want the URL of the directory: cache_dir keeps the copies"
-            )
+    def __reduce__(self) -> tuple[type[ShardFetcher], tuple[Any, ...]]:
+        return ShardFetcher, (self._folder, self.store)
 
-    def __truediv__(self, name: str) -> RemotePath:
-        return RemotePath(f"{self.url.rstrip('/')}/{name}", self.options)
+    def running(self, info: ShardInfo) -> Download | None:
+        """Return the download of a shard that has begun in this process and has not ended, or else ended badly."""
+        found = self._running.get(info.file)
+        return found if found is not None and found.pid == os.getpid() else None
 
-    def __str__(self) -> str:
-        return self.url
-
-    def blocks(self) -> Generator[bytes, None, None]:
-        """Yield the content of the file, a few megabytes at a time.
-
-        Raises:
-            MissingDependencyError: the package that reads such URLs is not installed.
-            OptionError: fsspec knows no such URLs.
-            OutputError: the file is missing, or cannot be read to its end; the filesystem's own error is the cause.
-        """
-        with _translate_errors(self.url):
-            filesystem, path = self._filesystem()
-            filesystem.invalidate_cache(path)  # sizes may have been listed before the file was rewritten
-            # One response for a whole file: not every web server serves ranges, and fsspec assumes that it does.
-            block_size = 0 if self._scheme in _HTTP else _REQUEST_BYTES
-            with filesystem.open(path, "rb", block_size=block_size) as file:
-                while block := file.read(_READ_BYTES):
-                    yield block
-
-    def read_bytes(self, max_bytes: int) -> bytes:
-        """Return the content of a small file.
+    def start(self, info: ShardInfo, then: Callable[[Download], None] | None = None) -> bool:
+        """Begin to fetch a shard unless it is there or on its way; return whether it was begun.
 
         Args:
-            max_bytes: most bytes that the file may have.
-
-        Raises:
-            CorruptDataError: the file is larger.
-
-        It also raises what `blocks` raises.
+            info: entry of the shard in the manifest.
+            then: is called in the thread when that is done.
         """
-        content = bytearray()
-        with contextlib.closing(self.blocks()) as blocks:
-            for block in blocks:
-                content += block
-                if len(content) > max_bytes:
-                    raise CorruptDataError(
-                        f"{self.url} has over {max_bytes} bytes, the most it may have; run the job again"
-                    )
-        return bytes(content)
+        running = self.running(info)
+        if (running is not None and not running.is_over) or self.store.copy_of(info) is not None:
+            return False
+        download = self._running[info.file] = Download()
+        # Daemons: the program need not wait for shards that it will not read. What they leave is replaced.
+        if not {info.file} & (self._had | self._offsets.keys()) and self.store.offsets(info) is None:
+            coming: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+            self._offsets[info.file] = os.getpid(), coming
+            threading.Thread(
+                target=self._fetch_offsets, args=(info, coming), name=f"datamat-fetch {info.index_file}", daemon=True
+            ).start()
+        threading.Thread(
+            target=self._fetch, args=(info, download, then), name=f"datamat-fetch {info.file}", daemon=True
+        ).start()
+        return True
+
+    def offsets(self, info: ShardInfo) -> bytes:
+        """Return the file of the offsets of a shard, which comes along with the shard; fetched now if it does not."""
+        self._had.add(info.file)
+        pid, coming = self._offsets.get(info.file, (0, None))
+        if coming is not None and pid == os.getpid():
+            with contextlib.suppress(DatamatError):
+                found = coming.result()
+                self._offsets.pop(info.file, None)
+                return found
+        if not info.num_records:
+            return b""
+        return (self._folder / info.index_file).read_bytes(MOST_LINE_BYTES * info.num_records)
+
+    def _fetch_offsets(self, info: ShardInfo, coming: concurrent.futures.Future[bytes]) -> None:
+        try:
+            place = self._folder / info.index_file
+            coming.set_result(place.read_bytes(MOST_LINE_BYTES * info.num_records) if info.num_records else b"")
+        except BaseException as error:  # noqa: BLE001 -- whoever wants the offsets fetches them again, and then raises
+            coming.set_exception(error if isinstance(error, DatamatError) else OutputError(str(error)))
+
+    def _fetch(self, info: ShardInfo, download: Download, then: Callable[[Download], None] | None) -> None:
+        try:
+            place = self._folder / info.file
+            found = self.store.fetch_if_it_fits(info, place, wait=False, watch=download.watch)
+            download.has_room = found is not None
+            if found is not None and self.settle is not None:
+                self.settle(info)
+        except BlockingIOError:
+            download.is_elsewhere = True
+        except DatamatError as error:
+            # Whoever reads the shard fetches it again, and then raises.
+            _logger.debug("fetching ahead failed: %s", error)
+        finally:
+            if not (download.is_elsewhere or not download.has_room):
+                self._running.pop(info.file, None)
+            download.end()
+            if then is not None:
+                then(download)
+
+
+# ---------------------------------------------------------------- reading before a shard is whole
+
+
+@final
+class RemoteReader(ShardReader):
+    """Reads records of a shard that is not whole here: each from the part of it that is, or by a range of its own.
+
+    The bytes of a range go to their place in a local file, which has the size of the shard and takes room for what was
+    read only; there the reader of the format finds them. So any format can be read this way that reads no more than
+    the ranges of its records.
+
+    Args:
+        info: entry of the shard in the manifest.
+        source: URL of the shard.
+        spans: lookup of where each record lies.
+        store: where the copies of shards go.
+        fetcher: makes a copy once much of the shard was read by ranges; None where that is of no use.
+        read_file: returns the format's reader of a file.
+        download: copy of the shard that is being made here, or None.
+    """
+
+    def __init__(
+        self,
+        info: ShardInfo,
+        source: RemotePath,
+        spans: RecordSpans,
+        store: ShardStore,
+        fetcher: ShardFetcher | None,
+        read_file: Callable[[str], ShardReader],
+        download: Download | None,
+    ) -> None:
+        self._descriptor = -1
+        self._info = info
+        self._source = source
+        self._spans = spans
+        self._fetcher = fetcher
+        self._read_file = read_file
+        self._download = download
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._here: set[tuple[int, int]] = set()
+        self._written = self._num_ranges = self._range_bytes = 0
+        if download is not None and download.part is not None:
+            self._open(str(download.part))
+        else:
+            with store.scratch(info.num_bytes) as file:
+                self._open(file.name)
+
+    def _open(self, path: str) -> None:
+        info, self._path = self._info, path
+        self._descriptor = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        end = sum(self._spans.span(info.num_records - 1)[:2]) if info.num_records else 0
+        _write_at(self._descriptor, self._source.read_range(end, info.num_bytes), end)
+        self._inner = self._read_file(path)
 
     @property
-    def _scheme(self) -> str:
-        return self.url.partition("://")[0].lower()
+    def is_stale(self) -> bool:
+        """Whether there is a better way to read the shard by now, or this one belongs to the parent process."""
+        if self._pid != os.getpid():
+            return True
+        if self._download is not None:
+            return self._download.is_over
+        if self._fetcher is None:
+            return False
+        running = self._fetcher.running(self._info)
+        return (running is not None and not running.is_over) or self._fetcher.store.copy_of(self._info) is not None
 
-    def _filesystem(self) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs
-
+    def read(self, number: int) -> dict[str, Column]:
+        """Return one record."""
         try:
-            options = _with_timeout(self.options) if self._scheme in _HTTP else self.options
-            filesystem, path = url_to_fs(self.url, **options)
-        except ImportError as error:
-            package = _PACKAGES.get(self._scheme, f"fsspec[{self._scheme}]")
-            raise MissingDependencyError(
-                f"{self.url} needs a package that is not installed ({error}); install it with: pip install '{package}'"
-            ) from error
-        except ValueError as error:
-            raise OptionError(f"{self.url}: {error}; want a URL and storage_options that fsspec takes") from error
-        _KEPT[hash(filesystem)] = filesystem
-        return filesystem, path
+            return self._read(number, self._inner.read)  # type: ignore[return-value]
+        except CorruptDataError as error:
+            raise CorruptDataError(str(error).replace(self._path, str(self._source))) from error
+
+    def read_intact(self, number: int) -> dict[str, Column] | None:
+        """Return a record that is intact, although what it is stored with is damaged; None where it is not."""
+        return self._read(number, self._inner.read_intact)
+
+    def _read(self, number: int, read: Callable[[int], dict[str, Column] | None]) -> dict[str, Column] | None:
+        offset, size, _ = self._spans.span(number)
+        if self._download is not None and self._download.reaches(offset + size):
+            return read(number)
+        with self._lock:
+            if (offset, size) in self._here:
+                return read(number)
+        data = self._source.read_range(offset, offset + size)
+        with self._lock:
+            if self._download is None and self._written > _SCRATCH_BYTES:
+                os.ftruncate(self._descriptor, 0)
+                os.ftruncate(self._descriptor, self._info.num_bytes)
+                self._here.clear()
+                self._written = 0
+            _write_at(self._descriptor, data, offset)
+            self._here.add((offset, size))
+            self._written += size
+            found = read(number)
+            self._num_ranges += 1
+            self._range_bytes += size
+        if (
+            self._fetcher is not None
+            and self._num_ranges >= _LEAST_RANGES
+            and self._range_bytes * _SHARE_OF_RANGES >= self._info.num_bytes
+        ):
+            self._num_ranges = 0
+            self._fetcher.start(self._info)
+        return found
+
+    @property
+    def group_records(self) -> int | None:
+        """Number of records in the largest group, as the format's reader says."""
+        return self._inner.group_records
+
+    def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
+        """Release the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            close_descriptor(descriptor)
 
 
-def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that give up a web server after a minute of silence, however long a file takes."""
-    from aiohttp import ClientTimeout
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
-    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
-    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
+
+# ---------------------------------------------------------------- looking ahead
+
+_FIRST_RECORDS = 1024
+_JOBS_PER_JOB = 4  # that are looked at for each one that is made, until they reach far enough
+_LEAST_RECORDS, _MOST_RECORDS = 8192, 1 << 20
+_numbers = itertools.count()
 
 
-@contextlib.contextmanager
-def _translate_errors(url: str) -> Iterator[None]:
+@final
+class LookAhead:
+    """Fetches the shards of an epoch in the order in which it needs them. For one thread; `close` ends it.
+
+    Args:
+        shards: first to last shard of all records that are read, with what fetches it; None where it is local.
+        is_local: whether the epoch reads each shard once, in one go: then those that it is done with may make room.
+    """
+
+    def __init__(self, shards: Sequence[tuple[ShardInfo, ShardFetcher | None]], *, is_local: bool) -> None:
+        self._shards = shards
+        self._ends = np.cumsum([info.num_records for info, _ in shards])
+        self._stores = {id(fetcher.store): fetcher.store for _, fetcher in shards if fetcher is not None}
+        self._is_local = is_local
+        self._number = next(_numbers)
+        self._held: collections.deque[list[int]] = collections.deque()
+        self._uses: collections.Counter[int] = collections.Counter()
+        self._wanted: collections.deque[int] = collections.deque()
+        self._num_running = 0
+        self._is_open = True
+        self._lock = threading.Lock()  # `_done` comes from threads that fetch
+        self.most_records = min(
+            max(_LEAST_RECORDS, 2 * max((info.num_records for info, _ in shards), default=0)), _MOST_RECORDS
+        )
+
+    @property
+    def is_far_enough(self) -> bool:
+        """Whether more shards are known to come than are fetched at once."""
+        return bool(self._wanted)
+
+    def add(self, positions: NDArray[np.int64]) -> None:
+        """Take notice of records that come next; `release` forgets the first ones.
+
+        Args:
+            positions: int64 (n,), positions of the records.
+        """
+        found, first = np.unique(np.searchsorted(self._ends, positions, side="right"), return_index=True)
+        shards = found[np.argsort(first)].tolist()
+        self._held.append(shards)
+        for shard in shards:
+            self._uses[shard] += 1
+            if self._uses[shard] == 1 and self._shards[shard][1] is not None:
+                self._wanted.append(shard)
+        self._say_needs()
+        self._start()
+
+    def release(self) -> None:
+        """Forget the records that were added first: they have been read."""
+        for shard in self._held.popleft():
+            self._uses[shard] -= 1
+            if not self._uses[shard]:
+                del self._uses[shard]
+        self._say_needs()
+        self._start()
+
+    def close(self) -> None:
+        """Fetch no more shards; those on their way arrive."""
+        with self._lock:
+            self._is_open = False
+            self._wanted.clear()
+        for store in self._stores.values():
+            store.need(self._number, None)
+
+    def _say_needs(self) -> None:
+        if not self._is_local:
+            return
+        for store in self._stores.values():
+            if store.is_too_small:
+                store.need(
+                    self._number,
+                    [
+                        self._shards[shard][0]
+                        for shard in self._uses
+                        if (fetcher := self._shards[shard][1]) is not None and fetcher.store is store
+                    ],
+                )
+
+    def _start(self) -> None:
+        with self._lock:
+            while self._is_open and self._wanted and self._num_running < _AT_ONCE:
+                shard = self._wanted.popleft()
+                info, fetcher = self._shards[shard]
+                if fetcher is None or shard not in self._uses:
+                    continue
+                self._num_running += 1
+                if not fetcher.start(info, lambda download, shard=shard: self._done(shard, download)):  # type: ignore[misc]
+                    self._num_running -= 1
+
+    def _done(self, shard: int, download: Download) -> None:
+        with self._lock:
+            self._num_running -= 1
+            if not download.has_room and self._is_open:
+                self._wanted.appendleft(shard)  # when the next one is released, there may be room
+                return
+        self._start()
+
+
+def ahead(jobs: Iterator[BatchJob], look: LookAhead, lag: int) -> Generator[BatchJob]:
+    """Yield jobs unchanged, and fetch the shards of those that come later.
+
+    Args:
+        jobs: batches to make, in order.
+        look: fetches shards; closed at the end.
+        lag: number of jobs that may be in progress at a time.
+    """
+    held: collections.deque[BatchJob] = collections.deque()
+    num_records, num_given, reach = 0, 0, _FIRST_RECORDS
     try:
-        yield
-    except DatamatError:
-        raise
-    except Exception as error:  # each filesystem raises what the client below it does
-        raise OutputError(
-            f"{url} cannot be read: {_reason(error)}; check the address, the network and storage_options, and that the "
-            "run that writes there has finished"
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the message of an error and of its causes: fsspec reports a server that is down as a missing file."""
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return message if error.__cause__ is None else f"{message}, from {_reason(error.__cause__)}"
+        while True:
+            # One at least; as many as reach far enough, and more with each that is made: the first one is soon there.
+            while not held or (num_records < reach and not look.is_far_enough):
+                job = next(jobs, None)
+                if job is None:
+                    break
+                held.append(job)
+                num_records += len(job.positions)
+                look.add(job.positions)
+            if not held:
+                return
+            job = held.popleft()
+            num_records -= len(job.positions)
+            reach = min(reach + _JOBS_PER_JOB * len(job.positions), look.most_records)
+            yield job
+            num_given += 1
+            if num_given > lag:
+                look.release()
+    finally:
+        look.close()

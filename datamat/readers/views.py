@@ -26,6 +26,7 @@ from datamat.errors import OptionError, SampleError
 from datamat.parallel import physical_cores
 from datamat.readers.batches import Order, Selected, records_at
 from datamat.readers.loader import DecodingThreads
+from datamat.readers.remote import LookAhead
 
 if TYPE_CHECKING:
     import pathlib
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from datamat.directory.manifest import Manifest, ShardInfo
+    from datamat.directory.remote import RemotePath
     from datamat.errors import CorruptDataError
     from datamat.features import Features
     from datamat.readers.batches import EpochOrder
     from datamat.readers.records import SampleReader
-    from datamat.readers.remote import RemotePath
     from datamat.transforms.augmenter import SampleTransform
 
 
@@ -256,6 +257,17 @@ class Records:
         return [key for part in self.parts for key in part.reader.keys.keys()]  # noqa: SIM118 -- not a dict
 
     # Files.
+
+    def look_ahead(self, is_local: bool) -> LookAhead | None:
+        """Return what fetches the shards of an epoch; None where all are local.
+
+        Args:
+            is_local: whether the epoch reads each shard in one go.
+        """
+        shards = [one for part in self.parts for one in part.reader.records.fetched]
+        if not any(fetcher for _, fetcher in shards):
+            return None
+        return LookAhead(shards, is_local=is_local)
 
     def damage_in(self, file: str) -> CorruptDataError:
         """Return what is wrong with a shard of which not all records could be read."""

@@ -8,18 +8,20 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import socket
 import sys
+import threading
 
 import numpy as np
 import pytest
 from web import serving
 
 from datamat import CorruptDataError, MissingDependencyError, OptionError, OutputError, load
+from datamat.directory.remote import RemotePath, is_url
 from datamat.readers import records
 from datamat.readers.cache import ShardStore
-from datamat.readers.remote import RemotePath, is_url
 
 pytest.importorskip("aiohttp")
 
@@ -45,6 +47,12 @@ def web(copied):
         yield web
 
 
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch):
+    """What fails is tried again at once."""
+    monkeypatch.setattr("datamat.directory.remote._FIRST_WAIT_S", 0.001)
+
+
 @pytest.fixture
 def cache(tmp_path):
     """A folder for copies."""
@@ -54,6 +62,13 @@ def cache(tmp_path):
 def copies(cache, ending=""):
     """Return the names of finished and unfinished copies."""
     return sorted(name for name in os.listdir(cache) if name != ".lock" and name.endswith(ending))
+
+
+def arrived():
+    """Wait for the shards that are being fetched."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("datamat-fetch"):
+            thread.join(20)
 
 
 def same(one, other):
@@ -140,28 +155,32 @@ def test_dataset_shows_its_url(web, cache):
 
 
 def test_files_are_fetched_when_needed_and_once(web, cache):
-    """The files of one split are fetched; the next dataset fetches the manifest alone."""
+    """One record is a range of its shard; the epoch fetches each shard, and the next dataset the manifest alone."""
     data = load(web.url, "train", cache_dir=cache)
     at_first = list(web.asked)
     data[0]
     after_one = list(web.asked)
     read_all(data)
     data.keys()
+    arrived()
 
     again = load(web.url, "train", cache_dir=cache)
     read_all(again)
     again.keys()
 
-    shards = data.manifest.splits["train"]
-    names = [shards[0].file, shards[0].index_file, shards[1].file, shards[1].index_file, "_index/train.index"]
+    one, other = data.manifest.splits["train"]
     assert at_first == ["/manifest.json"]
-    assert after_one == [*at_first, f"/{names[0]}", f"/{names[1]}"]
-    assert web.asked == ["/manifest.json", *(f"/{name}" for name in names), "/manifest.json"]
+    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}"]
+    assert web.headers[2]["Range"] is not None
+    assert sorted(web.asked[3:]) == sorted(
+        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index", "/manifest.json"]
+    )
 
 
 def test_copies_serve_at_another_address(web, copied, cache):
     """Copies are named by their content."""
     expected = read_all(load(web.url, "train", cache_dir=cache))
+    arrived()
 
     with serving(copied) as moved:
         found = read_all(load(moved.url, "train", cache_dir=cache))
@@ -236,22 +255,42 @@ def test_replaced_directory_is_noticed(web, make_pairs_output, copied, cache):
     assert all(map(same, after, load(copied, "train")))
 
 
-def test_cache_stays_below_its_limit(web, cache, caplog):
-    """A file without room is an error that says how much there is, raised when the dataset is loaded."""
-    shards = load(web.folder, "train").manifest.splits["train"]
-    limit = shards[0].num_bytes + 1000
+@pytest.mark.parametrize("room", [0, 1])
+@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
+def test_dataset_may_be_larger_than_the_cache(formats, cache, name, room):
+    """A shard that was read makes room for the next one; where none fits, records are read by ranges."""
+    expected = load(formats, "train", format=name)
+    shards = expected.manifest.of_format(name).splits["train"]
+    limit = room * max(info.num_bytes for info in shards) + 1000
 
-    data = load(web.url, "train", cache_dir=cache, cache_bytes=limit, errors="skip")
-    first = data[0]
+    with serving(formats) as web:
+        data = load(web.url, "train", format=name, cache_dir=cache, cache_bytes=limit)
+        for _ in range(2):
+            assert [sample["key"] for sample in data] == [sample["key"] for sample in expected]
+            assert sum((cache / one).stat().st_size for one in os.listdir(cache)) <= limit
+        shuffled = [one["key"] for one in data.to_numpy(3, shuffle=True, seed=1)]
 
-    assert f"and cache_bytes is {limit}" in caplog.text
-    assert first["key"] == load(web.folder, "train")[0]["key"]
-    with pytest.raises(
-        OutputError, match=rf"{shards[1].file} has {shards[1].num_bytes} bytes and no room .* of the {limit}"
-    ):
-        read_all(data)
-    assert sum((cache / name).stat().st_size for name in os.listdir(cache)) <= limit
-    assert copies(cache, ".part") == []
+        arrived()
+
+    assert copies(cache, ".part") == copies(cache, ".scratch") == []
+    assert shuffled == [one["key"] for one in expected.to_numpy(3, shuffle=True, seed=1)]
+
+
+def test_copy_that_a_reader_has_open_does_not_make_room(web, cache):
+    """Another epoch that is short of room goes without."""
+    one, other = load(web.folder, "train").manifest.splits["train"]
+    store = ShardStore(cache, max(one.num_bytes, other.num_bytes) + 100, [one, other])
+    source = RemotePath(web.url)
+    release = store.in_use(store.fetch(one, source / one.file))
+    store.need(1, [other])
+
+    refused = store.fetch_if_it_fits(other, source / other.file)
+    release()
+    fetched = store.fetch_if_it_fits(other, source / other.file)
+
+    assert refused is None
+    assert fetched is not None
+    assert copies(cache) == [fetched.name]
 
 
 def test_offsets_without_room_are_not_kept(web, cache):
@@ -322,14 +361,107 @@ def test_network_failure_is_reported_and_leaves_nothing(copied, cache, ending, f
         web.faults[ending] = fault
         with pytest.raises(OutputError, match=f"{web.url}/.*{ending} cannot be read: .*; check the address") as failed:
             data[0], data.keys()
-        left = copies(cache)
+        left, before = copies(cache), web.count(ending)
         web.faults.clear()
         found = read_all(data)
 
-    shard = f"{data.manifest.splits['train'][0].checksum}.tfrecord"
     assert failed.value.__cause__ is not None
-    assert left == {".tfrecord": [], ".idx": [shard], "train.index": [shard, f"{shard}.offsets"]}[ending]
+    assert left == []
+    assert before == 1 if fault in (403, 404) else before >= 5
     assert found == data.keys() == load(copied, "train").keys()
+
+
+@pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.index", "manifest.json"])
+def test_failures_that_pass_are_survived(copied, cache, ending):
+    """Each request may fail a few times, in any way that a busy server knows."""
+    expected = load(copied, "train").keys()
+    with serving(copied) as web:
+        web.faults[ending] = [503, 500, "cut", 429]
+        data = load(web.url, "train", cache_dir=cache)
+        one = data[expected[-1]]["key"]
+        web.faults[ending] = [502, 504, "cut"]
+        found = read_all(data)
+        arrived()
+
+    assert one == expected[-1]
+    assert found == data.keys() == expected
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_cut_file_continues_where_it_ended(tmp_path, ranges):
+    """A server without ranges sends it again from its beginning, which is dropped."""
+    content = np.random.default_rng(1).bytes(9 << 20)
+    (tmp_path / "large").write_bytes(content)
+
+    with serving(tmp_path, ranges=ranges) as web:
+        web.faults["large"] = ["cut", 503, "cut"]
+        found = b"".join((RemotePath(web.url) / "large").blocks(len(content)))
+
+    assert found == content
+    assert "Range" not in web.headers[0]
+    assert re.fullmatch(r"bytes=[1-9]\d+-9437183", web.headers[1]["Range"])
+
+
+def test_shards_are_fetched_ahead(web, cache):
+    """The first sample is all that was asked for, and the next shards are on their way."""
+    data = load(web.url, cache_dir=cache)
+    walk = iter(data)
+
+    next(walk)
+    arrived()
+    web.faults[".tfrecord"] = 404
+
+    assert len(data.files) == 4
+    assert [sample["key"] for sample in walk] == data.keys()[1:]
+
+
+def test_epoch_that_is_left_fetches_no_more(formats, cache, monkeypatch):
+    """What is on its way arrives; the rest is not asked for."""
+    monkeypatch.setattr("datamat.readers.remote._AT_ONCE", 1)
+    with serving(formats) as web:
+        data = load(web.url, format="tfrecord", cache_dir=cache)
+        walk = iter(data)
+        next(walk)
+        walk.close()
+        arrived()
+
+        assert len(copies(cache, ".tfrecord")) < len(data.files)
+
+
+def test_record_by_key_is_a_range_of_its_shard(web, copied, cache):
+    """Neither the rest of the shard nor another one is fetched."""
+    data = load(web.url, "train", cache_dir=cache)
+    key = load(copied, "train").keys()[-2]
+
+    sample = data[key]
+
+    assert sample["key"] == key
+    assert copies(cache, ".tfrecord") == []
+    asked = [headers for path, headers in zip(web.asked, web.headers, strict=True) if path.endswith(".tfrecord")]
+    assert [headers["Range"] is not None for headers in asked] == [True]
+
+
+@pytest.mark.parametrize("fault", [403, 500, "cut", None])
+def test_secrets_of_url_and_options_are_never_shown(copied, cache, caplog, fault):
+    """Neither user and password, nor a signature, nor a token in an error, a log, or the chain of causes."""
+    caplog.set_level("DEBUG")
+    secrets = ["open-sesame", "swordfish", "sig%2Fna%2Bture", "sig/na+ture", "tok-en-123"]
+    with serving(copied) as web:
+        url = web.url.replace("://", "://swordfish:open-sesame@") + "?X-Signature=sig%2Fna%2Bture&v=1"
+        options = {"headers": {"X-Token": "tok-en-123"}}
+        data = load(url, "train", cache_dir=cache, storage_options=options)
+        said = [repr(data), str(data.path), repr(data.path), *data.files]
+        web.faults[".tfrecord"] = fault or 404
+        with pytest.raises(OutputError) as failed:
+            read_all(data)
+
+    assert "?X-Signature=" in web.asked[0]
+    error = failed.value
+    while error is not None:
+        said += [str(error), repr(error)]
+        error = error.__cause__ or error.__context__
+    own = [record.getMessage() for record in caplog.records if record.name.startswith("datamat")]
+    assert [secret for secret in secrets if secret in " ".join(said + own)] == []
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -337,7 +469,7 @@ def test_server_that_does_not_answer_times_out(web, cache, monkeypatch, is_given
     """The limit is a minute unless the options set another."""
     aiohttp = pytest.importorskip("aiohttp")
     options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}} if is_given else None
-    monkeypatch.setattr("datamat.readers.remote._WAIT_S", 60 if is_given else 0.3)
+    monkeypatch.setattr("datamat.directory.remote._WAIT_S", 60 if is_given else 0.3)
     web.faults["manifest.json"] = "stall"
 
     with pytest.raises(OutputError, match=r"manifest\.json cannot be read: .*TimeoutError"):
@@ -369,35 +501,59 @@ def test_damaged_manifest_is_refused(web, copied, cache):
         load(web.url, cache_dir=cache)
 
 
-def test_damaged_shard_is_fetched_once(web, copied, cache):
-    """Its records are skipped if asked for, without fetching the shard for each of them."""
+def test_damaged_shard_is_read_as_far_as_it_is_intact(web, copied, cache):
+    """As in a local directory: the records that are damaged are skipped, and nothing is fetched for each of them."""
     data = load(web.url, "train", cache_dir=cache, errors="skip")
     info = data.manifest.splits["train"][0]
     content = bytearray((copied / info.file).read_bytes())
     content[-1] ^= 1
     (copied / info.file).write_bytes(content)
 
-    found = read_all(data)
+    found = [read_all(data) for _ in range(2)]
 
-    assert found == load(copied, "train").keys()[info.num_records :]
-    assert data.num_skipped == info.num_records
-    assert web.count(info.file) == 1
-    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.file} is not what the manifest says: checksum"):
-        data[0]
+    keys = load(copied, "train").keys()
+    expected = [key for number, key in enumerate(keys) if number != info.num_records - 1]
+    assert found == [expected] * 2
+    assert data.num_skipped == 1
+    arrived()
+    assert copies(cache, ".part") == []
+    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.file}: record {info.num_records - 1} at byte"):
+        data[info.num_records - 1]
 
 
-def test_damage_of_a_copy_is_reported_without_the_index(web, cache):
-    """The error names the key where it is known; here it is not."""
+@pytest.mark.parametrize("name", ["tfrecord", "parquet"])
+def test_damaged_copy_is_fetched_again(formats, cache, name):
+    """A disk that lies is no reason to stop, and none to skip a record."""
+    expected = load(formats, "train", format=name)
+    with serving(formats) as web:
+        data = load(web.url, "train", format=name, cache_dir=cache, errors="skip")
+        read_all(data)
+        for path in cache.glob(f"*.{name}"):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 3] ^= 1
+            path.write_bytes(content)
+        again = load(web.url, "train", format=name, cache_dir=cache, errors="skip")
+        found = list(again)
+
+    assert all(map(same, found, list(expected)))
+    assert len(found) == len(expected)
+    assert again.num_skipped == 0
+    assert [info.is_whole(cache / f"{info.checksum}.{name}") for info in again.manifest.splits["train"]] == [True] * 2
+
+
+def test_damage_is_reported_under_the_name_of_the_shard(web, copied, cache):
+    """Not under that of the copy, of which nobody knows where it came from."""
     data = load(web.url, "train", cache_dir=cache)
     info = data.manifest.splits["train"][0]
-    data[1]
-    web.faults["train.index"] = 500
-    with open(cache / f"{info.checksum}.tfrecord", "r+b") as file:
-        file.seek(40)
-        file.write(bytes(8))
+    read_all(data)
+    for path in (cache / f"{info.checksum}.tfrecord", copied / info.file):
+        content = bytearray(path.read_bytes())
+        content[40] ^= 1
+        path.write_bytes(content)
 
-    with pytest.raises(CorruptDataError, match=f"{info.checksum}.tfrecord: record 0"):
-        data[0]
+    with pytest.raises(CorruptDataError, match=f"^{web.url}/{info.file}: record 0 ") as failed:
+        load(web.url, "train", cache_dir=cache)[0]
+    assert str(cache) not in str(failed.value)
 
 
 @pytest.mark.parametrize("content", ["", "0 1\n", "x\n"])
@@ -405,7 +561,7 @@ def test_damaged_copy_of_offsets_is_replaced(web, copied, cache, content):
     """The shard is not fetched again."""
     data = load(web.url, "train", cache_dir=cache)
     info = data.manifest.splits["train"][0]
-    data[0]
+    read_all(data)
     kept = cache / f"{info.checksum}.tfrecord.offsets"
     kept.write_text(content)
 

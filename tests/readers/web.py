@@ -16,7 +16,8 @@ class Web:
         asked: path of each GET, in order.
         headers: headers of each GET, in order.
         faults: by end of a path, the status to answer with, "cut" for half of the content, "silence" for the end
-            of the connection, "stall" for no answer until the server ends.
+            of the connection, "stall" for no answer until the server ends; a list has one for each of the next
+            requests.
         ranges: whether parts of files are given.
     """
 
@@ -28,6 +29,7 @@ class Web:
         self.faults = {}
         self.url = ""
         self.ends = threading.Event()
+        self.lock = threading.Lock()
 
     def count(self, ending):
         """Return how many files with such an end of their path were asked for, each time."""
@@ -35,7 +37,12 @@ class Web:
 
     def fault_of(self, path):
         """Return the fault for a path."""
-        return next((fault for ending, fault in self.faults.items() if path.endswith(ending)), None)
+        name = path.partition("?")[0]
+        found = next((fault for ending, fault in self.faults.items() if name.endswith(ending)), None)
+        if isinstance(found, list):
+            with self.lock:
+                return found.pop(0) if found else None
+        return found
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -57,7 +64,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, *, with_content):
         fault = self.web.fault_of(self.path)
         try:
-            content = (self.web.folder / self.path.lstrip("/")).read_bytes()
+            content = (self.web.folder / self.path.lstrip("/").partition("?")[0]).read_bytes()
         except OSError:
             fault = fault or 404
         if fault == "stall":

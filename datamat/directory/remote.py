@@ -1,0 +1,418 @@
+"""Reads files behind the URLs that fsspec knows (`s3://`, `gs://`, `https://`, ...): whole, or some of their bytes.
+
+A path holds its URL and options, and nothing that is open: each use asks fsspec for the filesystem, which it caches per
+process and set of options. So a path can be pickled, and keeps working in forked processes.
+
+What a server may soon do right is tried again, after waits that grow: errors of the server (5xx), its request to slow
+down (429, 503), silence, and connections that it cut; a cut file continues where it ended. Messages never hold what
+opens the door: passwords and queries of URLs, and the texts among the options, are left out of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import random
+import re
+import time
+import urllib.parse
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
+
+from datamat.errors import CorruptDataError, DatamatError, MissingDependencyError, OptionError, OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+
+
+__all__ = ["RemotePath", "is_transient", "is_url", "redacted", "retried", "without_secrets"]
+
+_T = TypeVar("_T")
+
+_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # at least two letters: one is a Windows drive
+_READ_BYTES = 1 << 20
+_REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
+_WAIT_S = 60
+_HTTP = ("http", "https")
+_PACKAGES = {
+    "s3": "datamat[s3]",
+    "s3a": "datamat[s3]",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hf": "huggingface_hub",
+}
+# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
+# remove them from the epoll set that the two share: the parent would wait for answers in vain.
+_KEPT: dict[int, Any] = {}
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a URL for fsspec.
+
+    Args:
+        path: path or URL.
+
+    Example:
+        >>> is_url("s3://bucket/camvid"), is_url("out/camvid"), is_url("C:/camvid")
+        (True, False, False)
+    """
+    return _URL.match(os.fspath(path)) is not None
+
+
+# ---------------------------------------------------------------- secrets
+#
+# A URL may hold a password or a signature, and options hold keys. None of them goes into a message.
+
+
+_LEAST_SECRET = 4  # characters; shorter texts are in every message
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL as it may be shown: without user and password, and without the values of its query.
+
+    Example:
+        >>> without_secrets("https://me:word@host/set?sig=abcd&v=2")
+        'https://host/set?...'
+    """
+    head, query = _halves(url)
+    scheme, mark, rest = head.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}{'?...' if query else ''}" if mark else url
+
+
+def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
+    """Return a text without the secrets of a URL and of its options.
+
+    Args:
+        text: message of another library, which may quote both.
+        url: URL that it is about.
+        options: options for fsspec.
+    """
+    for secret in sorted(_secrets(url, options), key=len, reverse=True):
+        text = text.replace(secret, "...")
+    return text
+
+
+def _halves(url: str) -> tuple[str, str]:
+    """Return a URL without its query, and the query; only those of web servers have one: `?` may be in a key of S3."""
+    if url.partition("://")[0].lower() not in _HTTP:
+        return url, ""
+    head, _, query = url.partition("?")
+    return head, query
+
+
+def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
+    head, query = _halves(url)
+    user, at, _ = head.partition("://")[2].partition("/")[0].rpartition("@")
+    found = {value for _, value in urllib.parse.parse_qsl(query)} | {query, *query.split("&")}
+    found |= {one.partition("=")[2] for one in query.split("&")}
+    found |= {user, *user.split(":")} if at else set()
+    found |= set(_texts_in(dict(options)))
+    found |= {urllib.parse.quote(one, safe="") for one in found} | {urllib.parse.unquote(one) for one in found}
+    return {one for one in found if len(one) >= _LEAST_SECRET}
+
+
+_SHOWN = frozenset({"endpoint_url", "region_name", "protocol", "account_name", "project"})
+"""Options that say where something is, and open nothing."""
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if name not in _SHOWN:
+                yield from _texts_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts_in(one)
+
+
+# ---------------------------------------------------------------- trying again
+#
+# Errors say in many ways that a server is busy: each filesystem raises what the client below it does, and some of them
+# an error of their own from that one.
+
+
+_ATTEMPTS = 5
+_FIRST_WAIT_S, _MOST_WAIT_S, _MOST_ASKED_WAIT_S = 0.2, 8.0, 30.0
+_PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
+_SOON = frozenset({408, 425, 429})  # statuses below 500 that pass
+_NEVER = frozenset({501, 505, 511})
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "httpcore", "google", "azure")
+# Waits are drawn anew in each process, and from no generator that anyone seeds: many readers must not come together.
+_jitter = random.SystemRandom()
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether what failed may succeed when it is tried again: not where something is missing or forbidden."""
+    chain = list(_chain(error))
+    statuses = [status for one in chain if (status := _status_of(one)) is not None]
+    if statuses:
+        return statuses[-1] in _SOON or (statuses[-1] >= 500 and statuses[-1] not in _NEVER)
+    if isinstance(chain[-1], _FINAL):
+        return False
+    if isinstance(error, DatamatError):
+        return False
+    return any(
+        isinstance(one, (OSError, TimeoutError, asyncio.TimeoutError, EOFError))
+        or type(one).__module__.partition(".")[0] in _NETWORK
+        for one in chain
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it: fsspec reports a server that is down as a missing file."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+def _status_of(error: BaseException) -> int | None:
+    if type(error).__module__ == "aiohttp.http_exceptions":  # a connection that was cut, which it gives status 400
+        return None
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        # One after the other: aiohttp warns of those that it has no more.
+        found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
+        found = getattr(response, "status_code", None) if found is None else found
+    return found if type(found) is int and 100 <= found < 600 else None
+
+
+def _wait_before(attempt: int, error: BaseException) -> None:
+    """Wait before an attempt, from 1 on: twice as long each time, less what chance takes off, or as the server asks."""
+    wait = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _MOST_WAIT_S) * (0.5 + _jitter.random() / 2)
+    for one in _chain(error):
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            asked = float(one.headers["Retry-After"])  # type: ignore[attr-defined]
+            wait = max(wait, min(asked, _MOST_ASKED_WAIT_S))
+    time.sleep(wait)
+
+
+def retried(call: Callable[[], _T]) -> _T:
+    """Return the result of a call, which is made up to five times while its errors are transient.
+
+    Args:
+        call: function that can be called again.
+    """
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return call()
+        except Exception as error:  # each filesystem raises what the client below it does
+            if not is_transient(error):
+                raise
+            _wait_before(attempt, error)
+    return call()
+
+
+# ---------------------------------------------------------------- paths
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class RemotePath:
+    """A file or folder behind a URL; `str` returns the URL without user, password and query.
+
+    Attributes:
+        url: URL, `SCHEME://PLACE`; names are appended with a slash, before the query of a web server's.
+        options: options for fsspec, often credentials, and therefore not part of the repr.
+
+    Raises:
+        OptionError: the URL is one of fsspec's chains (`simplecache::s3://...`), to which no name can be appended.
+    """
+
+    url: str = dataclasses.field(repr=False)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if "::" in self.url.partition("://")[0]:
+            raise OptionError(
+                f"{self} is a chain of filesystems; want the URL of the directory: cache_dir keeps the copies"
+            )
+
+    def __truediv__(self, name: str) -> RemotePath:
+        head, query = _halves(self.url)
+        return RemotePath(f"{head.rstrip('/')}/{name}{'?' if query else ''}{query}", self.options)
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def blocks(self, num_bytes: int) -> Generator[bytes, None, None]:
+        """Yield the content of the file, a few megabytes at a time; of one that is too long, a byte more or some.
+
+        Args:
+            num_bytes: size of the file, as far as it is known; the most it may have otherwise.
+
+        Raises:
+            MissingDependencyError: the package that reads such URLs is not installed.
+            OptionError: fsspec knows no such URLs.
+            OutputError: the file is missing, or cannot be read to its end; the filesystem's own error is the cause.
+        """
+        done = attempt = counted = 0
+        while True:
+            try:
+                for block in self._blocks_from(done, num_bytes):
+                    done += len(block)
+                    yield block
+                return
+            except Exception as error:  # noqa: BLE001 -- each filesystem raises what the client below it does
+                failed = error
+            attempt = attempt + 1 if done - counted < _PROGRESS_BYTES else 1
+            counted = done
+            if attempt == _ATTEMPTS or not is_transient(failed):
+                self._raise(failed)
+            _wait_before(attempt, failed)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
+
+        Args:
+            start: first byte.
+            stop: byte after the last one; the file has it.
+        """
+        if stop <= start:
+            return b""
+
+        def read() -> bytes:
+            found = b"".join(self._streamed(start, stop, is_range=True)) if self._is_http else self._part(start, stop)
+            if len(found) < stop - start:
+                raise ConnectionError(f"the answer ended after {len(found)} of {stop - start} bytes")
+            return found[: stop - start]
+
+        failed: Exception | None = None
+        found = b""
+        try:
+            found = retried(read)
+        except Exception as error:  # noqa: BLE001 -- as above
+            failed = error
+        if failed is not None:
+            self._raise(failed)
+        return found
+
+    def read_bytes(self, max_bytes: int) -> bytes:
+        """Return the content of a small file.
+
+        Args:
+            max_bytes: most bytes that the file may have.
+
+        Raises:
+            CorruptDataError: the file is larger.
+
+        It also raises what `blocks` raises.
+        """
+        content = bytearray()
+        with contextlib.closing(self.blocks(max_bytes)) as blocks:
+            for block in blocks:
+                content += block
+                if len(content) > max_bytes:
+                    raise CorruptDataError(
+                        f"{self} has over {max_bytes} bytes, the most it may have; run the job again"
+                    )
+        return bytes(content)
+
+    @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0].lower()
+
+    @property
+    def _is_http(self) -> bool:
+        return self._scheme in _HTTP
+
+    def _blocks_from(self, start: int, stop: int) -> Generator[bytes, None, None]:
+        """Yield the bytes of the file from `start` on, up to `stop` and perhaps some more."""
+        if self._is_http:
+            yield from self._streamed(start, stop)
+            return
+        filesystem, path = self._filesystem()
+        filesystem.invalidate_cache(path)  # sizes may have been listed before the file was rewritten
+        while start < stop:
+            # One byte more than there should be shows that there are more.
+            behind = start + _REQUEST_BYTES if stop - start > _REQUEST_BYTES else stop + 1
+            block = filesystem.cat_file(path, start, behind)
+            if block:
+                yield block
+            if len(block) < behind - start:
+                return
+            start += len(block)
+
+    def _part(self, start: int, stop: int) -> bytes:
+        filesystem, path = self._filesystem()
+        found: bytes = filesystem.cat_file(path, start, stop)
+        return found
+
+    def _streamed(self, start: int, stop: int, *, is_range: bool = False) -> Generator[bytes, None, None]:
+        """Yield what one response of a web server holds: not every one serves ranges, and fsspec assumes that it does.
+
+        Ranges are asked for, and what comes of a file before its range is dropped where the server sends all of it.
+        """
+        filesystem, path = self._filesystem()
+        headers = {"Accept-Encoding": "identity", **self.options.get("headers", {})}
+        if start or is_range:
+            headers["Range"] = f"bytes={start}-{stop - 1}"
+        # A size, so that fsspec does not ask for it first.
+        with filesystem.open(path, "rb", block_size=0, size=1, headers=headers) as file:
+            before = 0 if getattr(file.r, "status", 200) == 206 else start
+            left = stop - start if is_range else stop
+            while left > 0 and (block := file.read(_READ_BYTES)):
+                if before >= len(block):
+                    before -= len(block)
+                else:
+                    yield block[before:]
+                    left -= (len(block) - before) * is_range
+                    before = 0
+
+    def _filesystem(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        try:
+            options = _with_timeout(self.options) if self._is_http else self.options
+            filesystem, path = url_to_fs(self.url, **options)
+        except ImportError as error:
+            package = _PACKAGES.get(self._scheme, f"fsspec[{self._scheme}]")
+            raise MissingDependencyError(
+                f"{self} needs a package that is not installed ({error}); install it with: pip install '{package}'"
+            ) from error
+        except ValueError as error:
+            reason = redacted(str(error), self.url, self.options)
+            raise OptionError(f"{self}: {reason}; want a URL and storage_options that fsspec takes") from None
+        _KEPT[hash(filesystem)] = filesystem
+        return filesystem, path
+
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raise an error of the filesystem as one of ours, from itself: from a copy where it holds a secret."""
+        if isinstance(error, DatamatError):
+            raise error
+        reason = redacted(_reason(error), self.url, self.options)
+        said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in _chain(error))
+        hides = redacted(said, self.url, self.options) != said
+        # Not inside of an `except`, whose error would go along as the context.
+        raise OutputError(
+            f"{self} cannot be read: {reason}; check the address, the network and storage_options, and that the run "
+            "that writes there has finished"
+        ) from (OSError(reason) if hides else error)
+
+
+def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that give up a web server after a minute of silence, however long a file takes."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
+    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message of an error and of its causes: fsspec reports a server that is down as a missing file."""
+    return ", from ".join(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in _chain(error))
