@@ -33,7 +33,8 @@ test: $(VENV)/.dev  ## run the tests; ARGS="tests/writers/test_index.py -x" narr
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-interop: $(VENV)/.interop $(VENV)/.sdists  ## read what datamat writes with the readers of others; they are installed first
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/interop $(SKIPPING) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/interop $(SKIPPING) tests/run/test_dask.py \
+		tests/run/test_ray.py tests/run/test_executors.py $(ARGS)
 	$(BIN)/python -m pytest tests/ordinary -k 'data_frame or torch' $(ARGS)
 
 stress: $(VENV)/.dev  ## run the long kill loops in full

@@ -54,7 +54,9 @@ def seal(place, formats, spec):
 
 def write_part(place, formats, spec, number, sizes=SIZES, run=""):
     """Write a part as a worker does, apart unless `run` is given; return its receipt."""
-    with PartWriter(place / ".datamat", spec.parts[number], formats, FEATURES.columns, run) as writer:
+    with PartWriter(
+        place / ".datamat", spec.parts[number], formats, FEATURES.columns, run, appends=bool(run)
+    ) as writer:
         outcome = Outcome(num_done=2)
         for key in keys_of(number, sizes):
             writer.append({"key": key.encode(), "text": key.encode() * 40})

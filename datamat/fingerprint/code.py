@@ -222,6 +222,8 @@ def origin_of_file(module: str, file: str | None) -> Origin:
     top = module.partition(".")[0]
     if top == "datamat":
         return _part_of_datamat(module)
+    if top in {"__main__", "__mp_main__"}:  # in a worker of an engine, the file is the engine's own program
+        return ()
     if file in {None, "built-in", "frozen"}:
         return _PYTHON if top in sys.stdlib_module_names else ()
     folders = pathlib.PurePath(file).parts

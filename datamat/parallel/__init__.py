@@ -20,6 +20,7 @@ the lines above its own:
     streams               `map`: items as they are drawn, results as they are taken
     executor              `PathosExecutor`    <- start reading here
     pathos_pool           `PathosPool`
+    engines               executors of others, for those that take them in place of ours
 """
 
 from __future__ import annotations

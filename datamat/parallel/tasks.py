@@ -39,6 +39,7 @@ __all__ = [
     "Wakeup",
     "callers_stacklevel",
     "compute_chunksize",
+    "identity_of",
     "least_chunksize",
     "prefetch_depth",
     "split",
@@ -321,7 +322,7 @@ class FunctionTable:
         Raises:
             UnpicklableError: it cannot travel any more.
         """
-        identity = _identity_of(function)
+        identity = identity_of(function)
         with self._lock:
             known = self._by_identity.get(identity)
             if known is not None:
@@ -397,7 +398,7 @@ class FunctionTable:
         self.forgotten.append(remote.number)
 
 
-def _identity_of(function: Callable[..., Any]) -> tuple[int, int]:
+def identity_of(function: Callable[..., Any]) -> tuple[int, int]:
     """Return a key that is the same for each access to one object's method (`obj.fit is obj.fit` is False)."""
     if isinstance(function, types.MethodType):
         return id(function.__self__), id(function.__func__)

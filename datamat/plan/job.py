@@ -25,6 +25,7 @@ from datamat.fingerprint import Examined, Reached, examine, fingerprint, version
 from datamat.fingerprint.code import is_users_object, written_attributes
 from datamat.formats import ShardFormat, get_format
 from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
+from datamat.parallel.engines import check_engine
 from datamat.plan.inputs import InputFiles, Neighbourhood
 from datamat.plan.pipeline import Pipeline, RecordSource
 from datamat.plan.plan import SplitTerms, make_plan
@@ -33,7 +34,6 @@ from datamat.writers.base import DatasetWriter
 if TYPE_CHECKING:
     import logging
     from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
     from datamat.directory.rows import IndexRow, RowStore
@@ -357,7 +357,7 @@ class Job:
         include: shell patterns of the shards to make; None makes all.
         exclude: shell patterns of the shards to leave out.
         workers: the processes that do the work.
-        executor: the user's own executor; None for datamat's.
+        executor: the user's engine, as `check_engine` takes it; None for datamat's own workers.
         errors: policy for samples that fail.
         hooks: `RunHook` objects that hear what happens in a run.
         sidecars: functions of the user that return files to write beside the shards.
@@ -381,7 +381,7 @@ class Job:
     include: str | Sequence[str] | None
     exclude: str | Sequence[str] | None
     workers: WorkerOptions
-    executor: Executor | None
+    executor: Any
     errors: ErrorPolicy
     hooks: tuple[Any, ...]
     sidecars: tuple[Sidecar, ...]
@@ -611,7 +611,8 @@ def _check_sidecars(sidecars: Sequence[Sidecar]) -> None:
         raise OptionError(f"sidecars holds {wrong[0]!r}; want functions of a manifest that return files by name")
 
 
-def _check_executor(executor: Executor | None, workers: WorkerOptions) -> None:
+def _check_executor(executor: Any, workers: WorkerOptions) -> None:
+    check_engine(executor)
     for name in ("sample_timeout_s", "max_rss"):
         if executor is not None and getattr(workers, name) is not None:
             raise OptionError(

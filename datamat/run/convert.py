@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import logging
     import os
     from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-    from concurrent.futures import Executor
 
     from datamat.directory.rows import RowStore
     from datamat.directory.sidecars import Sidecar
@@ -221,7 +220,7 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     format: str | ShardFormat | Sequence[str | ShardFormat] | None = None,  # noqa: A002 -- as for `Materializer`
     shards: int | ShardOptions | None = None,
     workers: WorkerOptions | None = None,
-    executor: Executor | None = None,
+    executor: Any = None,
     logger: logging.Logger | None = None,
     sidecars: Sequence[Sidecar] = (),
     hooks: Sequence[RunHook] = (),
@@ -245,7 +244,9 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         shards: number of shards in each split, or `ShardOptions`, whose `shuffle` is ignored because the order stays.
             None keeps the shards: each holds the records that it held.
         workers: the processes that do the work.
-        executor: any `concurrent.futures.Executor`, in place of datamat's own.
+        executor: engine that does the work in place of datamat's own workers: a `dask.distributed.Client` or its
+            address ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any
+            `concurrent.futures.Executor`, as of mpi4py. None: datamat's own, on this machine.
         logger: receives messages; None takes the logger "datamat".
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
         hooks: `RunHook` objects that hear what happens in the conversion.

@@ -26,8 +26,9 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from datamat.directory.ledger import FailedRow
-from datamat.errors import SampleError, TaskTimeout, WorkerDied
+from datamat.errors import BrokenPoolError, SampleError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor, physical_cores
+from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
@@ -37,10 +38,11 @@ from datamat.run.upload import Uploaded, UploadTask, upload_shard
 from datamat.run.worker import RowMark, set_up_process
 
 if TYPE_CHECKING:
+    import contextlib
     import logging
     import pathlib
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
     from datamat.directory.rows import RowStore
     from datamat.options import WorkerOptions
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from datamat.run.report import RunEvents
 
 
-__all__ = ["PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "own_executor"]
+__all__ = ["PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor"]
 
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
@@ -59,6 +61,9 @@ _MOST_NAMED = 5
 
 _MOST_UNDER_WAY = 4096
 """Parts that an executor of the user's has at a time: its number of workers is not known, and each part takes 2 KB."""
+
+_MOST_LOST = 8
+"""Calls in a row that an engine lost and none that it finished; more are no accident."""
 
 _MOST_UNBEGUN = 8
 """Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
@@ -167,8 +172,15 @@ def count_workers(job: Job) -> int:
     return job.workers.num_workers or len(physical_cores())
 
 
-def own_executor(options: WorkerOptions, num_workers: int, logger: logging.Logger) -> PathosExecutor:
-    """Return datamat's own executor. It retries nothing: `PartQueue` decides that by row."""
+def open_executor(
+    given: Any, options: WorkerOptions, num_workers: int, logger: logging.Logger
+) -> contextlib.AbstractContextManager[Executor]:
+    """Return what makes the calls: the engine that the user has given, or datamat's own workers.
+
+    The latter retry nothing: `PartQueue` decides that by row.
+    """
+    if given is not None:
+        return open_engine(given)
     return PathosExecutor(
         num_workers,
         start_method=options.start_method,
@@ -225,6 +237,7 @@ class PartQueue:
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
+        self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
         self._has_warned_of_undeclared = False
         self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
@@ -240,17 +253,16 @@ class PartQueue:
             SampleError: a row failed, or ended its worker more often than `max_retries` allows, and the policy is
                 "raise".
             WorkerDied: workers died repeatedly before they started a row.
+            BrokenPoolError: the user's engine has lost a part, and takes it no more.
         """
         num_others = len(self._to_seal) + len(self._to_upload)
         if not parts and not num_others:
             return
         self._waiting.add(parts)
         self._reused = reused
-        if self._job.executor is not None:
-            yield from self._results(self._job.executor)
-            return
-        self._num_workers = min(self._num_workers, len(parts) + num_others)
-        with own_executor(self._job.workers, self._num_workers, self._job.logger) as executor:
+        if self._is_own:
+            self._num_workers = min(self._num_workers, len(parts) + num_others)
+        with open_executor(self._job.executor, self._job.workers, self._num_workers, self._job.logger) as executor:
             yield from self._results(executor)
 
     def again(self, parts: Sequence[PartSpec]) -> None:
@@ -281,7 +293,7 @@ class PartQueue:
             self._events.emit(self._workers_started(executor))
             while self._under_way:
                 raise_swallowed()
-                result = self._next(executor)
+                result = self._next()
                 if result is not None:
                     yield result
                 if isinstance(result, Uploaded):
@@ -301,8 +313,9 @@ class PartQueue:
     def _workers_started(self, executor: Executor) -> WorkersStarted:
         stats = executor.stats() if isinstance(executor, PathosExecutor) else None
         return WorkersStarted(
-            num_workers=0 if executor is self._job.executor else self._num_workers,
+            num_workers=self._num_workers if self._is_own else 0,
             start_method="" if stats is None else f"{stats.start_method}: {stats.reason}",
+            engine=executor.name if isinstance(executor, EngineExecutor) else "",
         )
 
     def _submit(self, executor: Executor) -> None:
@@ -316,12 +329,11 @@ class PartQueue:
             if upload.store.scheme == "memory" and self._is_own:
                 self._add(_done_here(upload), upload)  # the memory that is meant is that of this process
             else:
-                self._add(executor.submit(upload_shard, upload), upload)
+                self._hand_out(executor, upload, upload_shard, upload)
         while self._to_seal:
             shard = self._to_seal.popleft()
             call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
-            future = executor.submit(self._tasks.seal_shard, *call)
-            self._add(future, shard)
+            self._hand_out(executor, shard, self._tasks.seal_shard, *call)
         most = self._num_workers + 1 if self._is_own or self._disk.is_set else _MOST_UNDER_WAY
         while self._waiting and len(self._under_way) < most:
             part = self._waiting.next(may_lie_apart=len(self._under_way) < self._num_workers)
@@ -336,9 +348,7 @@ class PartQueue:
             lost = self._lost.get((part.shard, part.number))
             reused = self._reused.get(part.shard)
             mine = reused and reused.of(part.start, part.stop)
-            self._add(
-                executor.submit(self._tasks.write_part, part, lost, mine, self._run if self._is_own else ""), part
-            )
+            self._hand_out(executor, part, self._tasks.write_part, part, lost, mine, self._run)
 
     def _submit_removals(self, executor: Executor) -> None:
         while self._to_remove:
@@ -357,7 +367,16 @@ class PartQueue:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
-    def _next(self, executor: Executor) -> Receipt | Sealed | Uploaded | None:
+    def _hand_out(
+        self, executor: Executor, task: PartSpec | ShardSpec | UploadTask, function: Callable[..., Any], *args: Any
+    ) -> None:
+        try:
+            future = executor.submit(function, *args)
+        except CallLost as error:
+            raise self._lost_for_good(task, error) from error
+        self._add(future, task)
+
+    def _next(self) -> Receipt | Sealed | Uploaded | None:
         """Return the next result; None where a worker died, or the deadline came first."""
         try:
             future = self._done.get(timeout=self._deadline.left_s)
@@ -369,15 +388,18 @@ class PartQueue:
         try:
             result: Receipt | Sealed | Uploaded = future.result()
         except WorkerDied as error:
-            if executor is self._job.executor:
+            if not self._is_own:
                 raise
             self._lose(task, error)
+            return None
+        except CallLost as error:
+            self._repeat(task, error)
             return None
         except DamagedPartError as error:
             if not isinstance(task, ShardSpec):
                 raise
             return Sealed(task.name, damaged=error)
-        self._num_unbegun = 0
+        self._num_unbegun = self._num_lost = 0
         if isinstance(result, Receipt):
             assert isinstance(task, PartSpec)
             self._warn_of_undeclared(result)
@@ -420,7 +442,7 @@ class PartQueue:
         for future in (*self._under_way, *removing):
             future.cancel()
         left = [future for future in self._under_way if not future.done()]
-        if left and isinstance(executor, PathosExecutor) and executor is not self._job.executor:
+        if left and isinstance(executor, PathosExecutor) and self._is_own:
             executor.terminate()
         else:
             wait([future for future in (*left, *removing) if not future.done()])
@@ -429,6 +451,38 @@ class PartQueue:
         self._to_remove.clear()
 
     # ------------------------------------------------------------ deaths
+
+    def _repeat(self, task: PartSpec | ShardSpec | UploadTask, error: CallLost) -> None:
+        """Queue a task again that the user's engine has lost, as when its scheduler was started anew.
+
+        Raises:
+            BrokenPoolError: the engine takes it no more, or loses one call after the other.
+        """
+        self._num_lost += 1
+        if not error.may_repeat or self._num_lost > _MOST_LOST + len(self._under_way):
+            raise self._lost_for_good(task, error) from error
+        self._job.logger.warning("%s is handed out again: %s", self._name_of(task), error)
+        if isinstance(task, PartSpec):
+            self._waiting.add([task])
+        elif isinstance(task, UploadTask):
+            self._to_upload.append(task)
+        else:
+            self._to_seal.append(task)
+
+    def _lost_for_good(self, task: PartSpec | ShardSpec | UploadTask, error: CallLost) -> BrokenPoolError:
+        return BrokenPoolError(
+            f"{self._name_of(task)} was lost: {error}. Finished parts stay: run again to resume once the engine works. "
+            "If a row ends the process that reads it, a run without executor finds out which one, and errors='skip' "
+            "there does without it"
+        )
+
+    def _name_of(self, task: PartSpec | ShardSpec | UploadTask) -> str:
+        if isinstance(task, UploadTask):
+            return f"the upload of {task.shard}"
+        if not isinstance(task, PartSpec):
+            return f"the end of {task.name}"
+        first, last = self._key(task.start), self._key(task.stop - 1)
+        return f"part {task.number} of {task.shard} (rows {first!r} to {last!r})"
 
     def _lose(self, task: PartSpec | ShardSpec | UploadTask, error: WorkerDied) -> None:
         """Queue a task again whose worker died, without the row that caused it if that has happened too often.

@@ -15,7 +15,7 @@ from datamat.options import ErrorPolicy, Remedies, WorkerOptions
 from datamat.parallel import get_logger
 from datamat.parallel.process_role import is_worker
 from datamat.plan.pipeline import Pipeline
-from datamat.run.dispatch import describe_death, own_executor
+from datamat.run.dispatch import describe_death, open_executor
 from datamat.run.limits import signals_raised
 from datamat.run.materializer import Materializer
 from datamat.run.module_state import ModuleState
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import logging
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from datamat.directory.rows import IndexRow
     from datamat.run.report import RunReport
@@ -56,7 +55,7 @@ def infer_features(
     *,
     seed: int,
     workers: WorkerOptions,
-    executor: Executor | None,
+    executor: Any,
     errors: ErrorPolicy,
     logger: logging.Logger,
 ) -> Features:
@@ -66,7 +65,7 @@ def infer_features(
         writer: plug-in that calls the function.
         seed: base seed of what the function draws.
         workers: options of the worker, and the limits of an item.
-        executor: the user's own executor, or None.
+        executor: the user's engine, or None.
         errors: what happens to items that fail.
         logger: receives messages, such as that a worker died.
 
@@ -78,14 +77,14 @@ def infer_features(
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals_raised())
         search = _Search(writer, seed, workers, errors, is_own_pool=executor is None)
-        run_here = executor or stack.enter_context(own_executor(workers, 1, logger))
+        run_here = stack.enter_context(open_executor(executor, workers, 1, logger))
         deaths: collections.Counter[int] = collections.Counter()
         start, last = 0, ""
         while True:
             try:
                 return run_here.submit(search.features, start, last).result()
             except WorkerDied as error:
-                if run_here is executor:
+                if executor is not None:
                     raise
                 start, last = search.after_death(error, deaths)
 

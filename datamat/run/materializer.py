@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import datetime
     import logging
     from collections.abc import Collection, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from datamat.directory.ledger import FailedRow
     from datamat.directory.provenance import Provenance
@@ -88,7 +87,9 @@ class Materializer:
         include: shell patterns of the shards to make ("train-0000?"); None makes all.
         exclude: shell patterns of the shards to leave out.
         workers: the processes that do the work.
-        executor: any `concurrent.futures.Executor`, instead of datamat's own.
+        executor: engine that does the work in place of datamat's own workers: a `dask.distributed.Client` or its
+            address ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any
+            `concurrent.futures.Executor`, as of mpi4py. None: datamat's own, on this machine.
         errors: what to do with bad samples: an `ErrorPolicy`, or its action alone.
         logger: where messages go; the writer can use it too, also in workers.
         version: replaces the digests of the code of writer and transform and of what they hold: shards are rebuilt when
@@ -128,7 +129,7 @@ class Materializer:
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
         workers: WorkerOptions | None = None,
-        executor: Executor | None = None,
+        executor: Any = None,
         errors: ErrorPolicy | Literal["raise", "skip", "quarantine"] | None = None,
         logger: logging.Logger | None = None,
         version: str | int | None = None,

@@ -69,15 +69,14 @@ class ModuleState:
 
         Args:
             records: where the job takes its records from, with its writer and its transform.
-            is_own_pool: whether the job goes to datamat's own workers: processes of this machine and installation,
-                which receive the globals of the main program anyway.
+            is_own_pool: whether the job goes to datamat's own workers: processes of this machine and installation.
         """
         try:
             places, packages = _examined(records)
         except FingerprintError:  # `run` has refused it, unless the user vouches for it by a version
             return None
-        if is_own_pool:  # code of these modules travels with what it uses of them
-            places = {home: place for home, place in places.items() if not is_by_value(home[0])}
+        # Code of the others travels with what it uses of them.
+        places = {home: place for home, place in places.items() if not is_by_value(home[0])}
         sent = {home: place.value for home, place in places.items() if _is_worth_sending(home, place)}
         return cls(
             token=uuid.uuid4().hex,

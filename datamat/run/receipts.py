@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import uuid
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -47,6 +48,7 @@ __all__ = [
     "read_receipt",
     "receipt_path",
     "replace_file",
+    "temporary_suffix",
     "write_receipt",
 ]
 
@@ -167,6 +169,8 @@ class Receipt:
         inputs, input_times: digests of input files, as in `Outcome`.
         undeclared: opened files that no row declares, as far as the worker watched; not stored on disk.
         sealed: the complete shard, where this part was the last that it lacked; not stored on disk.
+        is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
+            disk.
     """
 
     shard: str
@@ -187,6 +191,7 @@ class Receipt:
     input_times: str = ""
     undeclared: tuple[str, ...] = ()
     sealed: Sealed | None = None
+    is_repeated: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -223,7 +228,7 @@ class Receipt:
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""
         value = dataclasses.asdict(self)
-        del value["undeclared"], value["sealed"]  # they concern this run only
+        del value["undeclared"], value["sealed"], value["is_repeated"]  # they concern this run only
         return value
 
     def is_for(self, spec: PartSpec) -> bool:
@@ -279,9 +284,14 @@ def write_receipt(folder: pathlib.Path, receipt: Receipt) -> None:
 
 def replace_file(path: pathlib.Path, data: bytes) -> None:
     """Write a file that is either complete or absent; it is not flushed."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary = path.with_suffix(temporary_suffix())
     temporary.write_bytes(data)
     os.replace(temporary, path)
+
+
+def temporary_suffix() -> str:
+    """Return the end of a name that nobody else uses: two hosts may have processes of one number."""
+    return f".{uuid.uuid4().hex}.tmp"
 
 
 def receipt_path(folder: pathlib.Path, number: int) -> pathlib.Path:

@@ -140,11 +140,13 @@ class WorkersStarted(RunEvent):
     Attributes:
         num_workers: worker processes of datamat's own; 0 where an `executor` does the work.
         start_method: start method of these processes, and why it was chosen; "" where an `executor` does the work.
+        engine: name of the engine behind the `executor`, with its address where it has one; "" for datamat's own.
     """
 
     method: ClassVar[str] = "on_workers_start"
     num_workers: int
     start_method: str
+    engine: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,7 @@ class PartDone(RunEvent):
         num_bytes: size of these records in all formats.
         busy_s: processor time that the worker spent on the part.
         is_resumed: whether an earlier run did the part, and this one takes it over.
+        is_repeated: whether an engine made the call again after another worker had completed the part, which stays.
     """
 
     method: ClassVar[str] = "on_part_done"
@@ -175,6 +178,7 @@ class PartDone(RunEvent):
     num_bytes: int
     busy_s: float
     is_resumed: bool
+    is_repeated: bool = False
 
     @classmethod
     def of(cls, receipt: Receipt, *, is_resumed: bool) -> PartDone:
@@ -190,6 +194,7 @@ class PartDone(RunEvent):
             num_bytes=receipt.num_bytes,
             busy_s=receipt.busy_s,
             is_resumed=is_resumed,
+            is_repeated=receipt.is_repeated,
         )
 
 
@@ -653,6 +658,7 @@ class LedgerHook(RunHook):
                 rows=event.num_rows,
                 failed=event.num_failed,
                 **_if_any("dropped", event.num_dropped),
+                **_if_any("repeated", int(event.is_repeated)),
                 records=event.num_records,
                 bytes=event.num_bytes,
                 busy_s=round(event.busy_s, 3),
@@ -759,11 +765,11 @@ class RunTally(RunHook):
         self._began = began
         self._num_rows_planned = 0
         self._num_workers = 0
-        self._start_method = ""
+        self._start_method = self._engine = ""
         self._shards: dict[str, ShardFinished] = {}
         self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
         self._num_written = 0
-        self._num_resumed = 0
+        self._num_resumed = self._num_repeated = 0
         self._busy_s = 0.0
 
     def on_plan(self, event: PlanMade) -> None:
@@ -774,6 +780,7 @@ class RunTally(RunHook):
         """Note who does it."""
         self._num_workers = event.num_workers
         self._start_method = event.start_method
+        self._engine = event.engine
 
     def on_part_done(self, event: PartDone) -> None:
         """Count a part."""
@@ -782,6 +789,7 @@ class RunTally(RunHook):
             self._num_resumed += 1
         else:
             self._num_written += 1
+            self._num_repeated += event.is_repeated
             self._busy_s += event.busy_s
 
     def on_part_damaged(self, event: PartDamaged) -> None:
@@ -830,10 +838,12 @@ class RunTally(RunHook):
             num_shards_reused=num_reused,
             num_parts_written=self._num_written,
             num_parts_resumed=self._num_resumed,
+            num_parts_repeated=self._num_repeated,
             elapsed_s=time.perf_counter() - self._began,
             busy_s=self._busy_s,
             num_workers=self._num_workers,
             start_method=self._start_method,
+            engine=self._engine,
             stopped=stopped,
             num_shards_held=0 if is_complete else sum(shard.is_held for shard in self._shards.values()),
             remedies=job.remedies,
@@ -952,10 +962,13 @@ class RunReport:
         busy_s: processor time of all workers for parts, in seconds.
         num_workers: number of datamat's own worker processes; 0 where there was nothing to do, or an `executor` did it.
         start_method: start method of the workers, and why it was chosen.
+        engine: name of the engine that did the work, such as "Dask at tcp://10.0.0.7:8786"; "" for datamat's own
+            workers.
         num_failed: rows among `num_rows` that failed, in this run or earlier; the ledger says why.
         num_dropped: rows among `num_rows` of which every record was left out on purpose, by `Skip` or None, in this run
             or earlier; the ledger says why.
         num_dropped_records: records, such as single copies, that were left out of rows that gave others.
+        num_parts_repeated: number of parts that an engine had made twice, as far as it told; the first of both counts.
         num_rows_planned: number of rows of the shards that this run was to make.
         stopped: "deadline" or "max_disk" where that ended the run before it was done, else "".
         num_shards_held: number of finished shards without a name: they replace others, and wait in `.datamat` until
@@ -976,9 +989,11 @@ class RunReport:
     busy_s: float
     num_workers: int
     start_method: str = ""
+    engine: str = ""
     num_failed: int = 0
     num_dropped: int = 0
     num_dropped_records: int = 0
+    num_parts_repeated: int = 0
     num_rows_planned: int = 0
     stopped: str = ""
     num_shards_held: int = 0
@@ -1033,9 +1048,10 @@ class RunReport:
             state += f"; {self.num_shards_held} new shards wait in .datamat until all that replace others are finished"
         resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
         reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
+        reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
         workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
         if self.num_parts_written and not self.num_workers:
-            workers = "the executor given"
+            workers = self.engine or "the executor given"
         return (
             f"{self.output}: {state}: {size} in {self.elapsed_s:.2f} s with {workers} "
             f"({self.speedup:.2f}x one core){resumed}{reused}"

@@ -60,6 +60,7 @@ from datamat.run.receipts import (
     read_receipt,
     receipt_path,
     replace_file,
+    temporary_suffix,
     write_receipt,
 )
 
@@ -563,8 +564,9 @@ class PartWriter:
         spec: the part.
         formats: formats that it is written in.
         columns: kinds of the columns of the records.
-        run: mark of the run, whose parts may go straight into the shard's files; "" has them lie apart. An executor
-            that may run a call twice at once must not append.
+        run: mark of the run; "" for a part that belongs to none.
+        appends: whether the part may go straight into the shard's files. An engine that may make a call twice at once
+            must not append.
     """
 
     def __init__(
@@ -574,13 +576,15 @@ class PartWriter:
         formats: Sequence[ShardFormat],
         columns: Mapping[str, Kind],
         run: str = "",
+        *,
+        appends: bool = False,
     ) -> None:
         self._growing = GrowingShard(work, spec.shard, spec.fingerprint, formats, spec.num_parts, run)
         self._folder = self._growing.folder
         self._spec = spec
         self._formats = formats
         self._columns = columns
-        self._run = run
+        self._appends = appends and bool(run) and self._growing.joins_parts
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartWriter:
@@ -602,7 +606,7 @@ class PartWriter:
     def _end_before(self) -> dict[str, int]:
         """Return where the part goes in the shard's files, whose lock is then held; {} where it must lie apart."""
         number = self._spec.number
-        if not self._run or not self._growing.joins_parts or (number and not self._growing.is_done(number - 1)):
+        if not self._appends or (number and not self._growing.is_done(number - 1)):
             return {}
         if self._lock.enter_context(self._growing.held()):
             self._growing.check_run()
@@ -634,6 +638,19 @@ class PartWriter:
         """Raise `OutputLockedError` where another run has begun since this one."""
         self._growing.check_run()
 
+    def first(self) -> Receipt | None:
+        """Return the receipt of the same call in another worker, where an engine made it twice and that one is done.
+
+        The first that completes a part has it: nobody writes to it again.
+        """
+        number = self._spec.number
+        found = self._growing.receipt(number)
+        if found is None or not found.is_for(self._spec):
+            return None
+        if not self._growing.is_joined(found) and number not in self._growing.whole({number: found}):
+            return None
+        return dataclasses.replace(found, is_repeated=True)
+
     def finish(self, outcome: Outcome, busy_s: Callable[[], float]) -> Receipt:
         """Complete the part and return its receipt, which is also on disk.
 
@@ -643,13 +660,13 @@ class PartWriter:
             outcome: results of its rows.
             busy_s: returns the processor seconds that the part has taken so far.
         """
-        receipt = self._receipt(outcome, busy_s)
-        known = self._growing.receipt(self._spec.number)
-        if known is not None and not self._is_appended and self._growing.is_joined(known):
-            return known  # an executor made the same call twice: what the first one wrote is in the shard
-        self._growing.check_run()  # its file may have been replaced meanwhile, see `disown`
-        write_receipt(self._folder, receipt)
-        sealed = self._join_others() if self._run and self._growing.joins_parts else None
+        with contextlib.nullcontext() if self._appends else self._growing.held(wait_s=_SEAL_WAIT_S):
+            self._growing.check_run()  # its file may have been replaced meanwhile, see `disown`
+            if not self._appends and (first := self.first()):
+                return first
+            receipt = self._receipt(outcome, busy_s)
+            write_receipt(self._folder, receipt)
+        sealed = self._join_others() if self._appends else None
         return dataclasses.replace(receipt, undeclared=outcome.undeclared, sealed=sealed, busy_s=busy_s())
 
     @property
@@ -730,7 +747,7 @@ class PartFile:
         if self.start is not None:
             self._file = _opened(self._path, self.start)
         else:
-            self._temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+            self._temporary = self._path.with_suffix(temporary_suffix())
             self._file = open(self._temporary, "wb", buffering=0)
         return self
 

@@ -18,6 +18,7 @@ import mmap
 import os
 import pickle
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -30,13 +31,23 @@ from datamat.codecs.files import noting_files
 from datamat.directory.keys import RecordKey
 from datamat.directory.ledger import FailedRow, cut_text
 from datamat.directory.rows import RowStore
-from datamat.errors import InputError, OutputError, SampleError, SchemaError, Skip
+from datamat.errors import (
+    FingerprintError,
+    InputError,
+    OutputError,
+    SampleError,
+    SchemaError,
+    Skip,
+    SourceError,
+    join_problems,
+)
 from datamat.features import num_bytes_of
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
 from datamat.parallel.process_role import is_worker
 from datamat.plan.changes import open_reused
 from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest
+from datamat.plan.job import JobDigests
 from datamat.run.module_state import ModuleState
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
@@ -177,6 +188,7 @@ class PartWorker:
         self._near = job.neighbourhood()
         self._is_own_pool = job.executor is None
         self._has_travelled = False
+        self._digests: dict[str, str] | None = None  # once pickled, for workers of an engine: what decides the bytes
         self._module_state: ModuleState | None = None  # once pickled: of the user's modules, in the caller
         self._shared: dict[int, _SharedByParts] = {}  # by process: a forked one starts with its own
 
@@ -184,6 +196,7 @@ class PartWorker:
         """Take along the state of the user's modules; leave behind what belongs to this process."""
         if self._module_state is None and not self._has_travelled:
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
+            self._digests = None if self._is_own_pool else self._decisive()
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def settle(self) -> None:
@@ -195,6 +208,36 @@ class PartWorker:
         if self._has_travelled and self._module_state is not None:
             self._module_state.settle(self.job.records)
             self._module_state = None
+        if self._has_travelled and self._digests is not None:
+            self._refuse_other_host(self._digests)
+            self._digests = None
+
+    def _decisive(self) -> dict[str, str] | None:
+        """Return digests and versions of whatever decides the bytes of a record; None where `run` goes by a version."""
+        job = self.job
+        if job.version is not None:
+            return None
+        return JobDigests.of(job.records, job.formats, job.seed).to_json()
+
+    def _refuse_other_host(self, there: Mapping[str, str]) -> None:
+        """In a worker of an engine, compare code, packages, variables and folders with those of the caller.
+
+        Raises:
+            FingerprintError: the same row would give other bytes here.
+            SourceError: the source is not here.
+        """
+        host = socket.gethostname()
+        here = self._decisive() or {}
+        wrong = [name for name in {**there, **here} if here.get(name) != there.get(name)]
+        if wrong:
+            found = join_problems([f"{name}: {here.get(name)}, there {there.get(name)}" for name in sorted(wrong)])
+            raise FingerprintError(
+                f"a worker on {host} differs from the program that called run, and would write other bytes: {found}; "
+                "give it the same code, packages and environment"
+            )
+        source = self.job.source
+        if isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source) and not os.path.lexists(source):
+            raise SourceError(f"a worker on {host} does not see {source}; mount it at this path on every host")
 
     def write_part(
         self,
@@ -207,13 +250,23 @@ class PartWorker:
         shared = self._shared.get(os.getpid())
         if shared is None:
             self.settle()
+            if not self._is_own_pool:
+                self._refuse_missing_output(run)
             opened = OpenedFiles(self._near) if is_worker() else None
             if opened is not None:
                 opened.start()
             self.job.records.setup_worker()
             # In one step, without a lock that a fork could find taken: threads that meet here get the same object.
-            shared = self._shared.setdefault(os.getpid(), _SharedByParts(self.job, self.folder, opened))
+            made = _SharedByParts(self.job, self.folder, opened, appends=self._is_own_pool)
+            shared = self._shared.setdefault(os.getpid(), made)
         return shared.write_part(spec, lost, reused, run)
+
+    def _refuse_missing_output(self, run: str) -> None:
+        work = self.folder.parent
+        if run and not (work / "shards" / "run").exists():
+            raise OutputError(
+                f"a worker on {socket.gethostname()} does not see {work}; mount the output at this path on every host"
+            )
 
     def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done; see `Materializer.seal_shard`."""
@@ -228,9 +281,11 @@ class _SharedByParts:
         job: the job, without what stays with the caller.
         folder: folder of the rows; beside it are the parts.
         opened: notes the files that this process opens, until the end of its first part; None notes nothing.
+        appends: whether parts may go straight into the shards' files.
     """
 
-    def __init__(self, job: Job, folder: pathlib.Path, opened: OpenedFiles | None) -> None:
+    def __init__(self, job: Job, folder: pathlib.Path, opened: OpenedFiles | None, *, appends: bool) -> None:
+        self._appends = appends
         self.store = RowStore(folder)
         self.work = folder.parent
         self.source = job.records
@@ -257,7 +312,9 @@ class _SharedByParts:
     ) -> Receipt:
         """Write a part, and return its receipt."""
         watch = RowWatch(self._workers.sample_timeout_s)
-        made = PartWriter(self.work, spec, self._formats, self._columns, run)
+        made = PartWriter(self.work, spec, self._formats, self._columns, run, appends=self._appends)
+        if run and not self._appends and (first := made.first()):
+            return first  # of a worker that was lost after it
         try:
             with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
                 started = time.process_time()

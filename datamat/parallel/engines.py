@@ -1,0 +1,487 @@
+"""Engines of others that make calls in place of our own workers: Dask, Ray, any `concurrent.futures.Executor`.
+
+    driver   EngineExecutor.submit ── SentFunction, arguments ──> engine ──> worker: compare, rebuild once, call
+                      <── ReturnedCall: result or error, log records ──────────┘
+
+The engine decides where and when a call is made, and makes it again where a worker is lost. What is done here is the
+same for all of them: the function goes by the rules of `pickling`, once rebuilt in each process; its log records come
+back with the result; the errors of the engine become `CallLost`. An engine is a class of some thirty lines below, which
+imports its package when it is used, and not before.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import socket
+import sys
+import threading
+import uuid
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+from datamat.errors import FingerprintError, MissingDependencyError, OptionError, ParallelError
+from datamat.parallel import logs, pickling
+from datamat.parallel.executor import PathosExecutor
+from datamat.parallel.tasks import identity_of
+from datamat.parallel.worker import pack_error
+from datamat.parallel.workers import unpack_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from datamat.parallel.logs import LoggingState
+
+
+__all__ = ["CallLost", "EngineExecutor", "check_engine", "open_engine"]
+
+_MOST_REBUILT = 8  # functions that a worker keeps: two or three for each run
+_LARGE = 64 << 10  # bytes of a function that Dask is to send once to each worker, and not with each call
+_WANTED = (
+    "a dask.distributed.Client or the address of a Dask scheduler ('tcp://host:8786'), 'ray' or a Ray address "
+    "('ray://host:10001'), or a concurrent.futures.Executor"
+)
+_DASK_SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
+
+
+class CallLost(ParallelError):  # noqa: N818 -- reads as the event, as `WorkerDied` does
+    """An engine has lost a call: its worker or its scheduler is gone.
+
+    Attributes:
+        may_repeat: whether the engine takes the same call again.
+    """
+
+    def __init__(self, message: str, *, may_repeat: bool) -> None:
+        super().__init__(message)
+        self.may_repeat = may_repeat
+
+
+# ---------------------------------------------------------------- a call in a worker of an engine
+
+
+@functools.cache
+def _here() -> tuple[str, str]:
+    """Return the Python of this process, and its datamat: code by value needs the same minor version of Python."""
+    source = hashlib.blake2b(digest_size=4)
+    folder = pathlib.Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        source.update(path.read_bytes())
+    python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
+    return python, f"datamat {importlib.metadata.version('datamat')} (source {source.hexdigest()})"
+
+
+class SentFunction:
+    """A function on its way to the workers of an engine; in the process that sends it, the function itself.
+
+    Args:
+        function: what is to be called.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    @functools.cached_property
+    def arrival(self) -> ArrivedFunction:
+        """What a worker gets."""
+        pickled = pickling.dumps_code(self.function)
+        buffers = tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
+        return ArrivedFunction(uuid.uuid4().hex, _here(), pickled.stream, buffers, logs.capture_state())
+
+    def __reduce__(self) -> Any:
+        return _as_it_is, (self.arrival,)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReturnedCall:
+    """What a worker of an engine returns.
+
+    Attributes:
+        has_failed: whether `packed` is an error.
+        packed: result or error.
+        log_records: what the call has logged.
+    """
+
+    has_failed: bool
+    packed: bytes
+    log_records: tuple[bytes, ...]
+
+    def open(self) -> Any:
+        """Log what the call has logged, and return its result or raise its error."""
+        for record in self.log_records:
+            logs.replay(record)
+        if self.has_failed:
+            raise unpack_error(self.packed)
+        return pickling.loads_data(self.packed)
+
+
+_rebuilt: collections.OrderedDict[str, Callable[..., Any]] = collections.OrderedDict()
+_turn = threading.RLock()  # threads of one worker take turns: random state and log levels belong to the process
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArrivedFunction:
+    """A function in a worker of an engine, rebuilt at its first call.
+
+    Attributes:
+        token: unique name of the function.
+        there: Python and datamat of the process that sent it.
+        stream, buffers: the pickled function.
+        levels: log levels of that process.
+    """
+
+    token: str
+    there: tuple[str, str]
+    stream: bytes
+    buffers: tuple[bytes, ...]
+    levels: LoggingState
+
+    def __call__(self, *args: Any) -> ReturnedCall:
+        """Make a call."""
+        place = f"{socket.gethostname()}, process {os.getpid()}"
+        with _turn, logs.collecting(self.levels, place) as records:
+            try:
+                packed, has_failed = pickling.dumps_data(self._function(place)(*args)), False
+            except Exception as exc:  # noqa: BLE001 -- raised again by the future of the call
+                with contextlib.suppress(Exception):  # a user's exception class may refuse notes
+                    exc.add_note(f"in a worker on {place}")
+                packed, has_failed = pack_error(exc), True
+        return ReturnedCall(has_failed, packed, tuple(records))
+
+    def _function(self, place: str) -> Callable[..., Any]:
+        function = _rebuilt.get(self.token)
+        if function is None:
+            self._compare(place)
+            try:
+                function = pickling.load_code(self.stream, [bytearray(buffer) for buffer in self.buffers])
+            except ImportError as exc:
+                raise MissingDependencyError(
+                    f"the worker on {place} cannot import what the job needs: {exc}; install it there, or have the "
+                    "engine send it (Dask: client.upload_file; Ray: runtime_env={'py_modules': [...]})"
+                ) from exc
+            _rebuilt[self.token] = function
+            while len(_rebuilt) > _MOST_REBUILT:
+                _rebuilt.popitem(last=False)
+        return function
+
+    def _compare(self, place: str) -> None:
+        wrong = [(here, there) for here, there in zip(_here(), self.there, strict=True) if here != there]
+        if wrong:
+            here, there = (", ".join(side) for side in zip(*wrong, strict=True))
+            raise FingerprintError(
+                f"the worker on {place} has {here}, and the program that called run has {there}; install the same "
+                "there, or the shards would mix records of both"
+            )
+
+
+# ---------------------------------------------------------------- the driver's side
+
+
+class Engine(Protocol):
+    """What is particular to an engine.
+
+    Attributes:
+        name: what messages call it.
+    """
+
+    name: str
+
+    def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
+        """Hand out a call.
+
+        Args:
+            call: the function.
+            args: its arguments.
+            end: takes, when the call has ended in any way, a function that returns its result or raises its error; a
+                call that was cancelled raises `CancelledError`.
+
+        Returns:
+            A function that cancels the call, and returns whether it never begins.
+        """
+
+    def close(self) -> None:
+        """Let go of what `open_engine` has opened."""
+
+
+class EngineExecutor(Executor):
+    """Makes calls on an engine. It returns what the calls return, and logs what they log.
+
+    Args:
+        engine: the engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sent: dict[tuple[int, int], SentFunction] = {}
+
+    @property
+    def name(self) -> str:
+        """What messages call the engine."""
+        return self._engine.name
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Hand out a call, with arguments by position.
+
+        Raises:
+            CallLost: the engine takes no more calls.
+        """
+        assert not kwargs, "arguments go by position"
+        call = self._sent.setdefault(identity_of(fn), SentFunction(fn))  # it holds `fn`, so the identity stays its own
+        future = _EngineFuture()
+        try:
+            future.cancel_call = self._engine.send(call, args, future.end)
+        except BrokenExecutor as exc:
+            raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
+        return future
+
+
+class _EngineFuture(Future[Any]):
+    """A call on an engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancel_call: Callable[[], bool] | None = None
+        self._is_unwanted = False
+
+    def cancel(self) -> bool:
+        """Cancel the call if it has not begun, as far as the engine knows."""
+        self._is_unwanted = True
+        return self.done() or self.cancel_call is None or self.cancel_call()
+
+    def end(self, result: Callable[[], Any]) -> None:
+        """Take the end of the call; one that was cancelled has none."""
+        try:
+            value = result()
+            self.set_result(value.open() if isinstance(value, ReturnedCall) else value)
+        except CancelledError as exc:
+            self._lose(CallLost(f"the engine has cancelled it: {exc}", may_repeat=True), exc)
+        except BrokenExecutor as exc:
+            self._lose(CallLost(str(exc), may_repeat=False), exc)
+        except CallLost as exc:
+            self._lose(exc, exc.__cause__)
+        except BaseException as exc:  # noqa: BLE001 -- whatever the call raised
+            self.set_exception(exc)
+
+    def _lose(self, lost: CallLost, cause: BaseException | None) -> None:
+        if self._is_unwanted:
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        else:
+            lost.__cause__ = cause
+            self.set_exception(lost)
+
+
+class _Futures:
+    """Any `concurrent.futures.Executor`: of the standard library, mpi4py, loky, ..."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.name = type(executor).__qualname__
+        self._executor = executor
+
+    def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
+        future = self._executor.submit(call, *args)
+        future.add_done_callback(lambda done: end(done.result))
+        return future.cancel
+
+    def close(self) -> None:
+        """Leave the executor to whoever made it."""
+
+
+class _Dask:
+    """A cluster of Dask.
+
+    Args:
+        client: the user's client, or the address of a scheduler.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._is_mine = isinstance(client, str)
+        if isinstance(client, str):
+            client = _imported("distributed", "dask", f"executor={client!r}").Client(client, set_as_default=False)
+        self._client = client
+        self._large: dict[str, Any] = {}  # functions that are on the workers
+        self.name = f"Dask at {client.scheduler.address}"
+
+    def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
+        arrival = call.arrival
+        size = len(arrival.stream) + sum(map(len, arrival.buffers))
+        sent = self._scattered(arrival) if size > _LARGE else arrival
+        name = f"datamat-{getattr(call.function, '__name__', 'call')}-{uuid.uuid4().hex}"
+        future = self._client.submit(_call, sent, *args, key=name, pure=False)
+        future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
+        return functools.partial(self._cancel, future)
+
+    def _scattered(self, arrival: ArrivedFunction) -> Any:
+        known = self._large.get(arrival.token)
+        if known is None or known.status != "finished":
+            known = self._client.scatter(arrival, broadcast=True, hash=False)
+            self._large[arrival.token] = known
+        return known
+
+    def _result(self, future: Any) -> Any:
+        if future.status == "error":
+            error = future.exception()
+            if type(error).__name__ == "KilledWorker":
+                raise CallLost(f"{self.name}: {error}", may_repeat=False) from error
+            raise error
+        try:
+            if future.status == "finished":
+                return future.result()
+        except OSError as exc:  # the worker that holds the result, or the scheduler, is gone
+            raise CallLost(f"{self.name} has lost its result: {exc}", may_repeat=True) from exc
+        raise CallLost(f"{self.name} was started anew, or has lost it", may_repeat=True)
+
+    def _cancel(self, future: Any) -> bool:
+        """Cancel a call, but let one end that a worker has: Dask cannot stop it, and would only forget it."""
+        with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
+            if any(future.key in keys for keys in self._processing().values()):
+                return False
+        future.cancel()
+        return True
+
+    def _processing(self) -> Any:
+        return self._client.processing()
+
+    def close(self) -> None:
+        self._large.clear()
+        if self._is_mine:
+            self._client.close()
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+class _Ray:
+    """A cluster of Ray.
+
+    Args:
+        address: address of the cluster; None takes the one that this process is connected to, else what `ray.init`
+            finds or starts.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        ray = self._ray = _imported("ray", "ray", f"executor={address or 'ray'!r}")
+        self._is_mine = not ray.is_initialized()
+        if self._is_mine:
+            ray.init(address, log_to_driver=False)
+        elif address is not None:
+            raise OptionError(
+                f"executor is {address!r}, and this process is connected to a Ray already; pass executor='ray' to take "
+                "that one, or call ray.shutdown() before"
+            )
+        self._remote = ray.remote(_call).options(name="datamat", num_cpus=1)
+        self._stored: dict[str, Any] = {}
+        self.name = f"Ray at {address or ray.get_runtime_context().gcs_address}"
+
+    def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
+        arrival = call.arrival
+        if arrival.token not in self._stored:
+            self._stored[arrival.token] = self._ray.put(arrival)
+        reference = self._remote.remote(self._stored[arrival.token], *args)
+        reference.future().add_done_callback(lambda done: end(functools.partial(self._result, done)))
+        return functools.partial(self._cancel, reference)
+
+    def _result(self, done: Future[Any]) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return done.result()
+        except errors.TaskCancelledError as exc:
+            raise CancelledError(str(exc)) from exc
+        except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.ObjectLostError) as exc:
+            raise CallLost(f"{self.name}: {exc}", may_repeat=False) from exc
+
+    def _cancel(self, reference: Any) -> bool:
+        """Cancel a call: one that has begun ends by KeyboardInterrupt, and its future then."""
+        self._ray.cancel(reference)
+        return False
+
+    def close(self) -> None:
+        self._stored.clear()
+        if self._is_mine:
+            self._ray.shutdown()
+
+
+def _imported(name: str, extra: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise MissingDependencyError(
+            f"{what} needs the package {name}; install it with: pip install 'datamat[{extra}]'"
+        ) from exc
+
+
+# ---------------------------------------------------------------- which one
+
+
+def _is_client(given: Any) -> bool:
+    distributed = sys.modules.get("distributed")  # who has a client has imported it
+    return distributed is not None and isinstance(given, distributed.Client)
+
+
+def _is_ray(given: Any) -> bool:
+    return given == "ray" or (given is not None and given is sys.modules.get("ray"))
+
+
+def _refuse_interpreters(given: Any) -> None:
+    if any(base.__name__ == "InterpreterPoolExecutor" for base in type(given).__mro__):
+        raise OptionError(
+            f"executor is a {type(given).__qualname__}: numpy cannot be imported in subinterpreters; pass a "
+            "ProcessPoolExecutor, or leave executor out"
+        )
+
+
+def check_engine(given: Any) -> None:
+    """Raise `OptionError` for what is no engine; nothing is imported, and nothing is connected to."""
+    if given is None or _is_ray(given) or _is_client(given):
+        return
+    if isinstance(given, Executor):
+        _refuse_interpreters(given)
+        return
+    if isinstance(given, str) and given.startswith(("ray://", *_DASK_SCHEMES)):
+        return
+    raise OptionError(f"executor is {given!r}; want {_WANTED}")
+
+
+def _engine(given: Any) -> Engine:
+    if _is_ray(given):
+        return _Ray(None)
+    if isinstance(given, str) and given.startswith("ray://"):
+        return _Ray(given)
+    return _Dask(given) if isinstance(given, str) or _is_client(given) else _Futures(given)
+
+
+@contextlib.contextmanager
+def open_engine(given: Any) -> Iterator[Executor]:
+    """Yield an executor for what a user has given as one; what it opens, it closes after the block.
+
+    Args:
+        given: a `dask.distributed.Client` or its scheduler's address, "ray" or a Ray address, or any
+            `concurrent.futures.Executor`.
+
+    Raises:
+        OptionError: it is none of these.
+        MissingDependencyError: the package of the engine is not installed.
+    """
+    check_engine(given)
+    if isinstance(given, PathosExecutor):
+        yield given
+        return
+    engine = _engine(given)
+    try:
+        yield EngineExecutor(engine)
+    finally:
+        engine.close()

@@ -1,0 +1,209 @@
+"""Runs on clusters of Dask, whose processes die: the bytes are those of a run on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("distributed", reason="make test-interop installs Dask")
+
+import engine_job
+from clusters import HERE, DaskCluster, Programs, environment, wait_for, waiting_pids
+from distributed import Client
+
+from datamat import BrokenPoolError, FingerprintError, OptionError, WorkerOptions, verify
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("default"),  # Dask's own, of Python and of its sockets
+]
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Starts programs, and ends them with the test."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    found = Programs(folder)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """The folder of the file that one row waits for."""
+    folder = tmp_path / "flags"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def held(tmp_path, flags):
+    """The digests of the job whose row waits, made here."""
+    (flags / "go").touch()
+    engine_job.job(tmp_path / "here", flags).run(progress=False)
+    (flags / "go").unlink()
+    for path in flags.iterdir():
+        path.unlink()
+    return engine_job.digests(tmp_path / "here")
+
+
+def in_thread(function):
+    """Call a function in a thread; return how to wait for its result."""
+    found = []
+
+    def call():
+        try:
+            found.append((function(), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+
+    def result():
+        thread.join(120)
+        value, error = found[0]
+        if error is not None:
+            raise error
+        return value
+
+    return result
+
+
+def test_cluster_gives_the_bytes_of_this_machine(tmp_path, programs, caplog):
+    """By the address of its scheduler and by a client; what workers log arrives at the handlers of the program."""
+    engine_job.job(tmp_path / "here").run(progress=False)
+    cluster = DaskCluster(programs)
+
+    with caplog.at_level(logging.INFO, "engine_job"):
+        report = engine_job.job(tmp_path / "address", executor=cluster.address).run(progress=False)
+    with Client(cluster.address, set_as_default=False) as client:
+        engine_job.job(tmp_path / "client", executor=client).run(progress=False)
+        again = engine_job.job(tmp_path / "client", executor=client).run(progress=False)
+
+    wanted = engine_job.digests(tmp_path / "here")
+    assert engine_job.digests(tmp_path / "address") == wanted
+    assert engine_job.digests(tmp_path / "client") == wanted
+    assert report.engine == f"Dask at {cluster.address}" and report.engine in str(report)
+    assert again.did_nothing
+    records = [record for record in caplog.records if record.name == "engine_job"]
+    assert {record.getMessage() for record in records} >= {
+        f"reading {number:04d}" for number in range(engine_job.NUM_ROWS)
+    }
+    assert all("process" in record.processName and record.process != os.getpid() for record in records)
+
+
+def test_worker_killed_in_the_middle_of_a_part(tmp_path, programs, flags, held):
+    """Dask hands the part to another worker; no record is lost or there twice."""
+    cluster = DaskCluster(programs)
+    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+
+    (first,) = wait_for(lambda: waiting_pids(flags))
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: waiting_pids(flags) - {first})
+    (flags / "go").touch()
+
+    assert result().is_complete
+    assert engine_job.digests(tmp_path / "out") == held
+    assert verify(tmp_path / "out", deep=True).ok
+
+
+def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog):
+    """The parts that it has forgotten are handed out again."""
+    cluster = DaskCluster(programs)
+    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+
+    wait_for(lambda: waiting_pids(flags))
+    programs.kill(cluster.scheduler)
+    (flags / "go").touch()
+    cluster.start_scheduler()
+    cluster.start_worker()
+
+    assert result().is_complete
+    assert engine_job.digests(tmp_path / "out") == held
+    assert "is handed out again" in caplog.text
+
+
+def test_driver_killed_and_run_again(tmp_path, programs, flags, held):
+    """Its parts stay; the part that a worker is at meanwhile does no harm to those of the next run."""
+    cluster = DaskCluster(programs)
+    driver = programs.start(HERE / "engine_job.py", tmp_path / "out", cluster.address, flags)
+    first = wait_for(lambda: waiting_pids(flags))
+    programs.kill(driver)
+
+    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+    wait_for(lambda: waiting_pids(flags) - first)
+    (flags / "go").touch()
+
+    report = result()
+    assert report.is_complete and report.num_parts_resumed > 0
+    assert engine_job.digests(tmp_path / "out") == held
+
+
+def test_worker_with_other_code_is_refused(tmp_path, programs):
+    """Before it writes anything, and by the name of what differs."""
+    other = tmp_path / "other"
+    other.mkdir()
+    source = (HERE / "engine_job.py").read_text()
+    (other / "engine_job.py").write_text(source.replace('"n": row.fields["n"], "drawn"', '"n": 7, "drawn"'))
+    cluster = DaskCluster(programs, 1, path=[other])
+
+    with pytest.raises(FingerprintError, match=r"writer\.read: not the same in this worker"):
+        engine_job.job(tmp_path / "out", executor=cluster.address).run(progress=False)
+
+    assert not list(tmp_path.glob("out/*.tfrecord")) and not list(tmp_path.glob("out/.datamat/parts/*/*"))
+
+
+def test_row_that_ends_each_worker_is_named_by_its_part(tmp_path, programs, flags):
+    """Dask gives up after some workers; the message says which rows, and how to find the one."""
+    cluster = DaskCluster(programs, 5)
+    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+
+    killed = set()
+
+    def waiting():
+        return waiting_pids(flags) - killed
+
+    for _ in range(4):
+        (pid,) = wait_for(waiting)
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+
+    with pytest.raises(BrokenPoolError, match=rf"part \d+ of numbers-train-.*{engine_job.HELD}.* was lost: Dask at"):
+        result()
+
+
+def test_program_of_a_user(tmp_path, programs):
+    """Functions and classes of a script go by value, lambdas too."""
+    cluster = DaskCluster(programs, 1)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from datamat import load, materialize\n"
+        "add = 7\n"
+        "materialize(lambda n: {'n': n + add}, range(20), 'out', executor=sys.argv[1], progress=False)\n"
+        "print(sorted(sample['n'] for sample in load('out')) == list(range(7, 27)))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script, cluster.address], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_what_it_cannot_do_is_refused_by_name(tmp_path):
+    """Before anything is connected to."""
+    with pytest.raises(OptionError, match="only datamat's own workers, which can be replaced, enforce sample_timeout"):
+        engine_job.job(tmp_path, executor="tcp://127.0.0.1:1", workers=WorkerOptions(sample_timeout_s=3))
+    with pytest.raises(OptionError, match=r"executor is 'dask'; want a dask\.distributed\.Client or the address"):
+        engine_job.job(tmp_path, executor="dask")

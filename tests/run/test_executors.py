@@ -1,0 +1,165 @@
+"""Runs by executors of other packages, and by the rules that hold for all of them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import engine_job
+import pytest
+from clusters import HERE, environment
+
+from datamat import BrokenPoolError, Features, OptionError, Scalar, load, materialize
+
+GUIDE = HERE.parents[1] / "docs/engines.md"
+
+
+@pytest.fixture
+def wanted(tmp_path):
+    """The digests of the job, made here."""
+    engine_job.job(tmp_path / "here").run(progress=False)
+    return engine_job.digests(tmp_path / "here")
+
+
+class Twice(concurrent.futures.ThreadPoolExecutor):
+    """Makes each call a second time once the first has ended, as an engine that heard nothing of it."""
+
+    def submit(self, fn, /, *args):
+        def call():
+            fn(*args)
+            return fn(*args)
+
+        return super().submit(call)
+
+
+def test_call_that_is_made_twice_changes_nothing(tmp_path, wanted):
+    """The first that completes a part has it; the other is counted, in report and ledger."""
+    with Twice(1) as executor:
+        report = engine_job.job(tmp_path / "out", executor=executor).run(progress=False)
+
+    assert engine_job.digests(tmp_path / "out") == wanted
+    assert report.num_parts_repeated == report.num_parts_written > 0
+    assert '"repeated": 1' in (tmp_path / "out/.datamat/ledger.jsonl").read_text()
+
+
+def test_functions_of_a_program_go_by_value(tmp_path):
+    """A plain process pool cannot pickle a lambda."""
+    with concurrent.futures.ProcessPoolExecutor(1) as executor:
+        materialize(lambda n: {"n": n + 1}, range(4), tmp_path / "out", executor=executor, progress=False)
+
+    assert sorted(sample["n"] for sample in load(tmp_path / "out")) == [1, 2, 3, 4]
+
+
+def test_pool_that_breaks_names_the_part(tmp_path):
+    """The next run resumes."""
+
+    def make(n):
+        if n == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"n": n}
+
+    features = Features({"n": Scalar("int64")})
+
+    with (
+        concurrent.futures.ProcessPoolExecutor(1) as executor,
+        pytest.raises(BrokenPoolError, match=r"part \d+ of data-train.* \(rows '\d+' to '\d+'\) was lost: .*run again"),
+    ):
+        materialize(make, range(4), tmp_path / "out", features=features, executor=executor, progress=False)
+
+
+@pytest.mark.parametrize("given", ["dask", "http://host", 4, object()])
+def test_what_is_no_engine_is_refused(tmp_path, given):
+    """With what is taken."""
+    with pytest.raises(OptionError, match=r"executor is .*; want a dask\.distributed\.Client or .* 'ray' or a Ray"):
+        engine_job.job(tmp_path, executor=given)
+
+
+def test_interpreters_are_refused(tmp_path):
+    """Python 3.14 has them; numpy cannot be imported there."""
+
+    class InterpreterPoolExecutor(concurrent.futures.ThreadPoolExecutor):
+        pass
+
+    kind = getattr(concurrent.futures, "InterpreterPoolExecutor", InterpreterPoolExecutor)
+    with kind(1) as executor, pytest.raises(OptionError, match="numpy cannot be imported in subinterpreters"):
+        engine_job.job(tmp_path, executor=executor)
+
+
+@pytest.mark.slow
+def test_no_engine_is_imported_unless_it_is_used(tmp_path):
+    """Nor does a run by other means import one."""
+    code = (
+        "import sys, engine_job, concurrent.futures as f\n"
+        "engine_job.job('out', executor=f.ThreadPoolExecutor(1)).run(progress=False)\n"
+        "print([name for name in ('distributed', 'dask', 'ray', 'mpi4py') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_loky(tmp_path, wanted):
+    """Its workers are new interpreters."""
+    loky = pytest.importorskip("loky", reason="make test-interop installs loky")
+
+    with loky.ProcessPoolExecutor(2, env={"PYTHONPATH": environment()["PYTHONPATH"]}) as executor:
+        engine_job.job(tmp_path / "out", executor=executor).run(progress=False)
+
+    assert engine_job.digests(tmp_path / "out") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_mpi(tmp_path, wanted):
+    """The workers are what mpiexec has started."""
+    pytest.importorskip("mpi4py", reason="make test-interop installs mpi4py")
+    mpiexec = shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("there is no mpiexec: install Open MPI (on Debian: openmpi-bin)")
+    script = tmp_path / "job.py"
+    script.write_text(
+        "from mpi4py.futures import MPIPoolExecutor\n"
+        "import engine_job\n"
+        "if __name__ == '__main__':\n"
+        "    with MPIPoolExecutor() as pool:\n"
+        "        print(engine_job.job('out', executor=pool).run(progress=False).engine)\n"
+    )
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    done = subprocess.run(
+        [mpiexec, "--oversubscribe", "-n", "3", sys.executable, "-m", "mpi4py.futures", script], cwd=tmp_path,
+        env={**environment(), **as_root, "TMPDIR": "/tmp"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "MPIPoolExecutor"
+    assert engine_job.digests(tmp_path / "out") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("number", range(3))
+def test_code_of_the_guide_runs(tmp_path, number):
+    """Each block is a program, as its readers copy it."""
+    pieces = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(pieces) == 3
+    for package in ("distributed", "ray"):
+        if re.search(rf"^(from|import) (dask\.)?{package}", pieces[number], re.MULTILINE):
+            pytest.importorskip(package, reason=f"make test-interop installs {package}")
+    script = pathlib.Path(tmp_path / "page.py")
+    script.write_text(pieces[number])
+
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env={**environment(), "TMPDIR": "/tmp"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr[-3000:]
