@@ -107,12 +107,21 @@ def test_no_engine_is_imported_unless_it_is_used(tmp_path):
 
 @pytest.mark.slow
 def test_loky(tmp_path, wanted):
-    """Its workers are new interpreters."""
-    loky = pytest.importorskip("loky", reason="make test-interop installs loky")
+    """Its workers are new interpreters; it leaves a process of its own until the program ends."""
+    pytest.importorskip("loky", reason="make test-interop installs loky")
+    code = (
+        "import loky, engine_job\n"
+        "if __name__ == '__main__':\n"
+        "    with loky.ProcessPoolExecutor(2) as executor:\n"
+        "        engine_job.job('out', executor=executor).run(progress=False)\n"
+    )
+    (tmp_path / "program.py").write_text(code)
 
-    with loky.ProcessPoolExecutor(2, env={"PYTHONPATH": environment()["PYTHONPATH"]}) as executor:
-        engine_job.job(tmp_path / "out", executor=executor).run(progress=False)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
 
+    assert done.returncode == 0, done.stderr
     assert engine_job.digests(tmp_path / "out") == wanted
 
 
