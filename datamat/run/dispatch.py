@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import logging
     import pathlib
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
     from datamat.directory.rows import RowStore
     from datamat.options import WorkerOptions
