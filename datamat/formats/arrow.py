@@ -87,6 +87,11 @@ class ArrowColumn:
         return self.dtype not in _NO_NUMBERS
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of each number of a column of numbers."""
+        return dtype_of(_STORED.get(self.dtype, self.dtype)).itemsize
+
+    @property
     def _is_list(self) -> bool:
         """Whether a value is a list of bytes."""
         return not self.is_numeric and bool(self.sizes)
@@ -124,7 +129,7 @@ class ArrowColumn:
         """Return the bytes that each row of an array of this type takes, int64 (n,), or one number for all rows."""
         import pyarrow.compute as pc
 
-        width = self._width * dtype_of(_STORED.get(self.dtype, self.dtype)).itemsize if self.is_numeric else 1
+        width = self._width * self.item_bytes if self.is_numeric else 1
         if self.is_numeric and None not in self.sizes:
             return width
         if self._is_list:

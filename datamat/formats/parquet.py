@@ -6,9 +6,10 @@ it where it stays, and the end of a shard costs no more than its footer.
 
 The number of rows in a group is fixed in advance: readers split work by row groups, and read a whole one to get at a
 record, so groups are small where rows hold images. The last group of a part holds what is left; rows of several
-megabytes end a group earlier, with the row that brings it to 256 MiB. Pages carry a checksum (CRC32), which is tested
-when a record is read, and are compressed with Zstandard, but for those of pictures, sound and video, which are
-compressed already. The footer has no checksum: the manifest's one of the file shows any change.
+megabytes end a group earlier, with the row that brings it to 64 MiB of what a writer holds for it. Pages carry a
+checksum (CRC32), which is tested when a record is read, and are compressed with Zstandard, but for those of pictures,
+sound and video, which are compressed already. The footer has no checksum: the manifest's one of the file shows any
+change.
 
 A large value has a page of its own, so that it is written as it is, and read alone.
 
@@ -50,11 +51,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetFormat"]
 
-OUTPUT_VERSION = 3
+OUTPUT_VERSION = 4
 """Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _LARGE_ROWS, _SMALL_ROWS = 64, 8192
-_MOST_GROUP_BYTES = 256 << 20
+_MOST_GROUP_BYTES = 64 << 20
+_ENCODING_BYTES = 16  # that pyarrow holds for each number of a list while it encodes them: 64 MB of uint8 took 732 MB
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 8192
 _COMPRESSION, _LEVEL = "zstd", 1
@@ -205,6 +207,7 @@ class _ParquetWriter(ShardWriter):
         "_out",
         "_paged",
         "_row_bytes",
+        "_row_weights",
         "_rows",
         "_rows_bytes",
         "_sink",
@@ -227,7 +230,8 @@ class _ParquetWriter(ShardWriter):
         self._rows_bytes = 0  # of their small columns
         self._batches: list[Any] = []  # rows that wait for a row group to fill: the small columns, ...
         self._values: dict[str, list[bytes]] = {column.name: [] for column in self._paged}  # ... and large values
-        self._row_bytes = np.empty(0, np.int64)  # bytes of each of these rows
+        self._row_bytes = np.empty(0, np.int64)  # bytes of each of these rows, ...
+        self._row_weights = np.empty(0, np.int64)  # ... and what they take until they are in the file
         self._large_bytes = 0  # of all large values that wait
         self._num_rows = 0
         self._finished = False
@@ -315,22 +319,27 @@ class _ParquetWriter(ShardWriter):
 
         arrays = [column.to_arrow(values[column.name]) for column in self._encoded]
         batch = pa.record_batch(arrays, schema=_schema(self._encoded))
-        sizes = np.zeros(len(batch), np.int64)
+        sizes, weights = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
         for column in self._encoded:
-            sizes += column.row_bytes(batch.column(column.name))
+            taken = column.row_bytes(batch.column(column.name))
+            sizes += taken
+            weights += taken * max(1, _ENCODING_BYTES // column.item_bytes if column.is_numeric and column.sizes else 1)
         for column in self._paged:
-            sizes += _lengths(column, values[column.name])
+            lengths = _lengths(column, values[column.name])
+            sizes += lengths
+            weights += lengths
         for column in self._paged:
             self._values[column.name] += values[column.name]
         self._batches.append(batch)
         self._row_bytes = np.concatenate([self._row_bytes, sizes])
+        self._row_weights = np.concatenate([self._row_weights, weights])
         while (num_rows := self._next_group()) <= len(self._row_bytes):
             self._write_group(num_rows)
         self._large_bytes = sum(len(value) for waiting in self._values.values() for value in waiting)
 
     def _next_group(self) -> int:
         """Return the number of rows in the next row group, which may exceed those at hand."""
-        most = int(np.searchsorted(np.cumsum(self._row_bytes), _MOST_GROUP_BYTES)) + 1
+        most = int(np.searchsorted(np.cumsum(self._row_weights), _MOST_GROUP_BYTES)) + 1
         return min(self._group_rows, most)
 
     def _write_group(self, num_rows: int) -> None:
@@ -341,7 +350,7 @@ class _ParquetWriter(ShardWriter):
         # Where columns are cut into chunks would show in the pages.
         self._writer.write_table(rows.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
         self._batches = rows.slice(num_rows).to_batches()
-        self._row_bytes = self._row_bytes[num_rows:]
+        self._row_bytes, self._row_weights = self._row_bytes[num_rows:], self._row_weights[num_rows:]
         chunks = []
         for column in self._paged:
             waiting = self._values[column.name]

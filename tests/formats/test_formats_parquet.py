@@ -91,7 +91,7 @@ def test_rows_of_a_group_are_fixed(tmp_path):
 
 
 def test_large_rows_end_a_group(tmp_path, monkeypatch):
-    """The row that brings a group to the limit of bytes closes it."""
+    """The row that brings a group to the limit of what has to be held closes it."""
     monkeypatch.setattr(parquet, "_MOST_GROUP_BYTES", 10_000)
     features = Features({"data": Tensor((None,), "uint8", "raw"), "list": Tensor((None,), "float32"), "n": Scalar()})
     samples = [
@@ -101,7 +101,7 @@ def test_large_rows_end_a_group(tmp_path, monkeypatch):
 
     whole = write(tmp_path, features, samples)
 
-    sizes = [3 + n * 200 + n * 4 + 4 for n in range(40)]
+    sizes = [3 + n * 200 + n * 16 + 4 for n in range(40)]  # a number of a list counts 16 bytes
     starts = np.cumsum([0, *groups_of(whole)])
     for start, stop in itertools.pairwise(starts[:-1]):
         assert sum(sizes[start : stop - 1]) < 10_000 <= sum(sizes[start:stop])
