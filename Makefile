@@ -32,9 +32,8 @@ demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; re
 test: $(VENV)/.dev  ## run the tests; ARGS="tests/writers/test_index.py -x" narrows them
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-interop: $(VENV)/.interop $(VENV)/.sdists  ## read what datamat writes with the readers of others; they are installed first
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/interop $(SKIPPING) tests/run/test_dask.py \
-		tests/run/test_ray.py tests/run/test_executors.py $(ARGS)
+test-interop: $(VENV)/.interop $(VENV)/.sdists  ## read with the readers of others, which are installed first; run what `make test` skipped for want of them
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --skipped tests/interop $(SKIPPING) $(ARGS)
 	$(BIN)/python -m pytest tests/ordinary -k 'data_frame or torch' $(ARGS)
 
 stress: $(VENV)/.dev  ## run the long kill loops in full

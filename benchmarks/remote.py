@@ -11,7 +11,6 @@ in a process of its own; rounds are interleaved, and the ratio is the median of 
     datamat-mixed  the same with `shuffle=256`
     webdataset     `WebDataset(["pipe:curl ..."])` over the tar files of the same run
     hf-webdataset  `load_dataset("webdataset", data_files=..., streaming=True)` over the same tar files
-    litdata, mosaicml-streaming: their own formats, which they read from object stores only; left out
 
 Those that are not installed are left out, and named. Imports and `load` come before the clock.
 """

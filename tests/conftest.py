@@ -25,11 +25,20 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("busy machine")
 
+SKIPPED = "datamat/skipped"
+"""Where the cache of pytest keeps, for each test file, the ids of what was skipped there, as for want of a package."""
+
 _stderr = pytest.StashKey[int]()
+_skipped = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stress", action="store_true", help="run the kill loops in full, as `make stress` does")
+    parser.addoption(
+        "--skipped",
+        action="store_true",
+        help="outside of interop/, run only what the last run of the same files skipped, as for want of a package",
+    )
     parser.addini("stuck_s", "seconds after its limit at which a test that cannot be interrupted ends its process")
 
 
@@ -43,6 +52,33 @@ def pytest_configure(config: pytest.Config) -> None:
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         config.stash[_stderr] = os.dup(2)
+    config.stash[_skipped] = {}
+    if config.getoption("--skipped"):
+        config.stash[_skipped] = config.cache.get(SKIPPED, {})
+    elif not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):
+        config.pluginmanager.register(_NoteOfSkipped())
+
+
+class _NoteOfSkipped:
+    """Notes in the process that reports what is skipped."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        cache = session.config.cache
+        cache.set(SKIPPED, {**cache.get(SKIPPED, {}), **self.found})
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        names = self.found.setdefault(report.nodeid.partition("::")[0], [])
+        if report.skipped and report.nodeid not in names:
+            names.append(report.nodeid)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -76,6 +112,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of the seeded bugs, it tries every third one; `pytest tests/seeded_bugs` and `make stress` try all. Long files come
     first: one that begins last would have one process of xdist wait for the other.
     """
+    skipped = config.stash[_skipped]
+    wanted = [item for item in items if _is_wanted(item.nodeid, skipped)]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in {*wanted}])
+        items[:] = wanted
     cost: dict[object, float] = {}
     for item in items:
         if {"kill_rounds", "damage_rounds"} & {*getattr(item, "fixturenames", ())}:
@@ -88,6 +129,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     if len(cost) > 1 and hasattr(config, "workerinput"):
         items.sort(key=lambda item: -cost[item.path])
+
+
+def _is_wanted(nodeid: str, skipped: dict[str, list[str]]) -> bool:
+    """Return whether a test is to run where only what was skipped is wanted: files that were not run are, whole."""
+    path = nodeid.partition("::")[0]
+    return path not in skipped or path in skipped[path] or nodeid in skipped[path] or "/interop/" in path
 
 
 def _expected_s(item: pytest.Item) -> float:
