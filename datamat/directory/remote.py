@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import random
 import re
@@ -26,7 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
 
-__all__ = ["RemotePath", "is_transient", "is_url", "redacted", "retried", "without_secrets"]
+__all__ = [
+    "RemotePath",
+    "chain_of",
+    "is_transient",
+    "is_url",
+    "open_filesystem",
+    "reason_of",
+    "redacted",
+    "retried",
+    "status_of",
+    "without_secrets",
+]
 
 _T = TypeVar("_T")
 
@@ -65,12 +77,52 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return _URL.match(os.fspath(path)) is not None
 
 
+def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the filesystem of fsspec that a URL is on, and its path there.
+
+    Args:
+        url: URL, `SCHEME://PLACE`.
+        options: options for fsspec, often credentials.
+
+    Raises:
+        MissingDependencyError: the package that reads such URLs is not installed.
+        OptionError: fsspec knows no such URLs, or not these options.
+    """
+    from fsspec.core import url_to_fs
+
+    scheme = url.partition("://")[0].lower()
+    try:
+        filesystem, path = url_to_fs(url, **(_with_timeout(options) if scheme in _HTTP else options))
+    except ImportError as error:
+        package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
+        raise MissingDependencyError(
+            f"{without_secrets(url)} needs a package that is not installed ({error}); install it with: "
+            f"pip install '{package}'"
+        ) from error
+    except ValueError as error:
+        reason = redacted(str(error), url, options)
+        raise OptionError(
+            f"{without_secrets(url)}: {reason}; want a URL and storage_options that fsspec takes"
+        ) from None
+    _KEPT[hash(filesystem)] = filesystem
+    return filesystem, path
+
+
+def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that give up a web server after a minute of silence, however long a file takes."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
+    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
+
+
 # ---------------------------------------------------------------- secrets
 #
 # A URL may hold a password or a signature, and options hold keys. None of them goes into a message.
 
 
 _LEAST_SECRET = 4  # characters; shorter texts are in every message
+_SECRET_VARIABLE = re.compile(r"AWS_(SECRET_ACCESS_KEY|SESSION_TOKEN|ACCESS_KEY_ID)|AZURE_STORAGE_\w+|GOOGLE_API_KEY")
 
 
 def without_secrets(url: str) -> str:
@@ -87,12 +139,16 @@ def without_secrets(url: str) -> str:
 
 
 def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
-    """Return a text without the secrets of a URL and of its options.
+    """Return a text without the secrets of a URL, of its options and of the environment.
 
     Args:
         text: message of another library, which may quote both.
         url: URL that it is about.
         options: options for fsspec.
+
+    Example:
+        >>> redacted("key AKIA123 is not known", "s3://bucket/set", {"key": "AKIA123"})
+        'key ... is not known'
     """
     for secret in sorted(_secrets(url, options), key=len, reverse=True):
         text = text.replace(secret, "...")
@@ -114,6 +170,7 @@ def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
     found |= {one.partition("=")[2] for one in query.split("&")}
     found |= {user, *user.split(":")} if at else set()
     found |= set(_texts_in(dict(options)))
+    found |= {value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)}
     found |= {urllib.parse.quote(one, safe="") for one in found} | {urllib.parse.unquote(one) for one in found}
     return {one for one in found if len(one) >= _LEAST_SECRET}
 
@@ -123,8 +180,8 @@ _SHOWN = frozenset({"endpoint_url", "region_name", "protocol", "account_name", "
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
+    if isinstance(value, str | bytes):
+        yield value if isinstance(value, str) else value.decode(errors="replace")
     elif isinstance(value, dict):
         for name, one in value.items():
             if name not in _SHOWN:
@@ -145,7 +202,21 @@ _FIRST_WAIT_S, _MOST_WAIT_S, _MOST_ASKED_WAIT_S = 0.2, 8.0, 30.0
 _PROGRESS_BYTES = 1 << 20  # a connection that was cut after so much begins to count again
 _SOON = frozenset({408, 425, 429})  # statuses below 500 that pass
 _NEVER = frozenset({501, 505, 511})
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+)
+_FINAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS, errno.EPERM, errno.EINVAL})
+_FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ParamValidationError"})
+_TRANSIENT_CODES = frozenset(
+    {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable",
+     "SlowDown", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict"}
+)  # fmt: skip
+"""What S3 calls errors that pass: some come with a status that does not."""
 _NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "httpcore", "google", "azure")
 # Waits are drawn anew in each process, and from no generator that anyone seeds: many readers must not come together.
 _jitter = random.SystemRandom()
@@ -153,13 +224,16 @@ _jitter = random.SystemRandom()
 
 def is_transient(error: BaseException) -> bool:
     """Return whether what failed may succeed when it is tried again: not where something is missing or forbidden."""
-    chain = list(_chain(error))
-    statuses = [status for one in chain if (status := _status_of(one)) is not None]
-    if statuses:
-        return statuses[-1] in _SOON or (statuses[-1] >= 500 and statuses[-1] not in _NEVER)
-    if isinstance(chain[-1], _FINAL):
+    chain = list(chain_of(error))
+    status, code = status_of(error)
+    if code in _TRANSIENT_CODES:
+        return True
+    if status is not None:
+        return status in _SOON or (status >= 500 and status not in _NEVER)
+    last = chain[-1]
+    if isinstance(last, _FINAL) or isinstance(error, DatamatError) or type(last).__name__ in _FINAL_NAMES:
         return False
-    if isinstance(error, DatamatError):
+    if isinstance(last, OSError) and last.errno in _FINAL_ERRNO:
         return False
     return any(
         isinstance(one, (OSError, TimeoutError, asyncio.TimeoutError, EOFError))
@@ -168,7 +242,7 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what caused it: fsspec reports a server that is down as a missing file."""
     found: BaseException | None = error
     while found is not None:
@@ -176,27 +250,44 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__
 
 
-def _status_of(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> tuple[int | None, str]:
+    """Return the HTTP status of an error or of what caused it, and S3's code of it: None and "" where it has none."""
+    found: tuple[int | None, str] = None, ""
+    for one in chain_of(error):
+        status, code = _own_status(one)
+        if status is not None or code:
+            found = status, code
+    return found
+
+
+def _own_status(error: BaseException) -> tuple[int | None, str]:
     if type(error).__module__ == "aiohttp.http_exceptions":  # a connection that was cut, which it gives status 400
-        return None
-    response = getattr(error, "response", None)
+        return None, ""
+    response, code = getattr(error, "response", None), ""
     if isinstance(response, dict):  # botocore's
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = str(response.get("Error", {}).get("Code", ""))
     else:
         # One after the other: aiohttp warns of those that it has no more.
         found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
         found = getattr(response, "status_code", None) if found is None else found
-    return found if type(found) is int and 100 <= found < 600 else None
+        found = int(found) if isinstance(found, str) and found.isdigit() else found  # gcsfs has it as text
+    return (found if type(found) is int and 100 <= found < 600 else None), code
 
 
 def _wait_before(attempt: int, error: BaseException) -> None:
     """Wait before an attempt, from 1 on: twice as long each time, less what chance takes off, or as the server asks."""
     wait = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _MOST_WAIT_S) * (0.5 + _jitter.random() / 2)
-    for one in _chain(error):
+    for one in chain_of(error):
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
             asked = float(one.headers["Retry-After"])  # type: ignore[attr-defined]
             wait = max(wait, min(asked, _MOST_ASKED_WAIT_S))
     time.sleep(wait)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error and of its causes: fsspec reports a server that is down as a missing file."""
+    return ", from ".join(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in chain_of(error))
 
 
 def retried(call: Callable[[], _T]) -> _T:
@@ -375,44 +466,17 @@ class RemotePath:
                     before = 0
 
     def _filesystem(self) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs
-
-        try:
-            options = _with_timeout(self.options) if self._is_http else self.options
-            filesystem, path = url_to_fs(self.url, **options)
-        except ImportError as error:
-            package = _PACKAGES.get(self._scheme, f"fsspec[{self._scheme}]")
-            raise MissingDependencyError(
-                f"{self} needs a package that is not installed ({error}); install it with: pip install '{package}'"
-            ) from error
-        except ValueError as error:
-            reason = redacted(str(error), self.url, self.options)
-            raise OptionError(f"{self}: {reason}; want a URL and storage_options that fsspec takes") from None
-        _KEPT[hash(filesystem)] = filesystem
-        return filesystem, path
+        return open_filesystem(self.url, self.options)
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise an error of the filesystem as one of ours, from itself: from a copy where it holds a secret."""
         if isinstance(error, DatamatError):
             raise error
-        reason = redacted(_reason(error), self.url, self.options)
-        said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in _chain(error))
+        reason = redacted(reason_of(error), self.url, self.options)
+        said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in chain_of(error))
         hides = redacted(said, self.url, self.options) != said
         # Not inside of an `except`, whose error would go along as the context.
         raise OutputError(
             f"{self} cannot be read: {reason}; check the address, the network and storage_options, and that the run "
             "that writes there has finished"
         ) from (OSError(reason) if hides else error)
-
-
-def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that give up a web server after a minute of silence, however long a file takes."""
-    from aiohttp import ClientTimeout
-
-    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
-    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
-
-
-def _reason(error: BaseException) -> str:
-    """Return the message of an error and of its causes: fsspec reports a server that is down as a missing file."""
-    return ", from ".join(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in _chain(error))

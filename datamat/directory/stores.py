@@ -1,10 +1,9 @@
-"""Object stores and other places behind URLs: one way to open them, to write whole objects, and to try again.
+"""Object stores and other places behind URLs, written whole object by whole object.
 
     a file ──> parts, several at once, each with its MD5 ──> completed once, on a condition ──> size and ETag compared
 
-An object is visible whole or not at all. A request that fails for reasons that pass (a 500, a slow-down, a timeout, a
-cut connection) is repeated with growing, random pauses; a refusal (403, 404, no such bucket) is reported at once. What
-a store says of itself is never put into a message unless the secrets of its options are out of it.
+An object is visible whole or not at all. Requests are made again as in `remote`; a refusal (403, 404, no such bucket)
+is reported at once.
 """
 
 from __future__ import annotations
@@ -17,190 +16,19 @@ import errno
 import hashlib
 import math
 import os
-import random
 import re
-import time
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
-from datamat.errors import DatamatError, MissingDependencyError, OptionError, OutputError
+from datamat.directory.remote import open_filesystem, reason_of, redacted, retried, status_of
+from datamat.errors import DatamatError, OptionError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
-__all__ = ["ObjectStore", "StoredObject", "is_url", "open_filesystem", "passes", "retried", "without_secrets"]
-
-_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # at least two letters: one is a Windows drive
-_WAIT_S = 60
-_HTTP = ("http", "https")
-_PACKAGES = {
-    "s3": "datamat[s3]",
-    "s3a": "datamat[s3]",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-}
-# Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
-# remove them from the epoll set that the two share: the parent would wait for answers in vain.
-_KEPT: dict[int, Any] = {}
-
-
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a URL for fsspec.
-
-    Args:
-        path: path or URL.
-
-    Example:
-        >>> is_url("s3://bucket/camvid"), is_url("out/camvid"), is_url("C:/camvid")
-        (True, False, False)
-    """
-    return _URL.match(os.fspath(path)) is not None
-
-
-def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the filesystem of fsspec that a URL is on, and its path there.
-
-    Args:
-        url: URL, `SCHEME://PLACE`.
-        options: options for fsspec, often credentials.
-
-    Raises:
-        MissingDependencyError: the package that reads such URLs is not installed.
-        OptionError: fsspec knows no such URLs, or not these options.
-    """
-    from fsspec.core import url_to_fs
-
-    scheme = url.partition("://")[0].lower()
-    try:
-        filesystem, path = url_to_fs(url, **(_with_timeout(options) if scheme in _HTTP else options))
-    except ImportError as error:
-        package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
-        raise MissingDependencyError(
-            f"{url} needs a package that is not installed ({error}); install it with: pip install '{package}'"
-        ) from error
-    except ValueError as error:
-        raise OptionError(f"{url}: {error}; want a URL and storage_options that fsspec takes") from error
-    _KEPT[hash(filesystem)] = filesystem
-    return filesystem, path
-
-
-def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that give up a web server after a minute of silence, however long a file takes."""
-    from aiohttp import ClientTimeout
-
-    timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
-    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
-
-
-# ---------------------------------------------------------------- errors
-#
-# Which errors pass, and what of them may be shown.
-
-
-_MOST_TRIES = 7
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 8.0
-_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_PASSING_CODES = frozenset(
-    {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable",
-     "SlowDown", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict"}
-)  # fmt: skip
-_LASTING = (PermissionError, FileNotFoundError, FileExistsError, NotImplementedError, DatamatError, IsADirectoryError)
-_PASSING = (OSError, TimeoutError, concurrent.futures.TimeoutError, EOFError)
-_LASTING_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS, errno.EPERM, errno.EINVAL})
-_OF_CLIENTS = ("aiohttp.", "botocore.", "aiobotocore.", "azure.", "gcsfs.", "google.", "requests.", "urllib3.")
-_SECRET_NAME = re.compile(r"key|secret|token|passw|credential|sas|connection_string|auth|cookie", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"AWS_(SECRET_ACCESS_KEY|SESSION_TOKEN|ACCESS_KEY_ID)|AZURE_STORAGE_\w+|GOOGLE_API_KEY")
-_LEAST_SECRET = 4  # letters; a shorter one would blank out half a message
+__all__ = ["ObjectStore", "StoredObject"]
 
 Result = TypeVar("Result")
-
-
-def passes(error: BaseException) -> bool:
-    """Return whether an error of a store is one that passes: the same request may succeed a little later."""
-    status, code = _status(error)
-    if code in _PASSING_CODES:
-        return True
-    if status is not None:
-        return status in _PASSING_STATUS
-    if isinstance(error, _LASTING):
-        return False
-    if isinstance(error, OSError) and error.errno in _LASTING_ERRNO:
-        return False
-    if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError"}:
-        return False
-    return isinstance(error, _PASSING) or type(error).__module__.startswith(_OF_CLIENTS)
-
-
-def _status(error: BaseException | None) -> tuple[int | None, str]:
-    """Return the HTTP status and the code that an error or one of its causes carries."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status, str(response.get("Error", {}).get("Code", ""))
-        if isinstance(status := getattr(response, "status_code", None), int):
-            return status, ""
-        for name in ("status", "status_code", "code"):
-            value = getattr(error, name, None)
-            if isinstance(value, (int, str)) and str(value).isdigit():
-                return int(value), ""
-        error = error.__cause__
-    return None, ""
-
-
-def retried(call: Callable[[], Result], *, most_tries: int = _MOST_TRIES) -> Result:
-    """Return what a call returns; repeat it with growing, random pauses while it fails for reasons that pass.
-
-    Args:
-        call: request to a store that may be repeated.
-        most_tries: calls after which the error of the last is raised.
-    """
-    for number in range(1, most_tries):
-        try:
-            return call()
-        except Exception as error:
-            if not passes(error):
-                raise
-        # All of a random pause, so that workers that were refused together do not come back together.
-        time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**number)))  # noqa: S311 -- no secret
-    return call()
-
-
-def without_secrets(text: str, options: Mapping[str, Any]) -> str:
-    """Return a message without what options or the environment hold as secrets.
-
-    Example:
-        >>> without_secrets("key AKIA123 is not known", {"key": "AKIA123"})
-        'key *** is not known'
-    """
-    secrets = {*_secrets_in(options), *(os.environ[name] for name in os.environ if _SECRET_VARIABLE.fullmatch(name))}
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _LEAST_SECRET:
-            text = text.replace(secret, "***")
-    return text
-
-
-def _secrets_in(value: Any, *, is_named: bool = False) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _secrets_in(inner, is_named=is_named or bool(_SECRET_NAME.search(str(name))))
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _secrets_in(inner, is_named=is_named)
-    elif is_named and isinstance(value, (str, bytes)):
-        yield value if isinstance(value, str) else value.decode(errors="replace")
-
-
-def _reason(error: BaseException) -> str:
-    """Return the message of an error and of its causes."""
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return message if error.__cause__ is None else f"{message}, from {_reason(error.__cause__)}"
-
 
 # ---------------------------------------------------------------- writing
 #
@@ -214,7 +42,7 @@ _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
 _WHOLE_AT_ONCE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "hf", "memory"})
 _S3 = frozenset({"s3", "s3a"})
-_READ_ONLY = frozenset({*_HTTP, "github", "zip", "tar", "data", "reference", "git"})
+_READ_ONLY = frozenset({"http", "https", "github", "zip", "tar", "data", "reference", "git"})
 _CHECKSUM = "datamat-xxh3"
 _IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
 
@@ -275,10 +103,10 @@ class ObjectStore:
 
     # ------------------------------------------------------------ requests
 
-    def head(self, name: str, *, most_tries: int = _MOST_TRIES) -> StoredObject | None:
+    def head(self, name: str) -> StoredObject | None:
         """Return what the store says of an object; None where there is none."""
         with self._explained(name, "cannot be examined"):
-            return retried(lambda: self._head(name), most_tries=most_tries)
+            return retried(lambda: self._head(name))
 
     def _head(self, name: str) -> StoredObject | None:
         filesystem, path = self._open(name)
@@ -290,7 +118,7 @@ class ObjectStore:
             filesystem.invalidate_cache()
             info = filesystem.info(path)
         except FileNotFoundError as error:
-            if _status(error)[1] == "NoSuchBucket":
+            if status_of(error)[1] == "NoSuchBucket":
                 raise
             return None
         if info["type"] != "file":
@@ -298,10 +126,10 @@ class ObjectStore:
         identity = next((str(info[key]) for key in _IDENTITIES if info.get(key)), "")
         return StoredObject(int(info["size"]), identity.strip('"'))
 
-    def get(self, name: str, *, most_tries: int = _MOST_TRIES) -> bytes | None:
+    def get(self, name: str) -> bytes | None:
         """Return the content of a small object; None where there is none."""
         with self._explained(name, "cannot be read"):
-            return retried(lambda: self._get(name), most_tries=most_tries)
+            return retried(lambda: self._get(name))
 
     def _get(self, name: str) -> bytes | None:
         filesystem, path = self._open(name)
@@ -314,7 +142,7 @@ class ObjectStore:
             found = filesystem.call_s3("get_object", **self._place(path))
             return self._body(filesystem, found)
         except FileNotFoundError as error:
-            if _status(error)[1] == "NoSuchBucket":
+            if status_of(error)[1] == "NoSuchBucket":
                 raise
             return None
 
@@ -401,7 +229,7 @@ class ObjectStore:
             else:
                 identity = self._upload_parts(path, name, size, kept, condition)
         except OSError as error:
-            if _status(error)[0] not in {404, 412}:
+            if status_of(error)[0] not in {404, 412}:
                 raise
             # Somebody was faster: another try of ours whose answer was lost, or a worker that was taken for dead.
             identity = ""
@@ -424,7 +252,7 @@ class ObjectStore:
         try:
             return call(condition)
         except OSError as error:
-            if _status(error)[0] != 501 and _status(error)[1] != "NotImplemented":
+            if status_of(error)[0] != 501 and status_of(error)[1] != "NotImplemented":
                 raise
             return call({})
 
@@ -482,7 +310,7 @@ class ObjectStore:
             try:
                 found = retried(lambda: filesystem.call_s3("list_multipart_uploads", **place, Prefix=prefix))
             except OSError as error:
-                if _status(error)[0] != 501:
+                if status_of(error)[0] != 501:
                     raise
                 return 0  # this store cannot say
         for upload in found.get("Uploads") or ():
@@ -543,9 +371,9 @@ class ObjectStore:
             self._raise(error, name, problem)
 
     def _raise(self, error: Exception, name: str, problem: str) -> NoReturn:
-        reason = _reason(error)
-        shown = without_secrets(reason, self.options)
-        status, code = _status(error)
+        reason = reason_of(error)
+        shown = redacted(reason, self.url, self.options)
+        status, code = status_of(error)
         if isinstance(error, PermissionError) or status in {401, 403} or type(error).__name__ == "NoCredentialsError":
             remedy = "give storage_options, or an environment, whose credentials may read and write there"
         elif code == "NoSuchBucket" or isinstance(error, FileNotFoundError):

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.provenance import find_provenance
-from datamat.directory.stores import ObjectStore, is_url
+from datamat.directory.remote import is_url
+from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import OptionError, OutputError, SourceError, require_package
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions

@@ -9,7 +9,8 @@ import pickle
 import pytest
 
 from datamat import OptionError, OutputError
-from datamat.directory.stores import ObjectStore, StoredObject, passes, retried, without_secrets
+from datamat.directory.remote import is_transient, redacted, retried
+from datamat.directory.stores import ObjectStore, StoredObject
 
 pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")
@@ -150,9 +151,9 @@ def test_secrets_stay_out_of_texts(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "fromEnvironment")
     options = {"key": "AKIAone", "client_kwargs": {"aws_session_token": SECRET}, "endpoint_url": "http://host"}
 
-    text = without_secrets(f"AKIAone {SECRET} fromEnvironment http://host", options)
+    text = redacted(f"AKIAone {SECRET} fromEnvironment http://host", "s3://bucket/out", options)
 
-    assert text == "*** *** *** http://host"
+    assert text == "... ... ... http://host"
     assert SECRET not in repr(ObjectStore("s3://bucket/out", options))
     assert pickle.loads(pickle.dumps(ObjectStore("s3://bucket/out", options))).options == options
 
@@ -183,13 +184,13 @@ class Answer(Exception):
 )
 def test_which_errors_pass(error, expected):
     """What a later try may mend, and what it will not."""
-    assert passes(error) is expected
+    assert is_transient(error) is expected
 
 
 def test_retry_ends(monkeypatch):
     """The last error is raised; one that lasts is raised at once."""
     pauses = []
-    monkeypatch.setattr("datamat.directory.stores.time.sleep", pauses.append)
+    monkeypatch.setattr("datamat.directory.remote.time.sleep", pauses.append)
     errors = [Answer(503), Answer(500), Answer(403)]
 
     with pytest.raises(Answer) as caught:
