@@ -432,7 +432,7 @@ class RemotePath:
         while start < stop:
             # One byte more than there should be shows that there are more.
             behind = start + _REQUEST_BYTES if stop - start > _REQUEST_BYTES else stop + 1
-            block = filesystem.cat_file(path, start, behind)
+            block = filesystem.cat_file(path, start=start, end=behind)  # by name: s3fs has others between
             if block:
                 yield block
             if len(block) < behind - start:
@@ -441,7 +441,7 @@ class RemotePath:
 
     def _part(self, start: int, stop: int) -> bytes:
         filesystem, path = self._filesystem()
-        found: bytes = filesystem.cat_file(path, start, stop)
+        found: bytes = filesystem.cat_file(path, start=start, end=stop)
         return found
 
     def _streamed(self, start: int, stop: int, *, is_range: bool = False) -> Generator[bytes, None, None]:
