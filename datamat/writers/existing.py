@@ -28,6 +28,7 @@ from datamat.errors import (
     CorruptDataError,
     InputError,
     MissingDependencyError,
+    OptionError,
     SchemaError,
     SourceError,
     join_problems,
@@ -704,6 +705,7 @@ _OF_OBJECTS = ("arrow", "huggingface", "tfds", "litdata", "mds")  # kinds of fil
 _SHARD_NUMBER = re.compile(r"-\d{5,}-of-\d{5,}\Z")
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".zlib")  # extensions of compressed files, behind those of what they hold
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_LOOKED_AT = 3  # items of a list, which may be long
 _SPLIT_OF = re.compile(rf"({'|'.join(_SPLITS)})(?=[-_./]|\Z)")
 
 
@@ -784,10 +786,21 @@ def _in_memory(dataset: Any, names: Sequence[str] | None) -> DataSource | None:
         return None
     if isinstance(dataset, tuple) and _are_arrays(dataset):
         return _ColumnSource(dict(zip(_names(names, len(dataset)), dataset, strict=True)))
+    _refuse_paths(dataset)
     if table_of(dataset[0]) is not None:
         return ArrowSource(_MemoryTable(_joined_tables(dataset)))
     items = _MapSource(dataset, names)
     return _with_names(items, dataset[0]) if isinstance(dataset[0], Mapping) else items
+
+
+def _refuse_paths(items: Sequence[Any]) -> None:
+    """Raise `OptionError` where a list that is to be a dataset holds paths of files: nobody wants these as text."""
+    first = items[0]
+    if all(isinstance(item, (str, os.PathLike)) and os.path.isfile(item) for item in items[:_MOST_LOOKED_AT]):
+        raise OptionError(
+            f"the list holds paths of files, the first is {os.fspath(first)!r}; say what is in them, as in "
+            f"Materializer('webdataset', paths, output): want one of {', '.join(SOURCE_KINDS)}"
+        )
 
 
 def _joined_tables(tables: Sequence[Any]) -> pa.Table:

@@ -319,6 +319,20 @@ def test_empty_cells_are_stored_where_they_are_declared(tmp_path):
         assert first["vector"].tolist() == [0.5, 1.0] and second["vector"] is None
 
 
+def test_list_of_paths_without_a_kind_is_refused(tmp_path):
+    """Nobody wants the paths as texts; a list of texts is a dataset of texts."""
+    paths = [tmp_path / f"{number}.txt" for number in range(5)]
+    for path in paths:
+        path.write_text("one")
+
+    for listed in (paths, list(map(str, paths))):
+        with pytest.raises(OptionError, match=r"holds paths of files, the first is '.*0.txt'; say what is in them"):
+            Materializer(listed, None, tmp_path / "out")
+    report = Materializer(["0.txt", "is missing"], None, tmp_path / "out", workers=ONE).run(progress=False)
+
+    assert report.num_records == 2
+
+
 def test_files_that_do_not_fit_together_are_refused(tmp_path):
     """By name of the column; a damaged one by its path; a file of an unknown kind by its extension."""
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
