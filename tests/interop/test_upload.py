@@ -29,6 +29,8 @@ from datamat import Materializer, OptionError, OutputError, ShardOptions, load, 
 pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")
 
+pytestmark = pytest.mark.timeout(300)
+
 SECRET = "wJalrXUtnFEMI"
 SCRIPT = """
 import json, sys
@@ -227,7 +229,6 @@ def test_bucket_holds_the_bytes_of_a_local_run(place, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
-@pytest.mark.timeout(240)
 def test_kills_of_the_driver_lose_nothing(place, is_kept):
     """Each run dies a few requests later than the one before; the last is whole, on this or on a new machine."""
     expected = place.local()
@@ -258,7 +259,6 @@ def test_kills_of_the_driver_lose_nothing(place, is_kept):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_kills_while_shards_are_replaced(place):
     """Readers find the old dataset or the new one, or no manifest; in the end the new one alone."""
     place.run(num_rows=120)
