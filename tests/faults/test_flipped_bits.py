@@ -11,6 +11,7 @@ import small_pairs
 
 from datamat import Materializer, OutputError, ShardOptions, verify
 from datamat.directory.ledger import read_ledger
+from datamat.parallel.pickling import loads_data
 from datamat.run.receipts import Receipt, part_folder
 
 FORMATS = ("tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord", ["parquet", "tfrecord", "webdataset"])
@@ -43,9 +44,10 @@ class Flipper(ProcessPoolExecutor):
         if inner.exception() is not None:
             outer.set_exception(inner.exception())
             return
-        receipt = inner.result()
+        returned = inner.result()
+        receipt = None if returned.has_failed else loads_data(returned.packed)
         if not isinstance(receipt, Receipt):
-            outer.set_result(receipt)
+            outer.set_result(returned)
             return
         part = (receipt.shard, receipt.number)
         folder = part_folder(self.output / ".datamat", receipt.shard)
@@ -53,7 +55,7 @@ class Flipper(ProcessPoolExecutor):
         if paths and self.hits.get(part, 0) < self.times:
             self.hits[part] = self.hits.get(part, 0) + 1
             flip(self.draw.choice(paths), self.draw)
-        outer.set_result(receipt)
+        outer.set_result(returned)
 
 
 def flip(path, draw):

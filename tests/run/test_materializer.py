@@ -788,9 +788,9 @@ def test_run_warns_where_ranks_do_not_share_evenly(pairs, tmp_path, caplog):
 
 
 def test_urls_and_odd_outputs_are_refused(pairs, tmp_path):
-    """A URL, a file in the way, and a link planted at the work folder are refused."""
-    with pytest.raises(OptionError, match="is a URL"):
-        _job(pairs, "s3://bucket/out")
+    """A URL that is for reading only, a file in the way, and a link planted at the work folder are refused."""
+    with pytest.raises(OptionError, match="can be read, not written"):
+        _job(pairs, "https://host/out")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot be made"):
         _job(pairs, tmp_path / "file").run(progress=False)
