@@ -171,7 +171,7 @@ class Inline(concurrent.futures.Executor):
 class ChangesTheSeed(Inline):
     def call(self, fn, /, *args, **kwargs):
         with contextlib.suppress(AttributeError):
-            object.__setattr__(fn.__self__.job.records, "seed", 7)
+            object.__setattr__(fn.function.__self__.job.records, "seed", 7)
         return super().call(fn, *args, **kwargs)
 
 

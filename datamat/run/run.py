@@ -785,14 +785,15 @@ class Run:
             for name in (info.file, info.index_file)
         }
         listed = {name for files in self._others().values() for info in files for name in (info.file, info.index_file)}
-        for name in sorted(listed - stay):
+        gone = sorted(listed - stay)
+        for name in gone:
             (self._output / name).unlink(missing_ok=True)
-        if listed - stay:
+        if gone:
             fsync_folder(self._output)
         for builder in self._held.values():
             builder.publish_held()
         if self._remote is not None:
-            self._remote.replace(sorted(listed - stay), [self._finished[name] for name in self._held])
+            self._remote.replace(gone, [self._finished[name] for name in self._held])
 
 
 def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:

@@ -24,6 +24,7 @@ def digest(value):
 def trainer(tmp_path, monkeypatch):
     """Return an instance of a class with these lines in its body."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit within a second may leave a file's size and time
 
     def make(body, **attributes):
         source = "import functools, operator\nclass Base:\n    def base(self):\n        return self.scale\n"

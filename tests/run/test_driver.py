@@ -265,7 +265,7 @@ class Refusing(ThreadPoolExecutor):
     """Takes the calls of a run, and no other."""
 
     def submit(self, call, /, *args, **options):
-        if call.__name__ not in ("write_part", "seal_shard"):
+        if call.function.__name__ not in ("write_part", "seal_shard"):
             raise RuntimeError("what is that?")
         return super().submit(call, *args, **options)
 

@@ -173,7 +173,7 @@ DEFECTS = {
             "made-twice-joined-twice",
             "the receipt of a call that an executor repeats takes the place of that of the joined part",
             "datamat.run.shards:PartWriter.finish",
-            replace("__known is not None and not self._is_appended and self._growing.is_joined(__known)", "False"),
+            replace("not self._appends and (first := self.first())", "False"),
             "tests/run/test_shards.py::test_part_that_is_made_twice_at_once_is_there_once",
         ),
         Defect(
@@ -529,7 +529,7 @@ DEFECTS = {
             "the caller's own process makes the first sample, and dies where that crashes",
             "datamat.run.function:infer_features",
             replace(
-                "__stack.enter_context(own_executor(__workers, 1, __logger))",
+                "__stack.enter_context(open_executor(__executor, __workers, 1, __logger))",
                 """__stack.enter_context(__import__("concurrent.futures").futures.ThreadPoolExecutor(1))""",
             ),
             "tests/run/test_function.py::test_caller_does_none_of_the_items",
