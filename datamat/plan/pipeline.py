@@ -29,7 +29,6 @@ from datamat.errors import OptionError, OutputError, SampleError, SchemaError, S
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
 from datamat.features.base import as_array
 from datamat.fingerprint import fingerprint
-from datamat.parallel.logs import get_logger
 from datamat.transforms import Augmenter
 from datamat.transforms.augmenter import each_sample
 from datamat.transforms.seeding import GlobalState, global_draws, loaded_libraries, row_rng, seed_row, with_rng
@@ -37,7 +36,7 @@ from datamat.writers.base import DatasetWriter
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, MutableSet, Sequence
     from typing import TypeAlias
 
     from datamat.directory.manifest import Manifest
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "RecordSource"]
 
-OUTPUT_VERSION = 1
+OUTPUT_VERSION = 2
 """Incremented when rows give other records or keys: all shards are then rebuilt."""
 
 _AS_IS = frozenset({np.ndarray, bytes, str, int, float, bool})  # values of these types need no conversion
@@ -67,7 +66,11 @@ _NOT_IN_BLOCKS = (
     "return None from read_block"
 )
 _MOST_HELD_BYTES = 16 << 20  # of a copy of many samples, until it is known to differ from earlier ones
-_MOST_ATTEMPTS = 8  # to draw a copy unlike the earlier ones; then a transform that changes nothing is accepted
+_MOST_ATTEMPTS = 8  # to draw a copy unlike the earlier ones of its sample; half as many after each that came out equal
+_GIVES_EQUAL_COPIES = (
+    "gives equal copies of some samples, also when they are drawn again; ask for fewer copies, or add a transform that "
+    "differs from copy to copy"
+)
 
 
 class RecordSource(Protocol):
@@ -127,6 +130,7 @@ class RecordSource(Protocol):
         augmented: bool,
         read: MutableMapping[str, str] | None = None,
         dropped: MutableMapping[str, Skip] | None = None,
+        remarks: MutableSet[str] | None = None,
     ) -> Iterator[tuple[str, dict[str, Column]]]:
         """Yield (key, columns) of each record of one row; raises `SampleError`. See `Pipeline.records`."""
 
@@ -235,6 +239,7 @@ class Pipeline:
         augmented: bool,
         read: MutableMapping[str, str] | None = None,
         dropped: MutableMapping[str, Skip] | None = None,
+        remarks: MutableSet[str] | None = None,
     ) -> Iterator[tuple[str, dict[str, Column]]]:
         """Yield (key, columns) of each record of one row: none where `read` leaves it out.
 
@@ -244,6 +249,7 @@ class Pipeline:
             augmented: whether the writer's `augment` and the transform apply.
             read: receives the digest of each field that was read, for `check_determined`.
             dropped: receives why a record was left out, by its key.
+            remarks: receives what the user should know of the transform, in sentences that are the same for many rows.
 
         Raises:
             SampleError: any error, with the key of the row and the first of its files.
@@ -252,7 +258,7 @@ class Pipeline:
             samples = self._read(row)
             if read is not None:
                 read.update(_digests_of_all(samples))
-            records = self._drawn(row, samples, copies) if augmented else self._kept(row, samples, copies)
+            records = self._drawn(row, samples, copies, remarks) if augmented else self._kept(row, samples, copies)
             for key, columns in records:
                 if not isinstance(columns, Skip):
                     yield key, {**columns, "key": key.encode()}
@@ -447,50 +453,60 @@ class Pipeline:
             for key in names:
                 yield key, made
 
-    def _drawn(self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int) -> Iterator[tuple[str, _Made]]:
+    def _drawn(
+        self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int, remarks: MutableSet[str] | None
+    ) -> Iterator[tuple[str, _Made]]:
+        remarks = set() if remarks is None else remarks
         if len(samples) == 1:
-            for copy, found in self._copies(samples[0], row.key, copies):
+            for copy, found in self._copies(samples[0], row.key, copies, remarks):
                 yield from _numbered(found, row.key, copy)
             return
         numbers: Counter[int] = Counter()
         for place, sample in enumerate(samples):
             # Each sample draws from streams of its own. No row has such a key: rows' keys hold no "#".
-            for copy, found in self._copies(sample, f"{row.key}#{place}", copies):
+            for copy, found in self._copies(sample, f"{row.key}#{place}", copies, remarks):
                 for made in found:
                     yield RecordKey.format(row.key, copy, numbers[copy]), made
                     numbers[copy] += 1
 
-    def _copies(self, sample: Sample | Skip, name: str, copies: int) -> Iterator[tuple[int, Iterable[_Made]]]:
+    def _copies(
+        self, sample: Sample | Skip, name: str, copies: int, remarks: MutableSet[str]
+    ) -> Iterator[tuple[int, Iterable[_Made]]]:
         """Yield each copy of a sample, with its number; one must be used up before the next is drawn.
 
         Args:
             sample: as it was read.
             name: name of its random streams.
             copies: number of copies.
+            remarks: receives a sentence where copies are equal.
         """
         if isinstance(sample, Skip):
             yield from ((copy, [sample]) for copy in range(copies))
             return
         decoded = self.writer.features.prepare(sample)  # once, for all copies
         earlier: set[tuple[object, ...]] = set()
+        attempts = _MOST_ATTEMPTS
         for copy in range(copies):
             if not copy:  # nothing to compare it with: its records leave as they are made
                 digests: list[object] = []
                 yield copy, self._encoded(decoded, name, copy, digests=digests if copies > 1 else None)
             else:
-                digests, found = self._unlike(earlier, decoded, name, copy)
+                digests, found = self._unlike(earlier, decoded, name, copy, attempts)
                 yield copy, found
+                if tuple(digests) in earlier:
+                    attempts = max(attempts // 2, 1)  # what it can do is used up, or so rare that tries are too dear
+                    remarks.add(f"{self.augmenter.name} {_GIVES_EQUAL_COPIES}")
             if digests:  # else there is nothing that another copy could repeat
                 earlier.add(tuple(digests))
 
     def _unlike(
-        self, earlier: Collection[tuple[object, ...]], decoded: Sample, key: str, copy: int
+        self, earlier: Collection[tuple[object, ...]], decoded: Sample, key: str, copy: int, attempts: int
     ) -> tuple[list[object], Iterable[_Made]]:
         """Return a copy that differs from earlier ones, if there is one, as digests and columns of its records.
 
         Transforms with probabilities leave some copies unchanged: two of those would be the same record twice.
         """
-        for attempt in range(_MOST_ATTEMPTS):
+        for attempt in range(attempts):
             streams = self.augmenter.seeded_streams(key, copy, self.seed, attempt)
             digests: list[object] = []
             held: list[_Made] | None = []
@@ -501,18 +517,8 @@ class Pipeline:
                     held = None  # they will be made again, with the same result
                 if held is not None:
                     held.append(columns)
-            if tuple(digests) not in earlier:
+            if tuple(digests) not in earlier or self.augmenter.ignores_chance(streams, len(digests)):
                 break
-            if self.augmenter.ignores_chance(streams, len(digests)):
-                _tell_once(
-                    self.augmenter.name, "draws no random numbers for some samples: all copies of these are equal"
-                )
-                break
-        else:
-            _tell_once(
-                self.augmenter.name,
-                f"gave earlier copies of some samples again in each of {_MOST_ATTEMPTS} draws: these have equal copies",
-            )
         return digests, self._encoded(decoded, key, copy, attempt=attempt) if held is None else held
 
     def _encoded(
@@ -579,17 +585,6 @@ def _digest_of(columns: Mapping[str, Column]) -> object:
             digest.update(b"%d " % len(part))
             digest.update(part)
     return digest.digest()
-
-
-_told: set[tuple[str, str]] = set()  # of this process
-
-
-def _tell_once(name: str, what: str) -> None:
-    if (name, what) not in _told:
-        _told.add((name, what))
-        get_logger("datamat").info(
-            "%s %s. Ask for fewer copies, or add a transform that differs from copy to copy", name, what
-        )
 
 
 def _expected_bytes(dtype: str, shape: Shape) -> int:

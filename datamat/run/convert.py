@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import datetime
     import logging
     import os
-    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Iterator, Mapping, MutableMapping, MutableSet, Sequence
 
     from datamat.directory.rows import RowStore
     from datamat.directory.sidecars import Sidecar
@@ -143,9 +143,10 @@ class StoredRecords:
         augmented: bool,
         read: MutableMapping[str, str] | None = None,
         dropped: MutableMapping[str, Skip] | None = None,
+        remarks: MutableSet[str] | None = None,
     ) -> Iterator[tuple[str, dict[str, Column]]]:
         """Yield (key, columns) of each record of one row; raises `SampleError` where one is damaged."""
-        del augmented, read
+        del augmented, read, remarks
         shard, first, count = (int(row.fields[name]) for name in (SHARD, _RECORD, _RECORDS))
         there: set[int | None] = set()
         try:

@@ -240,6 +240,7 @@ class PartQueue:
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
         self._has_warned_of_undeclared = False
+        self._passed_on: set[str] = set()
         self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
 
     def of(self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows]) -> Generator[Receipt | Sealed | Uploaded]:
@@ -403,6 +404,7 @@ class PartQueue:
         if isinstance(result, Receipt):
             assert isinstance(task, PartSpec)
             self._warn_of_undeclared(result)
+            self._pass_on(result.remarks)
             self._deadline.add(result.elapsed_s)
             self._disk.add(task.cost, result.num_bytes)
         return result
@@ -421,6 +423,13 @@ class PartQueue:
             "version='1', and raise it with every change",
             files,
         )
+
+    def _pass_on(self, remarks: Iterable[str]) -> None:
+        """Log each remark of the workers once, however many of them make it."""
+        for remark in remarks:
+            if remark not in self._passed_on:
+                self._passed_on.add(remark)
+                self._job.logger.warning("%s", remark)
 
     def _last_results(self) -> Iterator[Receipt | Sealed | Uploaded]:
         """Yield what arrives within the grace period."""

@@ -85,6 +85,7 @@ class Outcome:
         inputs: digest of the content of the input files; "" if there are none, or it is unknown.
         input_times: digest of the rows with sizes and times of their input files; "" where these do not count.
         undeclared: opened files that no row of the part declares; only for the first part of a worker.
+        remarks: what the user should know of the transform, as `Pipeline.records` gives it.
     """
 
     keys: KeyDigest = dataclasses.field(default_factory=KeyDigest)
@@ -95,6 +96,7 @@ class Outcome:
     inputs: str = ""
     input_times: str = ""
     undeclared: tuple[str, ...] = ()
+    remarks: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Receipt:
         dropped: rows, and single records of other rows, that were left out on purpose.
         inputs, input_times: digests of input files, as in `Outcome`.
         undeclared: opened files that no row declares, as far as the worker watched; not stored on disk.
+        remarks: what the user should know of the transform; not stored on disk.
         sealed: the complete shard, where this part was the last that it lacked; not stored on disk.
         is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
             disk.
@@ -190,6 +193,7 @@ class Receipt:
     inputs: str = ""
     input_times: str = ""
     undeclared: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     sealed: Sealed | None = None
     is_repeated: bool = False
 
@@ -228,7 +232,8 @@ class Receipt:
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""
         value = dataclasses.asdict(self)
-        del value["undeclared"], value["sealed"], value["is_repeated"]  # they concern this run only
+        for name in ("undeclared", "remarks", "sealed", "is_repeated"):  # they concern this run only
+            del value[name]
         return value
 
     def is_for(self, spec: PartSpec) -> bool:

@@ -667,7 +667,13 @@ class PartWriter:
             receipt = self._receipt(outcome, busy_s)
             write_receipt(self._folder, receipt)
         sealed = self._join_others() if self._appends else None
-        return dataclasses.replace(receipt, undeclared=outcome.undeclared, sealed=sealed, busy_s=busy_s())
+        return dataclasses.replace(
+            receipt,
+            undeclared=outcome.undeclared,
+            remarks=tuple(sorted(outcome.remarks)),
+            sealed=sealed,
+            busy_s=busy_s(),
+        )
 
     @property
     def _is_appended(self) -> bool:

@@ -649,7 +649,12 @@ class _PartTask:
             records = _RowRecords(part_folder(self._shared.work, spec.shard))
             try:
                 made = self._source.records(
-                    row, copies=spec.copies, augmented=spec.augmented, read=read, dropped=records.dropped
+                    row,
+                    copies=spec.copies,
+                    augmented=spec.augmented,
+                    read=read,
+                    dropped=records.dropped,
+                    remarks=self._outcome.remarks,
                 )
                 for key, record in made:
                     records.add(key, record)

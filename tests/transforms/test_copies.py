@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Scalar, ShardOptions, Tensor, WorkerOptions
-from datamat.plan import pipeline
 from datamat.plan.pipeline import Pipeline
 from datamat.transforms import Augmenter
 
@@ -81,25 +80,40 @@ def test_transform_that_draws_is_drawn_again(draw):
     assert drawn(transform, 2)[1] == 1 + 8
 
 
-@pytest.mark.usefixtures("no_tensorflow")
+def test_tries_get_fewer_where_they_come_out_equal():
+    """What changes nothing costs 8, 4, 2 and then one draw for a copy; what changes is drawn once for each."""
+    assert drawn(lambda sample, rng: {**sample, "x": float(rng.random() < 2)}, 7)[1] == 1 + 8 + 4 + 2 + 1 + 1 + 1
+    assert drawn(lambda sample, rng: {**sample, "x": rng.random()}, 7)[1] == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize(
-    ("transform", "what"),
-    [
-        (lambda sample, rng: sample, "draws no random numbers"),
-        (lambda sample, rng: {**sample, "x": float(rng.random() < 2)}, "in each of 8 draws"),
-    ],
+    "transform",
+    [lambda sample, rng: sample, lambda sample, rng: {**sample, "x": float(rng.random() < 2)}],
     ids=["no draws", "draws without effect"],
 )
-def test_equal_copies_are_said_once(transform, what, monkeypatch, caplog):
-    """Whoever asks for copies that cannot differ learns of it, and not once for each of them."""
-    monkeypatch.setattr(pipeline, "_told", set())
+def test_equal_copies_are_said_once(transform, method, tmp_path, caplog):
+    """Whoever asks for copies that cannot differ learns of it; not once for each of them, nor for each worker."""
 
-    with caplog.at_level("INFO", logger="datamat"):
-        for _ in range(3):
-            drawn(transform, 4)
+    class Ten(One):
+        def index(self, source):
+            return [IndexRow(f"{number}") for number in range(10)]
 
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert what in message
+    job = Materializer(
+        Ten(),
+        None,
+        tmp_path,
+        transform=transform,
+        copies={"train": 4},
+        shards=ShardOptions(num_shards=4),
+        workers=WorkerOptions(num_workers=3, start_method=method),
+    )
+    with caplog.at_level("WARNING", logger="datamat"):
+        assert job.run(progress=False).num_records == 40
+
+    assert len(caplog.records) == 1, caplog.text
+    assert "gives equal copies of some samples" in caplog.text
 
 
 @pytest.mark.slow
