@@ -147,6 +147,21 @@ def test_window_bounds_how_far_records_move(make_pairs_output, tmp_path):
     assert max(keys.index(key) - place for place, key in enumerate(keys_of(train.to_tf(shuffle=True, seed=1)))) > 20
 
 
+@pytest.mark.parametrize("options", [{"shuffle": 7}, {"shuffle": 7, "cache": True}, {"shuffle": True}])
+def test_seeds_of_the_program_leave_the_order_alone(pairs, options):
+    """`tf.random.set_seed` decides what the program draws, not the order of `seed=`: another process gets the same."""
+    import tensorflow as tf
+
+    def order():
+        return [keys_of(epoch) for epoch in [load(pairs, "train").to_tf(seed=3, **options)] * 2]
+
+    tf.random.set_seed(1)
+    wanted = order()
+    tf.random.set_seed(2)
+
+    assert order() == wanted
+
+
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_cache_holds_samples_but_no_random_draws(pairs, tmp_path, where):
     """A second epoch needs no shard; its augmentation and order are drawn again, in a seeded program, too."""

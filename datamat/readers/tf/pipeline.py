@@ -148,6 +148,35 @@ def _raise(error: Exception) -> None:
 # whoever restores a shuffle makes its input first, whose shuffles then draw again.
 
 
+def _as_seeds(seed: int) -> dict[str, Any]:
+    """Return the two seeds of TensorFlow's ops that stand for one; 0 and 0 together would mean random ones."""
+    return {"seed": np.int64(seed % _MOST_SEED), "seed2": np.int64(1 + seed // _MOST_SEED % _MOST_SEED)}
+
+
+def _mixed(tf: Any, dataset: Any, window: int, seed: int, generator: Any = None, *, reshuffles: bool = True) -> Any:
+    """Return a dataset whose elements mix within a window.
+
+    `Dataset.shuffle` would draw by `tf.random.set_seed`, too, and the order be another where a program calls it.
+
+    Args:
+        tf: the imported module `tensorflow`.
+        dataset: dataset of any elements.
+        window: number of elements that mix.
+        seed: base seed.
+        generator: gives each iteration its seed; None makes one for this step alone.
+        reshuffles: whether the order is another in each iteration.
+    """
+    variant = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        buffer_size=np.int64(window),
+        **_as_seeds(seed),
+        seed_generator=tf.raw_ops.DummySeedGenerator() if generator is None else generator,
+        reshuffle_each_iteration=reshuffles,
+        **dataset._flat_structure,
+    )
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
 @final
 class _Seeds:
     """The generator that the shuffles of a pipeline share, and the numbers of its epochs.
@@ -160,24 +189,14 @@ class _Seeds:
     def __init__(self, tf: Any, seed: int) -> None:
         self._tf = tf
         self._seed = seed
-        # Seeds 0 and 0 together would mean random ones.
-        self._seeds = {"seed": np.int64(seed % _MOST_SEED), "seed2": np.int64(1 + seed // _MOST_SEED % _MOST_SEED)}
+        self._seeds = _as_seeds(seed)
         self._generator, self._deleter = tf.raw_ops.AnonymousSeedGenerator(**self._seeds, reshuffle=True)
         self._num_users = 0  # steps that draw from the generator, once in each iteration
 
     def shuffled(self, dataset: Any, window: int) -> Any:
         """Return a dataset whose elements mix within a window, in another order in each iteration."""
-        tf = self._tf
         self._num_users += 1
-        variant = tf.raw_ops.ShuffleDatasetV3(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            buffer_size=np.int64(window),
-            **self._seeds,
-            seed_generator=self._generator,
-            reshuffle_each_iteration=True,
-            **dataset._flat_structure,
-        )
-        found = tf.data.experimental.from_variant(variant, dataset.element_spec)
+        found = _mixed(self._tf, dataset, window, self._seed, self._generator)
         found.made_of = (dataset, self)  # what must live as long as this does
         return found
 
@@ -1217,7 +1236,7 @@ def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     else:
         records = _records(tf, source, options, 1)
         if not options.keeps_samples:
-            records = _shuffled(records, options)
+            records = _shuffled(tf, records, options)
         decode = _verbatim(tf, lambda record: decode_one(record, source.features))
         samples = records.map(decode, **_in_parallel(tf, options))
     if in_blocks:
@@ -1226,7 +1245,7 @@ def _samples(tf: Any, source: TfSource, options: ReadOptions) -> Any:
         samples = _counted(tf, samples, source.num_records)
     if options.static_transform is not None:
         samples = samples.map(options.static_transform, **_in_parallel(tf, options))
-    return _shuffled(_kept(tf, samples, source, options), options) if options.keeps_samples else samples
+    return _shuffled(tf, _kept(tf, samples, source, options), options) if options.keeps_samples else samples
 
 
 def _decoded(tf: Any, blocks: Any, size: int, source: TfSource, options: ReadOptions) -> Any:
@@ -1268,7 +1287,7 @@ def _record_blocks(tf: Any, source: TfSource, options: ReadOptions, size: int) -
     run = max(1, min(run, share if options.window else size))
     if is_shuffled or run == 1:
         records = _records(tf, source, options, run)
-        records = _repeated(_shuffled(records, options) if is_shuffled else records, options)
+        records = _repeated(_shuffled(tf, records, options) if is_shuffled else records, options)
         return records.batch(size, drop_remainder=drop)
     blocks = _repeated(_runs(tf, source, options, run), options).rebatch(size, drop_remainder=drop)
     if options.service is not None:
@@ -1303,7 +1322,7 @@ def _runs(tf: Any, source: TfSource, options: ReadOptions, run: int) -> Any:
     )
     if options.window and source.files and is_local:
         shuffled = _shuffled if not options.keeps_samples else _shuffled_once  # kept samples are shuffled themselves
-        files = shuffled(files, options, len(source.files))
+        files = shuffled(tf, files, options, len(source.files))
     most = _MOST_FILES_AT_ONCE if is_local else _FILES_OF_A_WORKER
 
     def opened(name: Any, num_records: Any) -> Any:
@@ -1439,17 +1458,17 @@ def _row(tf: Any, value: Any) -> Any:
     return tf.RaggedTensor.from_tensor(value[None], ragged_rank=last + 1)
 
 
-def _shuffled(dataset: Any, options: ReadOptions, window: int | None = None) -> Any:
+def _shuffled(tf: Any, dataset: Any, options: ReadOptions, window: int | None = None) -> Any:
     if not options.window:
         return dataset
     window = options.window if window is None else window
     if options.seeds is not None:
         return options.seeds.shuffled(dataset, window)
-    return dataset.shuffle(window, seed=options.seed, reshuffle_each_iteration=True)
+    return _mixed(tf, dataset, window, options.seed)
 
 
-def _shuffled_once(dataset: Any, options: ReadOptions, window: int) -> Any:
-    return dataset.shuffle(window, seed=options.seed, reshuffle_each_iteration=False)
+def _shuffled_once(tf: Any, dataset: Any, options: ReadOptions, window: int) -> Any:
+    return _mixed(tf, dataset, window, options.seed, reshuffles=False)
 
 
 def _repeated(dataset: Any, options: ReadOptions) -> Any:
