@@ -143,6 +143,14 @@ class Image(_Picture):
         value = array_of(name, self, value)
         if value.ndim == 2 and self.channels == 1:
             value = value[..., None]
+        if value.dtype.kind == "f":
+            raise mismatch(
+                name,
+                self,
+                f"{value.dtype.name} {shape_text(value.shape)}",
+                "pictures are stored as whole numbers: normalize when they are read, by transform= of to_tf, to_torch "
+                f"or to_numpy; or round and cast to {self.dtype} in read or the transform",
+            )
         check_array(name, self, value.dtype, value.shape, self.shape, np.dtype(self.dtype))
         if self.encoding == "jpeg":
             return _encoded(name, self, value, functools.partial(codecs.encode_jpeg, quality=self.quality))

@@ -295,7 +295,7 @@ def test_ids_past_the_names_are_refused_with_their_place():
         (
             Image((6, 9, 3)),
             RGB.astype(np.float32),
-            r"float32 \(6, 9, 3\); cast or reshape it where it is made, in read",
+            r"float32 \(6, 9, 3\); pictures are stored as whole numbers: normalize",
         ),
         (Image((6, 9, 3)), RGB[:5], r"uint8 \(5, 9, 3\); cast or reshape"),
         (Image((6, 9, 3)), GREY, r"uint8 \(6, 9\); cast or reshape"),

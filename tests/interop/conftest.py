@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")  # set before a client reads them
 
 import pytest
 import streets
+from breaking_proxy import KEY, SECRET, Proxy
 from documented import LINES, PAGE
 
 from datamat import Materializer, ShardOptions, load
@@ -63,3 +65,31 @@ def opened(directory, tmp_path, monkeypatch):
         return variables
 
     return opened
+
+
+@pytest.fixture(scope="module")
+def behind():
+    """Host and port of a server that answers as S3 does, empty at first."""
+    server = pytest.importorskip("moto.server")
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    yield running.get_host_and_port()
+    running.stop()
+
+
+@pytest.fixture
+def options(behind):
+    """The options that s3fs needs for it."""
+    return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://{behind[0]}:{behind[1]}"}
+
+
+@pytest.fixture
+def proxy(behind):
+    """A proxy before the server."""
+    made = Proxy(behind)
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()

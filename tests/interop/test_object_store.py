@@ -7,31 +7,14 @@ import os
 import pickle
 
 import pytest
+from breaking_proxy import SECRET
 
 from datamat import OptionError, OutputError
 from datamat.directory.remote import is_transient, redacted, retried
 from datamat.directory.stores import ObjectStore, StoredObject
 
 pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
-
-SECRET = "wJalrXUtnFEMI"
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    """The address of a server, empty at first."""
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-@pytest.fixture
-def options(endpoint):
-    """The options that s3fs needs for it."""
-    return {"key": "AKIAone", "secret": SECRET, "endpoint_url": endpoint}
+pytest.importorskip("moto.server")
 
 
 @pytest.fixture

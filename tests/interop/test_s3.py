@@ -14,23 +14,7 @@ import pytest
 from datamat import OutputError, load
 
 pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    """The address of a server, empty at first."""
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-@pytest.fixture
-def options(endpoint):
-    """The options that s3fs needs for it."""
-    return {"key": "one", "secret": "two", "endpoint_url": endpoint}
+pytest.importorskip("moto.server")
 
 
 @pytest.fixture
@@ -87,12 +71,12 @@ def test_processes_share_a_cache(directory, upload, options, tmp_path, start_met
     assert [sample["key"] for sample in again] == found[0]
 
 
-def test_documented_line_runs(directory, upload, endpoint, tmp_path, monkeypatch):
+def test_documented_line_runs(directory, upload, options, tmp_path, monkeypatch):
     """It is the line of `docs/reading.md`, with a bucket that exists."""
     page = pathlib.Path(__file__).parents[2] / "docs/reading.md"
     (line,) = re.findall(r"^```py3\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     folder = directory("tfrecord")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
     there = line.replace("s3://bucket/camvid", upload(folder, "line")).replace("/tmp/datamat", str(tmp_path))
     names = {"load": load}
 

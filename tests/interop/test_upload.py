@@ -1,14 +1,12 @@
 """Runs whose output is in a bucket: the bytes of a local run, whatever server, driver and workers go through.
 
-The server is moto's, behind a proxy of this file that answers wrongly, cuts connections, or kills a process of the run
+The server is moto's, behind a proxy that answers wrongly, cuts connections, or kills a process of the run
 when a request arrives: so a kill comes at an exact point, and no test waits for a time to pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-import http.client
-import http.server
 import json
 import os
 import pathlib
@@ -23,15 +21,15 @@ import urllib.parse
 import psutil
 import pyarrow as pa
 import pytest
+from breaking_proxy import KEY, SECRET, Proxy
 
 from datamat import Materializer, OptionError, OutputError, ShardOptions, load, materialize
 
 pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 
 pytestmark = pytest.mark.timeout(300)
 
-SECRET = "wJalrXUtnFEMI"
 SCRIPT = """
 import json, sys
 import numpy as np
@@ -50,102 +48,10 @@ if __name__ == "__main__":
 """
 
 
-class Proxy(http.server.ThreadingHTTPServer):
-    """Hands requests on to a server, after asking `meet` about each.
-
-    Attributes:
-        meet: gets the number of the request and its handler; returns None to hand it on, a status to answer with,
-            "cut" to close the connection, or "lose" to hand it on and to close the connection instead of answering.
-        seen: method and path of each request.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, behind):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.behind = behind
-        self.meet = lambda number, handler: None
-        self.seen = []
-        self.lock = threading.Lock()
-
-    def handle_error(self, request, address):
-        """Clients that are killed break their connections."""
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """One connection of a client."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        """Say nothing."""
-
-    def do_GET(self):
-        """Hand the request on, or not."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        with self.server.lock:
-            self.server.seen.append(f"{self.command} {self.path}")
-            number = len(self.server.seen)
-            what = self.server.meet(number, self)
-        if what == "cut":
-            self.connection.close()
-            self.close_connection = True
-            return
-        if isinstance(what, int):
-            code = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}[what]
-            self.answer(what, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
-            return
-        there = http.client.HTTPConnection(*self.server.behind)
-        there.request(self.command, self.path, body, dict(self.headers))
-        found = there.getresponse()
-        content = found.read()
-        there.close()
-        if what == "lose":
-            self.connection.close()
-            self.close_connection = True
-            return
-        self.answer(found.status, dict(found.getheaders()), content)
-
-    def answer(self, status, headers, content):
-        """Send an answer."""
-        self.send_response_only(status)
-        for name, value in headers.items():
-            if name.lower() not in {"transfer-encoding", "connection", "content-length"} or self.command == "HEAD":
-                self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
-
-
-@pytest.fixture(scope="module")
-def behind():
-    """Host and port of a server, empty at first."""
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    yield running.get_host_and_port()
-    running.stop()
-
-
-@pytest.fixture
-def proxy(behind):
-    """A proxy before the server."""
-    made = Proxy(behind)
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
-
-
 class Place:
     """A bucket, an output in it, and the script that writes to it."""
 
-    def __init__(self, proxy, behind, tmp_path, key="AKIAone", secret=SECRET):
+    def __init__(self, proxy, behind, tmp_path, key=KEY, secret=SECRET):
         import s3fs
 
         self.tmp_path = tmp_path
@@ -171,6 +77,20 @@ class Place:
         out = job.communicate()[0]
         assert job.returncode == 0, out
         return out
+
+    def run_killed(self, at, **more):
+        """Run the job, and kill it when the request of this number arrives; return its exit status and output."""
+        job = self.start(**more)
+
+        def meet(number, _):
+            if number == at:
+                job.send_signal(signal.SIGKILL)
+            return "cut" if number >= at and job.poll() is None else None
+
+        self.proxy.meet = meet
+        out = job.communicate()[0]
+        self.proxy.meet = lambda number, handler: None
+        return job.returncode, out
 
     def local(self, **more):
         """Return the digests of what a local run gives."""
@@ -236,22 +156,13 @@ def test_kills_of_the_driver_lose_nothing(place, is_kept):
     step = 9 if is_kept else 12
     while True:
         at = len(place.proxy.seen) + 6 + step * killed
-        job = place.start(scratch="scratch" if is_kept else f"scratch-{killed}")
-
-        def meet(number, _, job=job, at=at):
-            if number == at:
-                job.send_signal(signal.SIGKILL)
-            return "cut" if number >= at and job.poll() is None else None
-
-        place.proxy.meet = meet
-        out = job.communicate()[0]
-        place.proxy.meet = lambda number, handler: None
-        if job.returncode != -signal.SIGKILL:
+        returncode, out = place.run_killed(at, scratch="scratch" if is_kept else f"scratch-{killed}")
+        if returncode != -signal.SIGKILL:
             break
         killed += 1
         assert ("manifest.json" in place.there()[0]) <= (place.there()[0] == expected)
 
-    assert job.returncode == 0, out
+    assert returncode == 0, out
     assert killed >= 3
     assert SECRET not in out
     place.run(scratch="scratch" if is_kept else f"scratch-{killed}")
@@ -267,17 +178,8 @@ def test_kills_while_shards_are_replaced(place):
     killed = 0
     while True:
         at = len(place.proxy.seen) + 12 + 10 * killed
-        job = place.start(num_rows=150)
-
-        def meet(number, _, job=job, at=at):
-            if number == at:
-                job.send_signal(signal.SIGKILL)
-            return "cut" if number >= at and job.poll() is None else None
-
-        place.proxy.meet = meet
-        out = job.communicate()[0]
-        place.proxy.meet = lambda number, handler: None
-        if job.returncode != -signal.SIGKILL:
+        returncode, out = place.run_killed(at, num_rows=150)
+        if returncode != -signal.SIGKILL:
             break
         killed += 1
         found = place.there()[0]
@@ -285,7 +187,7 @@ def test_kills_while_shards_are_replaced(place):
             known = old if found["manifest.json"] == old["manifest.json"] else expected
             assert {name: found.get(name) for name in known} == known
 
-    assert job.returncode == 0, out
+    assert returncode == 0, out
     assert killed >= 3
     place.run(num_rows=150)
     place.check(expected)

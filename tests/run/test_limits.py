@@ -21,6 +21,10 @@ from datamat.run.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, par
         ("1.5h", 5_400),
         (" 2H 15M ", 8_100),
         ("0.5s", 0.5),
+        ("1 day", 86_400),
+        ("2 hours 30 min", 9_000),
+        ("90 minutes", 5_400),
+        ("1 hr 20 secs", 3_620),
     ],
 )
 def test_duration_is_parsed(text, seconds):
@@ -28,7 +32,7 @@ def test_duration_is_parsed(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", " ", "h", "10", "10m5h", "-5s", "1w", "5 minutes", "1h30", "1e3s"])
+@pytest.mark.parametrize("text", ["", " ", "h", "10", "10m5h", "-5s", "1w", "5 months", "1 dayly", "1h30", "1e3s"])
 def test_duration_that_is_none_is_refused(text):
     """The error shows the form that is wanted."""
     with pytest.raises(OptionError, match="want days, hours, minutes and seconds"):

@@ -889,7 +889,8 @@ def test_float_images_of_a_pipeline_are_refused():
     found = drawn(A.Compose([A.ToFloat()]), features, {"key": "a", "image": picture()})
 
     with pytest.raises(
-        SchemaError, match=r"'image' is declared uint8 .* but the sample holds float32 \(64, 80, 3\); cast"
+        SchemaError,
+        match=r"'image' is declared uint8 .* but the sample holds float32 \(64, 80, 3\); pictures are",
     ):
         features.encode(found)
 

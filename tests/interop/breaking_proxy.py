@@ -1,0 +1,80 @@
+"""A proxy before a server that answers as S3 does: it answers wrongly, cuts connections, and counts requests."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import threading
+
+KEY, SECRET = "AKIAone", "wJalrXUtnFEMI"  # that clients of the server behind it sign with
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Hands requests on to a server, after asking `meet` about each.
+
+    Attributes:
+        meet: gets the number of the request and its handler; returns None to hand it on, a status to answer with,
+            "cut" to close the connection, or "lose" to hand it on and to close the connection instead of answering.
+        seen: method and path of each request.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, behind):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behind = behind
+        self.meet = lambda number, handler: None
+        self.seen = []
+        self.lock = threading.Lock()
+
+    def handle_error(self, request, address):
+        """Clients that are killed break their connections."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def do_GET(self):
+        """Hand the request on, or not."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.server.lock:
+            self.server.seen.append(f"{self.command} {self.path}")
+            number = len(self.server.seen)
+            what = self.server.meet(number, self)
+        if what == "cut":
+            self.connection.close()
+            self.close_connection = True
+            return
+        if isinstance(what, int):
+            code = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}[what]
+            self.answer(what, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+            return
+        there = http.client.HTTPConnection(*self.server.behind)
+        there.request(self.command, self.path, body, dict(self.headers))
+        found = there.getresponse()
+        content = found.read()
+        there.close()
+        if what == "lose":
+            self.connection.close()
+            self.close_connection = True
+            return
+        self.answer(found.status, dict(found.getheaders()), content)
+
+    def answer(self, status, headers, content):
+        """Send an answer."""
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in {"transfer-encoding", "connection", "content-length"} or self.command == "HEAD":
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
