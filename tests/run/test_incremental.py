@@ -58,6 +58,7 @@ class Scale:
 
 SMALL = Scale(rows=160, shards=4, changed=2, added=2, removed=1)
 LARGE = Scale(rows=50_000, shards=256, changed=3, added=100, removed=10)
+BOUNDED = Scale(rows=5_000, shards=64, changed=3, added=40, removed=10)
 
 
 class Job:
@@ -141,6 +142,16 @@ def rebuilt(job, **options):
     return {name for name in after if after[name] != before.get(name)}, reasons_given
 
 
+@pytest.fixture(
+    params=["small", pytest.param("large", marks=[pytest.mark.stress, pytest.mark.slow, pytest.mark.timeout(300)])]
+)
+def scale(request):
+    """The size of a dataset: of a few files, and of thousands."""
+    if request.param == "small":
+        return SMALL
+    return LARGE if request.config.getoption("--stress") else BOUNDED
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """The finished job of 160 rows that the tests copy."""
@@ -158,9 +169,8 @@ def small(template, tmp_path, monkeypatch):
     return Job(tmp_path, SMALL, monkeypatch)
 
 
-@pytest.mark.parametrize("scale", [SMALL, pytest.param(LARGE, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 def test_changed_added_and_removed_files_rebuild_their_shards_alone(tmp_path, monkeypatch, scale):
-    """Of fifty thousand files, three change, a hundred are added, ten are removed."""
+    """Of thousands of files, three change, some are added, ten are removed."""
     job = Job(tmp_path, scale, monkeypatch).make()
     old = job.shard_of()
     changed = [job.write(number, content=number + 1, time_s=9) for number in range(5, 5 + scale.changed)]
@@ -181,7 +191,6 @@ def test_changed_added_and_removed_files_rebuild_their_shards_alone(tmp_path, mo
     assert {load(job.output)[f"{key}#0" if new[key].startswith("numbers-train") else key]["key"] for key in added}
 
 
-@pytest.mark.parametrize("scale", [SMALL, pytest.param(LARGE, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 def test_changed_job_rebuilds_what_it_concerns(tmp_path, monkeypatch, scale):
     """A parameter of the transform concerns the augmented split, an edited `read` every shard, a comment none."""
     job = Job(tmp_path, scale, monkeypatch).make()
