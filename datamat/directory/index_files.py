@@ -1,16 +1,21 @@
-"""The index beside the shards, `_index/SPLIT.index`: its columns, reading it within bounds, and finding keys in it."""
+"""The index beside the shards, `_index/SPLIT.index` and `.keys`: its columns, read within bounds, and finding keys."""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
+import itertools
+import mmap
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 
 from datamat.directory.files import open_regular, regular_path
-from datamat.directory.keys import KeyLookup, RecordKey
+from datamat.directory.keys import KeyLookup, RecordKey, key_hash, row_type
 from datamat.directory.rows import FILES, decode_value
 from datamat.errors import CorruptDataError, require_package, want_of_resources
 
@@ -18,13 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.directory.keys import RecordNames
+    from datamat.directory.manifest import ShardInfo
 
 
 __all__ = [
     "DIGEST",
     "KIND",
     "SIZE",
+    "HashedKeys",
     "IndexTable",
+    "MappedKeys",
     "RecordPlace",
     "SplitIndex",
     "column_of_field",
@@ -180,7 +188,65 @@ def _unread(path: pathlib.Path, error: Exception) -> Exception:
 #
 # The index holds the keys of rows. Those of records follow from them (KEY, or KEY#0, KEY#1, ... where copies were
 # drawn), except in shards where a transform gave several records for one copy, or rows failed: there the records are
-# asked for their keys, once for each such shard. Memory holds the keys of the rows, and 30 bytes beside each.
+# asked for their keys, once for each such shard.
+#
+# `_index/SPLIT.keys` leads from the hash of a key to the row, and the rows before it to the shard: it is mapped, and
+# the record that is found shows whether it has the key. Without that file, memory holds the keys of all rows, and 30
+# bytes beside each.
+
+
+_mapped: dict[int, tuple[mmap.mmap, np.ndarray, np.ndarray]] = {}
+"""Maps of the files of hashes: not in the objects, from which pools take them away in a forked worker."""
+
+
+@final
+class MappedKeys:
+    """The hashes of the keys of a split, in the file that a run wrote; all processes share its pages. Thread-safe.
+
+    Args:
+        folder: the directory, or a folder with a copy of the file; no link out of it is followed.
+        name: path of the file below it.
+        num_rows: number of rows that the manifest says.
+
+    Raises:
+        CorruptDataError: the file is missing, or has not the size that so many rows take.
+        OutputError: descriptors or memory ran out.
+    """
+
+    def __init__(self, folder: pathlib.Path, name: str, num_rows: int) -> None:
+        self.path = folder / name
+        width = row_type(num_rows)
+        self._num_bytes = num_rows * (8 + width.itemsize)
+        try:
+            with open_regular(regular_path(folder, name)) as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != self._num_bytes or not found:
+                    raise CorruptDataError(f"it has {found} bytes, the keys of {num_rows} rows take {self._num_bytes}")
+                pages = mmap.mmap(file.fileno(), found, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, CorruptDataError) as error:
+            raise want_of_resources(self.path, error) or CorruptDataError(
+                f"{self.path}: {getattr(error, 'strerror', None) or error}"
+            ) from error
+        hashes = np.frombuffer(pages, "<u8", num_rows)
+        _mapped[id(self)] = pages, hashes, np.frombuffer(pages, width, num_rows, 8 * num_rows)
+        weakref.finalize(self, _mapped.pop, id(self), None)
+
+    def rows(self, row_key: str) -> list[int]:
+        """Return the numbers of the rows whose keys have the hash of this one, in order: almost always one or none.
+
+        Raises:
+            CorruptDataError: the file has been changed since it was opened.
+        """
+        pages, hashes, rows = _mapped[id(self)]
+        # Touching mapped pages that the file has lost would kill the process: one system call asks first.
+        if pages.size() != self._num_bytes:
+            raise CorruptDataError(f"{self.path}: it was changed while it was open")
+        wanted = np.uint64(key_hash(row_key))
+        first, found = int(hashes.searchsorted(wanted)), []
+        while first < len(hashes) and hashes[first] == wanted:
+            found.append(int(rows[first]))
+            first += 1
+        return found
 
 
 class IndexTable:
@@ -251,29 +317,49 @@ class RecordPlace(NamedTuple):
     record: int
 
 
+class HashedKeys(Protocol):
+    """The file with the hashes of the keys of a split, and the records that show whether a key is theirs."""
+
+    def rows(self, row_key: str) -> list[int] | None:
+        """Return the numbers of the rows whose keys have the hash of this one; None where that cannot be read."""
+
+    def is_whole(self) -> bool:
+        """Return whether the file is as the manifest says: all of it is read, once."""
+
+    def key_of(self, shard: int, record: int) -> str:
+        """Return the key of a record, by the number of its shard in the split and its number there."""
+
+
+_MOST_UNREAD = 100  # records that are read for their keys alone, until the index file is read with all keys
+
+
 @final
 class SplitIndex:
-    """Finds the records of one split by key; the index file is read when a key is first asked for.
+    """Finds the records of one split by key; the index file is read when no other file has the answer.
 
     Args:
         read: returns the index file as a table, with the columns "key", "shard" and "record" at least.
         names: the keys of the records of a row.
-        num_shards: number of shards of the split.
+        shards: the shards of the split.
         stored_keys: returns the keys of the records of a shard, by its number.
+        hashed: the file with the hashes of the keys; None where only the index file is to be read.
     """
 
     def __init__(
         self,
         read: Callable[[], Any],
         names: RecordNames,
-        num_shards: int,
+        shards: Sequence[ShardInfo],
         stored_keys: Callable[[int], Iterable[str]],
+        hashed: HashedKeys | None = None,
     ) -> None:
         self._read = read
         self._names = names
-        self._num_shards = num_shards
+        self._shards = shards
         self._stored_keys = stored_keys
+        self._hashed = hashed
         self._places: dict[int, dict[str, int]] = {}
+        self._num_unread = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in {"table", "_firsts", "_irregular"}}
@@ -283,8 +369,24 @@ class SplitIndex:
         """The rows of the index file."""
         return IndexTable(self._read())
 
-    def find(self, key: RecordKey) -> RecordPlace | None:
-        """Return where a record is, or None where there is none of this key."""
+    def find(self, key: RecordKey, *, is_read: bool = False) -> RecordPlace | None:
+        """Return where a record is, or None where there is none of this key.
+
+        Args:
+            key: key of the record, as it is stored.
+            is_read: whether the record is read next, so that looking at its key costs nothing.
+        """
+        rows = None if self._hashed is None else self._hashed.rows(key.row_key)
+        if rows is None:
+            return self._found_in_table(key)
+        for row in rows:
+            place = self._place_of(row, key)
+            if place is not None and self._has_key(place, key, is_read=is_read):
+                return place
+        # A file that was damaged may leave out any key, but it cannot give one to a record that has another.
+        return None if self._hashed is None or self._hashed.is_whole() else self._found_in_table(key)
+
+    def _found_in_table(self, key: RecordKey) -> RecordPlace | None:
         row = self.table.find(key.row_key)
         if row is None:
             return None
@@ -295,6 +397,33 @@ class SplitIndex:
             place = self._names.place_of(key)
             number = None if place is None else first + place
         return None if number is None else RecordPlace(row, shard, number)
+
+    def _place_of(self, row: int, key: RecordKey) -> RecordPlace | None:
+        """Return where the record of a row is that may have a key; None where the row has none of its kind."""
+        shard = bisect.bisect_right(self._ends, row)
+        if shard == len(self._ends):  # the file was damaged
+            return None
+        info, place = self._shards[shard], self._names.place_of(key)
+        if info.lacks_records or info.num_records != info.num_rows * self._names.copies:
+            number = self.records_of(shard).get(str(key))
+        else:
+            before = self._ends[shard - 1] if shard else 0
+            number = None if place is None else (row - before) * self._names.copies + place
+        return None if number is None else RecordPlace(row, shard, number)
+
+    def _has_key(self, place: RecordPlace, key: RecordKey, *, is_read: bool) -> bool:
+        """Return whether the record at a place has a key: the record knows, and so does the index file."""
+        assert self._hashed is not None, "it has found the place"
+        if place.shard in self._places:
+            return True
+        is_at_hand = "table" in self.__dict__
+        if not is_read and not is_at_hand:
+            self._num_unread += 1
+            is_at_hand = self._num_unread > _MOST_UNREAD
+        if is_read or not is_at_hand:
+            with contextlib.suppress(CorruptDataError):  # which is raised when it is read
+                return self._hashed.key_of(place.shard, place.record) == str(key)
+        return self.table.keys_at([place.row]) == [key.row_key]
 
     def is_regular(self, shard: int) -> bool:
         """Tell whether every row of a shard gave one record for each copy."""
@@ -312,7 +441,7 @@ class SplitIndex:
     def keys(self) -> list[str]:
         """Return the keys of all records, in order."""
         found: list[str] = []
-        for shard in range(self._num_shards):
+        for shard in range(len(self._shards)):
             if self.is_regular(shard):
                 rows = self.table.keys_at(self.table.rows_of_shard(shard))
                 found += rows if self._names.are_plain else [key for row in rows for key in self._names.of(row)]
@@ -323,7 +452,7 @@ class SplitIndex:
     def rows_of_records(self) -> np.ndarray:
         """Return int64 (num_records,): the number of the row of each record, in order."""
         found = [np.empty(0, np.int64)]
-        for shard in range(self._num_shards):
+        for shard in range(len(self._shards)):
             if self.is_regular(shard):
                 found.append(np.repeat(self.table.rows_of_shard(shard), self._names.copies))
             else:
@@ -335,6 +464,11 @@ class SplitIndex:
         if shard not in self._places:
             self._places[shard] = {key: number for number, key in enumerate(self._stored_keys(shard))}
         return self._places[shard]
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """Of each shard, the number of rows in it and in those before it."""
+        return list(itertools.accumulate(info.num_rows for info in self._shards))
 
     @functools.cached_property
     def _irregular(self) -> frozenset[int]:

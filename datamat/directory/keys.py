@@ -37,10 +37,13 @@ __all__ = [
     "key_hash",
     "mix64",
     "original_key",
+    "packed_hashes",
     "records_by_row",
     "row_runs",
+    "row_type",
     "safe_key",
     "safe_keys",
+    "sorted_hashes",
     "stored_key",
     "stored_keys",
 ]
@@ -292,6 +295,37 @@ def key_hash(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode(errors="surrogatepass"))  # anyone may look up what no index holds
 
 
+_MOST_NARROW = 1 << 32  # rows whose numbers take four bytes
+
+
+def sorted_hashes(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return hashes in ascending order, and the number of the row of each: 12 bytes a row, 16 beyond 2**32 rows.
+
+    Args:
+        hashes: uint64 (n,), the `key_hash` of the key of each row.
+
+    Returns:
+        uint64 (n,), and uint32 or uint64 (n,); rows of equal hashes in their order.
+
+    Example:
+        >>> sorted_hashes(np.array([7, 3, 7], np.uint64))
+        (array([3, 7, 7], dtype=uint64), array([1, 0, 2], dtype=uint32))
+    """
+    order = np.argsort(hashes, kind="stable")
+    return np.ascontiguousarray(hashes[order]), order.astype(row_type(len(hashes)))
+
+
+def row_type(num_rows: int) -> np.dtype[Any]:
+    """Return the type of the numbers of so many rows."""
+    return np.dtype("<u4" if num_rows <= _MOST_NARROW else "<u8")
+
+
+def packed_hashes(hashes: np.ndarray) -> bytes:
+    """Return `sorted_hashes` of the keys of rows as bytes: all hashes, then all numbers, little-endian."""
+    ordered, rows = sorted_hashes(hashes)
+    return ordered.astype("<u8", copy=False).tobytes() + rows.astype(row_type(len(rows)), copy=False).tobytes()
+
+
 class KeyLookup:
     """Finds rows by key, through their sorted hashes: 12 bytes of memory for each row, whatever its key.
 
@@ -307,9 +341,7 @@ class KeyLookup:
     """
 
     def __init__(self, hashes: np.ndarray, keys_at: Callable[[Sequence[int]], Sequence[str]]) -> None:
-        order = np.argsort(hashes, kind="stable")
-        self._hashes = np.ascontiguousarray(hashes[order])
-        self._rows = order.astype(np.uint32)
+        self._hashes, self._rows = sorted_hashes(hashes)
         self._keys_at = keys_at
 
     @classmethod

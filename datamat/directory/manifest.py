@@ -60,6 +60,7 @@ __all__ = [
     "index_file",
     "is_being_replaced",
     "is_older",
+    "keys_file",
     "manifest_bytes",
     "note_finished",
     "put_aside",
@@ -364,6 +365,11 @@ def index_file(split: str) -> str:
     return f"{INDEX_FOLDER}/{split}.index"
 
 
+def keys_file(split: str) -> str:
+    """Return the path, below a directory, of the file that leads from the keys of a split to its rows."""
+    return f"{INDEX_FOLDER}/{split}.keys"
+
+
 def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
     """Return the files of each shard, by its name."""
     found: dict[str, list[ShardInfo]] = {}
@@ -374,35 +380,40 @@ def by_shard(infos: Iterable[ShardInfo]) -> dict[str, ShardFiles]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexInfo(_ListedFile):
-    """One file of the index: `_index/SPLIT.index`.
+    """One file of the index: `_index/SPLIT.index`, or `_index/SPLIT.keys`.
 
     Attributes:
         split: name of the split whose rows it holds.
         num_bytes: size of the file.
-        checksum: `tree_checksum` of its parts, 32 hex digits.
-        parts: size and XXH3-128 digest of each part of the file, in order: a part is what one worker wrote at a time.
+        checksum: XXH3-128 digest of the file, 32 hex digits.
+        kind: "index" for the rows, "keys" for the sorted hashes of their keys.
     """
 
     split: str
     num_bytes: int
     checksum: str
+    kind: str = "index"
 
     def __post_init__(self) -> None:
         wrong = _wrong_fields(self)
-        if wrong or not SPLIT_NAME.match(self.split):
-            raise CorruptDataError(
-                f"index entry {self.split!r}: {', '.join(wrong) or 'split'} is not as datamat writes it"
-            )
+        if not wrong:
+            wrong = ["kind"] if self.kind not in _INDEX_FILES else [] if SPLIT_NAME.match(self.split) else ["split"]
+        if wrong:
+            raise CorruptDataError(f"index entry {self.split!r}: {', '.join(wrong)} is not as datamat writes it")
 
     @property
     def file(self) -> str:
         """Its path below the directory."""
-        return index_file(self.split)
+        return _INDEX_FILES[self.kind](self.split)
 
     @classmethod
     def of_file(cls, path: pathlib.Path) -> IndexInfo:
         """Return the entry of an existing file."""
-        return cls(path.stem, path.stat().st_size, digest_file(path))
+        return cls(path.stem, path.stat().st_size, digest_file(path), path.suffix[1:])
+
+
+_INDEX_FILES = {"index": index_file, "keys": keys_file}
+"""The files of the index of a split, by their kind, which is the extension of each."""
 
 
 _RARE = frozenset({"inputs", "num_dropped", "num_dropped_records"})
@@ -439,7 +450,7 @@ class Manifest:
         copies: number of records per row, by split.
         augmented: splits whose records a transform drew, so that their keys are KEY#COPY.
         made_by: names of the writer and of the transform; their digests and the packages are among the ingredients.
-        index: the files of the index, one for each split.
+        index: the files of the index: of each split its rows, and the hashes of their keys.
         ingredients: digests of what decided the output beside the rows; see `datamat.plan.job`.
         also: files with the same records in further formats, by name of the format, in the same order.
     """

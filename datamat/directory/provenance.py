@@ -111,7 +111,7 @@ def _split_index(output: pathlib.Path, manifest: Manifest, split: str, names: Re
     return SplitIndex(
         lambda: read_index(output, index_file(split), num_rows=sum(info.num_rows for info in shards)),
         names,
-        len(shards),
+        shards,
         lambda shard: stored_keys(shard_format.read(output / shards[shard].file)),
     )
 

@@ -15,11 +15,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import xxhash
 
 from datamat.directory.files import expand_home, printable, read_regular, regular_path
 from datamat.directory.index_files import read_index
-from datamat.directory.keys import KeyDigest, row_runs, stored_key
-from datamat.directory.manifest import INDEX_FOLDER, MANIFEST_FILE, Manifest, index_file, manifest_bytes
+from datamat.directory.keys import KeyDigest, key_hash, packed_hashes, row_runs, stored_key
+from datamat.directory.manifest import INDEX_FOLDER, MANIFEST_FILE, Manifest, index_file, keys_file, manifest_bytes
 from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names, sidecar_problems
 from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, join_problems
 from datamat.formats import Offsets, get_format
@@ -290,6 +291,7 @@ def _shortened(lines: list[str]) -> list[str]:
 #
 #     manifest.json        against its own digest                       was it changed after it was written?
 #     _index/SPLIT.index   against size and checksum in the manifest    and its keys against those of the records
+#     _index/SPLIT.keys    against size and checksum in the manifest
 #     a shard              against size, checksum, counts, key digest   each record against its own checksums
 #     its .idx             against where the records are
 #     sidecars             against what the manifest gives; see `datamat.directory.sidecars`
@@ -376,6 +378,9 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: CheckRecord | None)
     found = _manifest_problems(folder, manifest)
     rows: dict[str, list[list[str]]] = {}
     for entry in manifest.index:
+        if entry.kind == "keys":  # after the rows of the split
+            found += _keys_problems(folder, entry, rows.get(entry.split, []))
+            continue
         problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
         found += problems
     for name, shard_format in formats.items():
@@ -405,7 +410,9 @@ def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem
     found = []
     if manifest.render() != manifest_bytes(folder):
         found.append(Problem(MANIFEST_FILE, "changed since it was written: it does not have its digest"))
-    if {info.split for info in manifest.index} != set(manifest.splits):
+    if {info.file for info in manifest.index} != {
+        name for split in manifest.splits for name in (index_file(split), keys_file(split))
+    }:
         found.append(Problem(MANIFEST_FILE, "the splits of its index are not those of its shards"))
     files = [info.file for info in manifest.all_files]
     twice = sorted({file for file in files if files.count(file) > 1}) if len(set(files)) < len(files) else []
@@ -443,6 +450,18 @@ def _index_problems(
     return found, rows
 
 
+def _keys_problems(folder: pathlib.Path, info: IndexInfo, rows: Sequence[Sequence[str]]) -> list[Problem]:
+    """Return what is wrong with the sorted hashes of the keys of a split; `rows` has the keys of each shard."""
+    if what := unreadable(folder, info.file):
+        return [Problem(info.file, what)]
+    if not info.is_whole(folder / info.file):
+        return [Problem(info.file, "its content differs from the manifest's checksum")]
+    hashes = np.array([key_hash(key) for keys in rows for key in keys], np.uint64)
+    if rows and xxhash.xxh3_128_hexdigest(packed_hashes(hashes)) != info.checksum:
+        return [Problem(info.file, f"it leads to other rows than those of {index_file(info.split)}")]
+    return []
+
+
 def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> list[Problem]:
     """Return where the rows of the index are not those whose records a shard holds, in their order."""
     stored = [row_key for row_key, _, _ in row_runs(keys)]
@@ -470,5 +489,9 @@ def _foreign(folder: pathlib.Path, manifest: Manifest, formats: Iterable[ShardFo
     found = {entry.name for ending in endings for entry in folder.glob(f"*.{ending}")}
     mine = {name for name in found if name.startswith(f"{manifest.name}-")}
     indexed = {info.file for info in manifest.index}
-    rows = {f"{INDEX_FOLDER}/{entry.name}" for entry in folder.glob(f"{INDEX_FOLDER}/*.index")}
+    rows = {
+        f"{INDEX_FOLDER}/{entry.name}"
+        for kind in ("index", "keys")
+        for entry in folder.glob(f"{INDEX_FOLDER}/*.{kind}")
+    }
     return [*sorted(mine - known), *sorted(rows - indexed)]

@@ -703,11 +703,12 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return ShardedDataset(records, self._selection, self._mix)
 
     def _position(self, item: int | str) -> int:
-        return self._selection.at(self._place_of(item))
+        """Return the position of a record that is read next."""
+        return self._selection.at(self._place_of(item, is_read=True))
 
-    def _place_of(self, item: int | str) -> int:
+    def _place_of(self, item: int | str, *, is_read: bool = False) -> int:
         if isinstance(item, str):
-            found = self._selection.place_of(self._records.positions_of(item))
+            found = self._selection.place_of(self._records.positions_of(item, is_read=is_read))
             if found is None:
                 raise KeyError(item)
             return found
@@ -1015,7 +1016,7 @@ def load(
         store,
         loaded,
     )
-    keys = KeyIndex(folder, manifest, split, records.stored_keys, store, loaded)
+    keys = KeyIndex(folder, manifest, split, records, store, loaded)
     samples = SampleReader(records, manifest.features, SkippedRecords(errors, len(records)), keys)
     return ShardedDataset(Records([Part(folder, manifest, split, samples)]))
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, final
 import numpy as np
 
 from datamat.directory.files import open_regular, regular_path
-from datamat.directory.index_files import KIND, SplitIndex, field_of_column, read_index
+from datamat.directory.index_files import KIND, MappedKeys, SplitIndex, field_of_column, read_index
 from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
-from datamat.directory.manifest import MANIFEST_FILE, index_file
+from datamat.directory.manifest import MANIFEST_FILE, index_file, keys_file
 from datamat.directory.remote import RemotePath
 from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SchemaError, want_of_resources
 from datamat.features import join_blocks
@@ -33,7 +33,7 @@ from datamat.readers.remote import MOST_LINE_BYTES, Download, RemoteReader, Shar
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -273,7 +273,7 @@ class KeyIndex:
         folder: the directory, or its URL.
         manifest: manifest of the directory, which names the index files.
         split: split whose keys are wanted, or None for all.
-        stored_keys: returns the keys of the records of a shard, by its position among the shards of the splits.
+        records: the records of these splits.
         store: local copies of the index files; needed where the directory is behind a URL.
         loaded: checks that an index file is still the one that was loaded; None where nothing replaces it.
     """
@@ -283,7 +283,7 @@ class KeyIndex:
         folder: pathlib.Path | RemotePath,
         manifest: Manifest,
         split: str | None,
-        stored_keys: Callable[[int], list[str]],
+        records: RecordFiles,
         store: ShardStore | None = None,
         loaded: LoadedDirectory | None = None,
     ) -> None:
@@ -294,19 +294,21 @@ class KeyIndex:
         for name, shards in manifest.splits.items():
             if split in (None, name):
                 names = RecordNames(manifest.copies.get(name, 1), name in manifest.augmented)
-                file = _IndexFile(folder / index_file(name), name, manifest, store, loaded)
-                keys_of = functools.partial(_keys_from, stored_keys, first_shard)
-                self._splits.append(SplitIndex(file.read, names, len(shards), keys_of))
-                self._files.append(file)
                 *starts, after = accumulate((info.num_records for info in shards), initial=first_record)
+                file = _IndexFile(folder / index_file(name), name, manifest, store, loaded)
+                hashed = _KeysFile(folder, name, manifest, records, starts, store, loaded)
+                keys_of = functools.partial(_keys_from, records, first_shard)
+                self._splits.append(SplitIndex(file.read, names, shards, keys_of, hashed))
+                self._files.append(file)
                 self._starts.append(starts)
                 first_shard, first_record = first_shard + len(shards), after
 
-    def position_of(self, key: str) -> int | None:
+    def position_of(self, key: str, *, is_read: bool = False) -> int | None:
         """Return the position of the record with this key, or None if no record has it.
 
         Args:
             key: key of the record, `KEY` or `KEY#COPY`; `KEY` as it is stored, or as it was in the source.
+            is_read: whether the record is read next.
         """
         wanted = []
         with contextlib.suppress(OptionError):
@@ -315,7 +317,7 @@ class KeyIndex:
             wanted.append(RecordKey(safe_key(key)))
         for one in wanted:
             for split, starts in zip(self._splits, self._starts, strict=True):
-                place = split.find(one)
+                place = split.find(one, is_read=is_read)
                 if place is not None:
                     return starts[place.shard] + place.record
         return None
@@ -354,9 +356,110 @@ class KeyIndex:
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
 
-def _keys_from(stored_keys: Callable[[int], list[str]], first_shard: int, shard: int) -> list[str]:
+def _keys_from(records: RecordFiles, first_shard: int, shard: int) -> list[str]:
     """Return the keys of the records of a shard of a split whose first shard has this number."""
-    return stored_keys(first_shard + shard)
+    return records.stored_keys(first_shard + shard)
+
+
+class _KeysFile:
+    """The sorted hashes of the keys of a split: in the directory, or a local copy of them that is made on first use.
+
+    A file that is missing or damaged is said once, and then left aside: the index file holds all keys, too.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path | RemotePath,
+        split: str,
+        manifest: Manifest,
+        records: RecordFiles,
+        starts: Sequence[int],
+        store: ShardStore | None,
+        loaded: LoadedDirectory | None,
+    ) -> None:
+        self._folder = folder
+        self._name = keys_file(split)
+        self._info = next((info for info in manifest.index if info.file == self._name), None)
+        self._num_rows = sum(info.num_rows for info in manifest.splits[split])
+        self._records = records
+        self._starts = starts
+        self._store = store
+        self._loaded = loaded
+        self._is_whole: bool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_file"}
+
+    def rows(self, row_key: str) -> list[int] | None:
+        """Return the numbers of the rows whose keys have the hash of this one; None where that cannot be read."""
+        if self._is_whole is False or self._file is None:
+            return None
+        try:
+            return self._file.rows(row_key)
+        except CorruptDataError as error:
+            self._leave_aside(str(error))
+            return None
+
+    def is_whole(self) -> bool:
+        """Return whether the file is as the manifest says; all of it is read, once: 1 ms for a million rows."""
+        if self._is_whole is None:
+            assert self._info is not None, "otherwise there is no file"
+            assert self._file is not None, "it was asked"
+            try:
+                self._is_whole = self._info.is_whole(self._file.path)
+            except (OSError, CorruptDataError):
+                self._is_whole = False
+            if not self._is_whole:
+                self._leave_aside(f"{self._shown}: its content differs from the manifest's checksum")
+        return self._is_whole
+
+    def key_of(self, shard: int, record: int) -> str:
+        """Return the key of a record, by the number of its shard in the split and its number there."""
+        return self._records.key_at(self._starts[shard] + record)
+
+    @functools.cached_property
+    def _file(self) -> MappedKeys | None:
+        if self._info is None:  # of a version that wrote none
+            return None
+        found, problem = None, ""
+        try:
+            if isinstance(self._folder, RemotePath):
+                return self._fetched(self._folder, self._info)
+            found = MappedKeys(self._folder, self._name, self._num_rows)
+        except CorruptDataError as error:
+            problem = str(error)
+        if self._loaded is not None:
+            self._loaded.check(self._info)
+        if problem:
+            self._leave_aside(problem)
+        return found
+
+    def _fetched(self, folder: RemotePath, info: IndexInfo) -> MappedKeys | None:
+        assert self._store is not None, "copies are what is read"
+        try:
+            copy = self._store.fetch(info, folder / self._name)
+            if not info.is_whole(copy):  # a bad disk
+                self._store.drop_damaged(info)
+                copy = self._store.fetch(info, folder / self._name)
+            found = MappedKeys(copy.parent, copy.name, self._num_rows)
+        except (CorruptDataError, OutputError) as error:
+            self._leave_aside(str(error))
+            return None
+        self._is_whole = True
+        return found
+
+    @property
+    def _shown(self) -> str:
+        return str(self._folder / self._name)
+
+    def _leave_aside(self, problem: str) -> None:
+        self._is_whole = False
+        _logger.warning(
+            "%s; its keys are read from %s instead, which takes a second and 100 MB for a million of them in each "
+            "process: run repair() to write it again",
+            problem,
+            self._name.replace(".keys", ".index"),
+        )
 
 
 class _IndexFile:
@@ -371,7 +474,7 @@ class _IndexFile:
         loaded: LoadedDirectory | None,
     ) -> None:
         self._source = source
-        self._info = next((info for info in manifest.index if info.split == split), None)
+        self._info = next((info for info in manifest.index if info.file == index_file(split)), None)
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._store = store
         self._loaded = loaded
@@ -819,6 +922,10 @@ class RecordFiles:
         self._opener = ShardOpener(path, shard_format, store, loaded)
         self._ends = list(accumulate(info.num_records for info in shards))
         self._groups_to_keep = 0
+        self._asked: tuple[int, Mapping[str, Column]] | None = None  # the record that was asked for its key last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_asked": None}
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -845,6 +952,9 @@ class RecordFiles:
         Raises:
             CorruptDataError: the record is damaged; the message names file, record and offset.
         """
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] == position:
+            return asked[1]
         found = self._cache.get(position)
         if found is None:
             shard, number = self.locate(position)
@@ -854,6 +964,12 @@ class RecordFiles:
                 found = self._read_again(shard, number, error)
             self._cache.keep(position, found)
         return found
+
+    def key_at(self, position: int) -> str:
+        """Return the key that a record holds; the record is kept for whoever reads it next. Raises as `read_record`."""
+        found = self.read_record(position)
+        self._asked = position, found
+        return stored_key(found)
 
     def _read_again(self, shard: int, number: int, error: CorruptDataError) -> Mapping[str, Column]:
         """Return a record of a new copy of its shard, or raise the error under the name of the shard."""

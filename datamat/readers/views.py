@@ -245,10 +245,15 @@ class Records:
 
     # Keys.
 
-    def positions_of(self, key: str) -> Iterator[int]:
-        """Yield the positions of the records with a key: one in each part at most."""
+    def positions_of(self, key: str, *, is_read: bool = False) -> Iterator[int]:
+        """Yield the positions of the records with a key, one in each part at most.
+
+        Args:
+            key: key of the records.
+            is_read: whether they are read next.
+        """
         for start, part in zip(self.starts, self.parts, strict=True):
-            found = part.reader.keys.position_of(key)
+            found = part.reader.keys.position_of(key, is_read=is_read)
             if found is not None:
                 yield start + found
 

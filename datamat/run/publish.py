@@ -13,12 +13,16 @@ The last two are null where the row has no such file; of several files in one fi
 and digest is a digest of those of each. Further files that rows name are in the column `files`. Paths are text; lists,
 tuples, dicts and fields of mixed types are JSON, as `encode_value` writes it: `column_values` reads them back.
 Times of files are not here but below `.datamat` (see `inputs`): the same content gives the same bytes.
+
+Beside it lies `_index/SPLIT.keys`, which readers map into memory: `sorted_hashes` of the keys, uint64, and then the
+numbers of their rows in the index, uint32 (uint64 beyond 2**32 rows), little-endian. Nothing else: 12 bytes a row.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import os
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -28,7 +32,8 @@ import xxhash
 
 from datamat.directory.files import commit, fsync_folder
 from datamat.directory.index_files import DIGEST, KIND, SIZE, column_of_field
-from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, index_file
+from datamat.directory.keys import packed_hashes
+from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, index_file, keys_file
 from datamat.errors import CorruptDataError, OutputError
 
 if TYPE_CHECKING:
@@ -82,20 +87,27 @@ def write_index_files(
     by_name = {info.name: info for info in infos}
     written = []
     for split, shards in groupby(plan.shards, key=lambda shard: shard.split):
-        path = output / index_file(split)
-        like = {info.split: info for info in wanted}.get(split)
-        if like is None or not _is_same(path, like):
-            with commit(path, through=through) as file:
-                _write_split(file, store, [(shard, by_name[shard.name]) for shard in shards], inputs)
-                file.flush()
-                if like is not None and _digest_so_far(file) != like.checksum:
-                    raise OutputError(
-                        f"{path} cannot be repaired: source and packages give other bytes than those of the manifest; "
-                        "give back what has changed, or remove manifest.json and call run()"
-                    )
-        written.append(IndexInfo.of_file(path))
+        specs = [(shard, by_name[shard.name]) for shard in shards]
+        files: dict[str, Callable[[BinaryIO], None]] = {
+            index_file(split): functools.partial(_write_split, store=store, shards=specs, inputs=inputs),
+            keys_file(split): functools.partial(_write_keys, store=store, shards=specs),
+        }
+        for name, write in files.items():
+            path = output / name
+            like = {info.file: info for info in wanted}.get(name)
+            if like is None or not _is_same(path, like):
+                with commit(path, through=through) as file:
+                    write(file)
+                    file.flush()
+                    if like is not None and _digest_so_far(file) != like.checksum:
+                        raise OutputError(
+                            f"{path} cannot be repaired: source and packages give other bytes than those of the "
+                            "manifest; give back what has changed, or remove manifest.json and call run()"
+                        )
+            written.append(IndexInfo.of_file(path))
     for split in set(before) - plan.splits.keys():
-        (output / index_file(split)).unlink(missing_ok=True)
+        for name in (index_file(split), keys_file(split)):
+            (output / name).unlink(missing_ok=True)
     fsync_folder(folder)
     return tuple(written)
 
@@ -130,6 +142,10 @@ def _write_split(
         writer.write_table(table)
     if writer is not None:
         writer.close()
+
+
+def _write_keys(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
+    file.write(packed_hashes(store.hashes[store.order[shards[0][0].start : shards[-1][0].stop]]))
 
 
 def _groups(

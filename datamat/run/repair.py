@@ -33,6 +33,7 @@ from datamat.directory.manifest import (
     by_shard,
     file_names,
     index_file,
+    keys_file,
     put_aside,
     salvaged_shards,
 )
@@ -341,7 +342,7 @@ def _set_strangers_aside(planned: PlannedJob, damaged: set[str]) -> set[str]:
     """Move aside whatever belongs to no shard of the plan, or is in a file's place without being a file."""
     extensions = [made.extension for made in planned.job.formats]
     ours = {name for shard in planned.plan.shards for names in file_names(shard.name, extensions) for name in names}
-    indexes = {index_file(split) for split in planned.plan.splits}
+    indexes = {name for split in planned.plan.splits for name in (index_file(split), keys_file(split))}
     ours |= {MANIFEST_FILE, *indexes}
     sidecars = known_sidecars(planned.job.output)
     strange = {

@@ -2171,7 +2171,7 @@ class _FinishedSource(DataSource):
         manifest = Manifest.read(folder)
         shard_format = get_format(manifest.format).with_features(manifest.features)
         self._records = RecordFiles(folder, manifest.shards, shard_format, RecordCache(0))
-        self._keys = KeyIndex(folder, manifest, None, self._records.stored_keys)
+        self._keys = KeyIndex(folder, manifest, None, self._records)
         self._splits = {split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()}
         self.features = {name: feature for name, feature in manifest.features.items() if name != "key"}
         self.identity = [info.checksum for info in manifest.shards]
