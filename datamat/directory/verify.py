@@ -378,15 +378,19 @@ def examine(folder: pathlib.Path, *, deep: bool, recomputed: CheckRecord | None)
     found = _manifest_problems(folder, manifest)
     rows: dict[str, list[list[str]]] = {}
     for entry in manifest.index:
-        if entry.kind == "keys":  # after the rows of the split
-            found += _keys_problems(folder, entry, rows.get(entry.split, []))
-            continue
-        problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
-        found += problems
+        if entry.kind == "index":
+            problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
+            found += problems
     for name, shard_format in formats.items():
         mine = manifest.of_format(name)
         check = ShardCheck(folder, mine.shards, mine.features, shard_format, deep=deep, recomputed=recomputed)
         found += _shard_problems(check, mine, rows)
+    wrong = {problem.file for problem in found}
+    for entry in manifest.index:
+        if entry.kind == "keys":
+            found += _keys_problems(
+                folder, entry, [] if index_file(entry.split) in wrong else rows.get(entry.split, [])
+            )
     found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, formats.values())]
     damaged = {problem.file for problem in found}
     if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards

@@ -28,7 +28,9 @@ from datamat.directory.manifest import (
     Manifest,
     by_shard,
     growing_path,
+    index_file,
     is_being_replaced,
+    keys_file,
     note_finished,
     put_aside,
     read_entries,
@@ -412,7 +414,10 @@ class Run:
         }
         self._refuse_left_out({name: files for name, files in fresh.items() if files[0].num_failed})
         self._inputs.save()
-        if len(fresh) == len(wanted) == len(known):
+        indexed = {name for split in self._plan.splits for name in (index_file(split), keys_file(split))}
+        has_index = indexed == {info.file for info in manifest.index}
+        has_index = has_index and all((self._output / name).is_file() for name in indexed)
+        if len(fresh) == len(wanted) == len(known) and has_index:
             infos = [files[0] for files in fresh.values()]
             num_failed = sum(info.num_failed for info in infos)
             self._limit.add(sum(info.num_rows for info in infos) - num_failed, num_failed)

@@ -27,7 +27,8 @@ from datamat import (
     load,
     verify,
 )
-from datamat.directory.files import render_json
+from datamat.directory.files import digest_file, render_json
+from datamat.directory.keys import packed_hashes
 from datamat.directory.manifest import FilePart, tree_checksum
 from datamat.directory.sidecars.exporting import export
 from datamat.directory.verify import ShardCheck
@@ -133,7 +134,7 @@ def test_any_flipped_bit_of_a_shard_is_noticed(copied, place, bit):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@pytest.mark.parametrize("name", ["manifest.json", "_index/train.index", "idx"])
+@pytest.mark.parametrize("name", ["manifest.json", "_index/train.index", "_index/train.keys", "idx"])
 def test_any_flipped_bit_beside_the_shards_is_noticed(copied, name, place, bit):
     """In the manifest, an index file or a file of offsets, the report names that file first."""
     path = index_of(shards(copied)[1]) if name == "idx" else copied / name
@@ -402,6 +403,16 @@ def test_wrong_index_files_are_named(copied, what):
 
     wanted = {"foreign": "test", "swapped": "val"}.get(what, "train")
     assert {line.partition(":")[0] for line in problems(copied)} == {f"_index/{wanted}.index"}
+
+
+def test_hashes_of_other_keys_are_named(copied):
+    """Their checksum may fit, as above."""
+    path = copied / "_index" / "train.keys"
+    count = path.stat().st_size // 12
+    path.write_bytes(packed_hashes(np.arange(count, dtype=np.uint64)))
+    change_manifest(copied, lambda values: values["index"][1].update(checksum=digest_file(path)))
+
+    assert problems(copied) == ["_index/train.keys: it leads to other rows than those of _index/train.index"]
 
 
 def test_deep_looks_into_every_record(copied):

@@ -129,6 +129,7 @@ LINKS = (
     "pairs-train-00000-of-00002.idx",
     "_index",
     "_index/train.index",
+    "_index/train.keys",
     ".datamat",
     ".datamat/lock",
     ".datamat/ledger.jsonl",

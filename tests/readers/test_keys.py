@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 import shutil
 
 import numpy as np
@@ -10,6 +12,8 @@ import small_pairs
 from every_feature import ONE_WORKER
 
 from datamat import CorruptDataError, Index, Materializer, ShardOptions, load
+from datamat.directory.keys import packed_hashes, row_type
+from datamat.directory.manifest import IndexInfo, Manifest
 from datamat.readers.records import RecordFiles
 
 
@@ -122,7 +126,7 @@ def test_keys_in_any_alphabet_are_found(tmp_path):
     ],
 )
 def test_damaged_index_is_named(pairs, tmp_path, damage, message):
-    """The error says what to do; positions and other splits can still be read."""
+    """The error says what to do; positions, single keys and other splits can still be read."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -138,8 +142,135 @@ def test_damaged_index_is_named(pairs, tmp_path, damage, message):
         parquet.write_table(parquet.read_table(path).slice(1), path)
     data = load(folder, "val")
 
-    for ask in (data.keys, lambda: data["val000"], lambda: "val000" in data):
-        with pytest.raises(CorruptDataError, match=rf"index file {path}:? .*{message}"):
-            ask()
+    with pytest.raises(CorruptDataError, match=rf"index file {path}:? .*{message}"):
+        data.keys()
+    assert data["val000"]["key"] == "val000"
+    assert "nothing" not in data
     assert data[0]["key"].startswith("val")
     assert "train000#0" in load(folder, "train")
+
+
+# ---------------------------------------------------------------- the file of hashes
+
+
+def _with_hashes(folder, split, hashes):
+    """Write the file of hashes of a split anew, and the manifest as if a run had done so."""
+    path = folder / "_index" / f"{split}.keys"
+    path.write_bytes(packed_hashes(hashes))
+    manifest = Manifest.read(folder)
+    index = tuple(IndexInfo.of_file(path) if info.file == f"_index/{split}.keys" else info for info in manifest.index)
+    dataclasses.replace(manifest, index=index).write(folder, through=folder)
+
+
+@pytest.mark.parametrize("transform", [turned, crops])
+def test_hashes_take_twelve_bytes_a_row_and_lead_to_records(make_pairs_output, tmp_path, transform):
+    """No other file of the index is read for a key, whether it is there or not."""
+    folder = make_pairs_output(tmp_path / "out", transform=transform)
+    keys = {split: load(folder, split).keys() for split in ("train", "val")}
+    rows = {split: sum(info.num_rows for info in infos) for split, infos in Manifest.read(folder).splits.items()}
+    for split in rows:
+        (folder / "_index" / f"{split}.index").unlink()
+
+    for split, names in keys.items():
+        data = pickle.loads(pickle.dumps(load(folder, split)))
+        assert (folder / "_index" / f"{split}.keys").stat().st_size == 12 * rows[split]
+        assert [data[key]["key"] for key in names] == names
+        assert all(key in data for key in names[:50])
+        assert "nothing" not in data
+
+
+def test_keys_of_equal_hashes_are_told_apart(pairs, tmp_path, monkeypatch):
+    """Their records say which is which: also for a key that no record has."""
+    folder = shutil.copytree(pairs, tmp_path / "out")
+    keys = load(folder).keys()
+    for split, infos in Manifest.read(folder).splits.items():
+        _with_hashes(folder, split, np.full(sum(info.num_rows for info in infos), 7, np.uint64))
+    monkeypatch.setattr("datamat.directory.index_files.key_hash", lambda key: 7)
+
+    data = load(folder)
+    assert [data[key]["key"] for key in keys] == keys
+    assert "nothing" not in data
+    assert "train000#9" not in data
+
+
+def test_numbers_of_many_rows_take_eight_bytes(make_pairs_output, tmp_path, monkeypatch):
+    """There they count beyond 2**32; that is lowered here."""
+    monkeypatch.setattr("datamat.directory.keys._MOST_NARROW", 2)
+    folder = make_pairs_output(tmp_path / "out")
+    (folder / "_index" / "val.index").unlink()
+    data = load(folder, "val")
+
+    assert (folder / "_index" / "val.keys").stat().st_size == 16 * len(data)
+    assert {data[f"val{number:03d}"]["key"] for number in range(len(data))} == {sample["key"] for sample in data}
+    assert row_type(1 << 33).itemsize == 8
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "zeros", "link"])
+def test_damaged_hashes_are_said_and_left_aside(pairs, tmp_path, damage, caplog):
+    """The index has the keys, too; the message says how to get the file back."""
+    folder = shutil.copytree(pairs, tmp_path / "out")
+    path = folder / "_index" / "val.keys"
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[:-12])
+    elif damage == "flipped":
+        path.write_bytes(bytes(byte ^ 64 for byte in content))
+    elif damage == "zeros":
+        path.write_bytes(bytes(len(content)))
+    elif damage == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    data = load(folder, "val")
+
+    assert [data[key]["key"] for key in data.keys()] == data.keys()  # noqa: SIM118 -- iterating gives samples
+    assert "nothing" not in data
+    (message,) = {record.getMessage() for record in caplog.records if "val.keys" in record.getMessage()}
+    assert str(path) in message
+    assert message.endswith("run repair() to write it again")
+
+
+def test_file_that_is_cut_while_it_is_mapped_is_left_aside(pairs, tmp_path, caplog):
+    """Pages that are gone would end the process."""
+    folder = shutil.copytree(pairs, tmp_path / "out")
+    data = load(folder, "val")
+    assert data["val000"]["key"] == "val000"
+    (folder / "_index" / "val.keys").write_bytes(b"")
+
+    assert data["val001"]["key"] == "val001"
+    assert "it was changed while it was open" in caplog.text
+
+
+def test_many_keys_that_are_only_looked_for_read_no_record_each(pairs, monkeypatch):
+    """From some number on, the index file says whose they are; a sample that is asked for is read once."""
+    data, read = load(pairs, "train"), []
+    keys = data.keys()
+    monkeypatch.setattr("datamat.directory.index_files._MOST_UNREAD", 3)
+    found = RecordFiles._opened
+    monkeypatch.setattr(RecordFiles, "_opened", lambda self, shard: read.append(shard) or found(self, shard))
+    fresh = load(pairs, "train")
+
+    assert len(fresh.select(keys)) == len(keys)
+    assert len(read) == 3
+    assert fresh[keys[5]]["key"] == keys[5]
+    assert len(read) == 4
+
+
+def test_damaged_record_is_found_by_its_key(pairs, tmp_path):
+    """The error names the damage, not the key."""
+    folder = shutil.copytree(pairs, tmp_path / "out")
+    data = load(folder, "val")
+    shard = folder / Manifest.read(folder).splits["val"][0].file
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    damaged = [key for key in data.keys() if _is_damaged(data, key)]  # noqa: SIM118 -- as above
+
+    assert len(damaged) == 1
+
+
+def _is_damaged(data, key):
+    try:
+        return data[key]["key"] != key
+    except CorruptDataError as error:
+        return f"(key {key!r})" in str(error)

@@ -581,6 +581,33 @@ def test_copy_that_is_gone_is_reported(web, cache, monkeypatch):
         read_all(data)
 
 
+def test_a_key_costs_the_file_of_hashes_and_its_record(web, copied, cache):
+    """The index itself stays where it is, and the record that proves the key is not fetched again."""
+    key = load(copied, "train").keys()[3]
+    data = load(web.url, "train", cache_dir=cache)
+    del web.asked[:]
+
+    assert data[key]["key"] == key
+    assert web.asked == ["/_index/train.keys", f"/{data.manifest.splits['train'][0].index_file}", *web.asked[2:]]
+    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}"}
+    assert "nothing" not in load(web.url, "train", cache_dir=cache)
+    assert "/_index/train.index" not in web.asked
+
+
+@pytest.mark.parametrize("damage", ["missing", "other"])
+def test_hashes_that_cannot_be_fetched_are_left_aside(web, copied, cache, damage, caplog):
+    """The index has the keys, too."""
+    path = copied / "_index/train.keys"
+    keys = load(copied, "train").keys()
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "other":
+        path.write_bytes(bytes(len(content)))
+
+    assert load(web.url, "train", cache_dir=cache)[keys[3]]["key"] == keys[3]
+    assert "run repair() to write it again" in caplog.text
+
+
 def test_damaged_index_is_not_kept(web, copied, cache):
     """The index has a checksum, too."""
     path = copied / "_index/train.index"

@@ -78,8 +78,11 @@ DAMAGES = {
     "offsets flipped": (lambda folder: _flip(shard(folder).with_suffix(".idx"), 0.5), 0),
     "index deleted": (lambda folder: shutil.rmtree(folder / "_index"), 0),
     "index flipped": (lambda folder: _flip(folder / "_index" / "val.index", 0.5), 0),
+    "hashes deleted": (lambda folder: (folder / "_index" / "val.keys").unlink(), 0),
+    "hashes flipped": (lambda folder: _flip(folder / "_index" / "val.keys", 0.5), 0),
     "foreign": (lambda folder: shutil.copy(shard(folder), folder / "pairs-train-00002-of-00003.tfrecord"), 0),
     "foreign index": (lambda folder: shutil.copy(folder / "_index" / "val.index", folder / "_index" / "x.index"), 0),
+    "foreign hashes": (lambda folder: shutil.copy(folder / "_index" / "val.keys", folder / "_index" / "x.keys"), 0),
     "pipe in its place": (lambda folder: (shard(folder).unlink(), os.mkfifo(shard(folder))), 1),
     "manifest is a folder": (lambda folder: _make_folder(folder / "manifest.json"), 4),
     "index is a link": (lambda folder: _link(folder / "_index"), 0),
@@ -111,6 +114,18 @@ def test_repair_restores_every_file_and_touches_no_other(source, template, outpu
         "lock",
         "sidecars.json",
     ]
+
+
+@pytest.mark.parametrize("name", ["val.keys", "train.index"])
+def test_run_writes_a_missing_file_of_the_index_again(source, template, output, name):
+    """No shard is made for that."""
+    (output / "_index" / name).unlink()
+
+    report = _job(source, output).run(progress=False)
+
+    assert report.num_parts_written == 0
+    assert small_pairs.digests(output) == small_pairs.digests(template)
+    assert verify(output).ok
 
 
 def test_unreadable_entry_of_a_shard_costs_that_shard_alone(source, template, output):

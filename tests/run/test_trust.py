@@ -336,7 +336,7 @@ def test_offsets_that_claim_gigabytes_take_no_memory(output):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index"])
+@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index", "_index/train.keys"])
 def test_what_is_no_file_is_named_and_not_waited_for(output, kind, name):
     """A FIFO would block its reader for ever, and `/dev/zero` never ends."""
     shard = sorted(output.glob("*-train-*.tfrecord"))[0]
@@ -383,7 +383,8 @@ READERS = {
 _RECORDS = ("manifest.json", "shard", "idx")
 _NEEDED = {
     **dict.fromkeys(("by number", "in order", "to_numpy"), _RECORDS),
-    **dict.fromkeys(("by key", "provenance"), ("manifest.json", "_index/train.index")),
+    "by key": ("manifest.json",),
+    "provenance": ("manifest.json", "_index/train.index"),
     **dict.fromkeys(("to_tf", "inspect"), ("manifest.json", "shard")),
     **dict.fromkeys(("verify", "status"), ()),  # which report what they find, and raise nothing
     "export": ("manifest.json",),
@@ -393,7 +394,7 @@ _NEEDED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link out"])
-@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index"])
+@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index", "_index/train.keys"])
 @pytest.mark.parametrize("reader", READERS)
 def test_no_reader_waits_for_or_follows_what_is_no_file_there(source, output, tmp_path, name, kind, reader):
     """A FIFO, an endless device, a folder, a file elsewhere: an error at once, or a reader that needs no such file."""
@@ -608,7 +609,12 @@ def test_list_file_that_is_no_file_of_the_source_is_refused(tmp_path, kind):
 
 _PLANTED = ["_index", ".datamat", ".datamat/parts", ".datamat/shards", ".datamat/rows", ".datamat/ledger.jsonl"]
 _PLANTED += [".datamat/lock", "manifest.json", "pairs-train-00000-of-00002.tfrecord", "pairs-train-00000-of-00002.idx"]
-_PLANTED += ["_index/train.index", ".datamat/parts/pairs-train-00000-of-00002", ".datamat/quarantine"]
+_PLANTED += [
+    "_index/train.index",
+    "_index/train.keys",
+    ".datamat/parts/pairs-train-00000-of-00002",
+    ".datamat/quarantine",
+]
 
 
 @pytest.mark.parametrize("name", _PLANTED)
