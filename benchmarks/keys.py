@@ -4,8 +4,9 @@
     python benchmarks/keys.py --rows 200000 --rounds 3
 
 A set of rows with one number each is made once. Each measurement is a process of its own that loads it, reads samples
-of every shard by position, and then one by its key; `index` has the file of hashes taken away, which was the only way before there was
-one. Rounds are interleaved. Memory is what the process holds after the look-up, less what it held before.
+of every shard by position, and then one by its key; `index` has the file of hashes taken away, which was the only way
+before there was one. Rounds are interleaved. Memory is what the process holds after the look-up, less what it held
+before, without pages of files, which processes share.
 """
 
 from __future__ import annotations
@@ -80,14 +81,20 @@ def measured(folder: pathlib.Path, key: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def own_memory(process: psutil.Process) -> int:
+    """Return the bytes that a process holds, but for pages of files, which all processes share."""
+    found = process.memory_info()
+    return found.rss - found.shared
+
+
 def measure(folder: str, key: str) -> None:
     data = load(folder, "train")
     for position in range(0, len(data), len(data) // 16):  # opens every shard, with the offsets of its records
         assert data[position]["key"]
     process = psutil.Process()
-    before, started = process.memory_info().rss, time.perf_counter()
+    before, started = own_memory(process), time.perf_counter()
     assert data[key]["key"] == key
-    first, memory = time.perf_counter() - started, process.memory_info().rss - before
+    first, memory = time.perf_counter() - started, own_memory(process) - before
     keys = [f"street%2F{number * 7919 % len(data):09d}" for number in range(1000)]
     started = time.perf_counter()
     for one in keys:
