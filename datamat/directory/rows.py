@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -53,6 +54,8 @@ __all__ = [
     "file_state",
     "files_in",
     "files_of_text",
+    "follows_links",
+    "links_followed",
     "listed",
     "looks_like_path",
     "nested_paths",
@@ -92,11 +95,29 @@ class FileState(NamedTuple):
     names: int = 0
 
 
+_follows: contextvars.ContextVar[bool] = contextvars.ContextVar("datamat.follow_links", default=False)
+
+
+@contextlib.contextmanager
+def links_followed(follow_links: bool) -> Iterator[None]:
+    """Follow links that lead out of a source while its rows are listed and examined: writers ask for this, too."""
+    before = _follows.set(follow_links)
+    try:
+        yield
+    finally:
+        _follows.reset(before)
+
+
+def follows_links() -> bool:
+    """Return whether links that lead out of the source are followed now."""
+    return _follows.get()
+
+
 class SourceFiles:
     """Takes the state of input files by path, and of nothing else: no device or pipe, nothing outside by a link.
 
-    Whoever unpacks somebody else's archive has links of that person's choice in the source. Absolute paths come from
-    the writer's own code, and may lead anywhere.
+    Whoever unpacks somebody else's archive has links of that person's choice in the source: they are followed only
+    inside of `links_followed`. Absolute paths come from the writer's own code, and may lead anywhere.
 
     Args:
         source: folder that relative paths start from.
@@ -149,6 +170,13 @@ class SourceFiles:
                 raise ValueError(f"{path!r}: {error}") from error
         return _together(states)
 
+    def target(self, path: str) -> str:
+        """Return where a link leads that is followed out of the source, or "" for a path that stays in it."""
+        full = os.path.join(self._source, path)
+        if not follows_links() or os.path.isabs(path) or self._holds(full):
+            return ""
+        return os.path.realpath(full)
+
     def _status(self, path: str) -> os.stat_result:
         full = os.path.join(self._source, path)
         found = os.lstat(full)
@@ -168,10 +196,10 @@ class SourceFiles:
         return found
 
     def _check_target(self, path: str, full: str) -> None:
-        if not os.path.isabs(path) and not self._holds(full):
+        if not os.path.isabs(path) and not follows_links() and not self._holds(full):
             raise ValueError(
-                f"a link leads out of the source, to {os.path.realpath(full)!r}; copy what it leads to, or give "
-                "absolute paths in the index"
+                f"a link leads out of the source, to {os.path.realpath(full)!r}; where the links are yours, pass "
+                "follow_links=True; otherwise copy what it leads to"
             )
 
     def _holds(self, full: str) -> bool:
@@ -756,7 +784,8 @@ NO_TEXT = b"\xff\x00\xff"
 INPUT = np.dtype([("path", "<u8"), ("size", "<i8"), ("stamp", "<i8"), ("digest", "V16")])
 """An input file of a row, or several of one field together.
 
-path: hash of its path as the index has it; 0 where the row has no such file. size: in bytes. stamp: time of change in
+path: hash of its path as the index has it, and of where a link leads that is followed out of the source; 0 where the
+row has no such file. size: in bytes. stamp: time of change in
 nanoseconds since 1970; of several files, a digest of their names, sizes and times. digest: of the content, XXH3-128; 0
 where it is not known.
 """
@@ -1500,6 +1529,8 @@ class _InputFinder:
                     identities[rows] = np.where(here, _mixed(identities[rows], sizes), identities[rows])
                     with_files = _mixed(_mixed(digests[rows], sizes), times.view(np.uint64))
                     digests[rows] = np.where(here, with_files, digests[rows])
+                    if follows_links():  # the names of the files have digests of where links lead
+                        digests[rows] = np.where(here, _mixed(digests[rows], found["path"]), digests[rows])
         digests.flush()
         identities.flush()
         fields = [dataclasses.replace(field, holds_file=field.name in is_strict) for field in fields]
@@ -1589,7 +1620,8 @@ class _InputFinder:
             except ValueError as error:
                 problem = str(error)
             else:
-                found[number] = (xxhash.xxh3_64_intdigest(value.encode("utf-8", "surrogateescape")), *state[:2], b"")
+                name = value + self._targets(field, value)
+                found[number] = (xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")), *state[:2], b"")
                 names[number] = state.names
                 continue
             if is_strict:
@@ -1602,6 +1634,13 @@ class _InputFinder:
                 f"{join_problems(problems)}; looked below {self._store.source}: add the files or drop the rows"
             )
         return found, names
+
+    def _targets(self, field: RowField, value: str) -> str:
+        """Return where the links of a value lead out of the source, so that another target is another file."""
+        if not follows_links():
+            return ""
+        found = map(self._files.target, files_of_text(value) if field.kind == "json" else [value])
+        return "".join(f"\0{target}" for target in found if target)
 
     def _texts(self, field: RowField, rows: np.ndarray) -> list[str]:
         if field.kind == "json":

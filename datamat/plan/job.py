@@ -19,7 +19,7 @@ import numpy as np
 from datamat.directory.files import WORK, expand_home
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import Manifest
-from datamat.directory.rows import FileState, digest_files, file_state, relative_to_source, write_rows
+from datamat.directory.rows import FileState, digest_files, file_state, links_followed, relative_to_source, write_rows
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.fingerprint import Examined, Reached, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object, written_attributes
@@ -364,6 +364,7 @@ class Job:
         logger: logger for messages.
         store: where the shards go in the end; `output` is then the scratch folder. None for an output on a disk.
         remedies: what the caller can write next, for messages.
+        follow_links: whether links that lead out of the source are followed.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -388,6 +389,7 @@ class Job:
     logger: logging.Logger
     store: ObjectStore | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
+    follow_links: bool = False
 
     def __post_init__(self) -> None:
         _check_kinds(shards=self.shards, workers=self.workers, errors=self.errors)
@@ -439,17 +441,18 @@ class Job:
 
     def write_rows(self, folder: pathlib.Path) -> RowStore:
         """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
-        rows = self.records.index(self.source)
-        if _is_path(self.source) and not os.path.isabs(self.source):
-            rows = relative_to_source(rows, self.source, self.records.file_fields)
-        return write_rows(
-            rows,
-            folder,
-            source=self._base,
-            splits=self.splits,
-            file_fields=self.records.file_fields,
-            identity=self.shards.identity,
-        )
+        with links_followed(self.follow_links):
+            rows = self.records.index(self.source)
+            if _is_path(self.source) and not os.path.isabs(self.source):
+                rows = relative_to_source(rows, self.source, self.records.file_fields)
+            return write_rows(
+                rows,
+                folder,
+                source=self._base,
+                splits=self.splits,
+                file_fields=self.records.file_fields,
+                identity=self.shards.identity,
+            )
 
     def digests(self) -> JobDigests:
         """Return the digests of what decides the bytes of shards beside the rows.

@@ -104,6 +104,9 @@ class Materializer:
         drop: such fields to leave out.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
         hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
+        follow_links: whether to follow links in the source that lead out of it, as in the cache of the Hugging Face
+            Hub, in DVC and git-annex; what they lead to counts as input. Otherwise such a link to a file is refused,
+            and one to a folder is not searched: whoever packed an archive chose where its links lead.
         storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
         scratch: local folder below which shards for a store are made; None takes one below `TMPDIR`. A run that was
             killed is resumed from it.
@@ -140,6 +143,7 @@ class Materializer:
         drop: Sequence[str] = (),
         sidecars: Sequence[Sidecar] = (),
         hooks: Sequence[RunHook] = (),
+        follow_links: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         scratch: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -170,6 +174,7 @@ class Materializer:
             hooks=checked_hooks(hooks),
             sidecars=tuple(sidecars),
             logger=logger or get_logger("datamat"),
+            follow_links=follow_links,
         )
         self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 

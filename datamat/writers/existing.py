@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import dataclasses
 import decimal
+import fnmatch
 import functools
 import glob
 import itertools
@@ -24,6 +25,7 @@ import xxhash
 from datamat.codecs import encode_png
 from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
+from datamat.directory.rows import follows_links
 from datamat.errors import (
     CorruptDataError,
     InputError,
@@ -56,6 +58,7 @@ from datamat.features.base import as_array
 from datamat.formats import get_format
 from datamat.formats.example import decode_example, encode_example
 from datamat.formats.tfrecord import frame, read_payload
+from datamat.parallel.logs import get_logger
 from datamat.readers.cache import RecordCache
 from datamat.readers.records import KeyIndex, RecordFiles
 from datamat.transforms.seeding import signature_of
@@ -100,6 +103,9 @@ __all__ = [
     "table_of",
     "without_items",
 ]
+
+_logger = get_logger("datamat.writers")
+
 
 # ---------------------------------------------------------------- tables in memory
 #
@@ -933,6 +939,8 @@ def files_below(
 ) -> list[pathlib.PurePosixPath]:
     """Return the visible files below a folder, as sorted paths relative to it.
 
+    Links to folders are not searched by `**`, but for those that lead out of the folder where a run follows these.
+
     Args:
         root: folder that holds the files.
         pattern: glob pattern, relative to `root`.
@@ -945,13 +953,53 @@ def files_below(
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder; give the folder that holds the samples as source")
     found = []
-    for path in folder.glob(pattern):
+    for path in _linked(folder, pattern) if follows_links() else folder.glob(pattern):
         below = pathlib.PurePosixPath(path.relative_to(folder).as_posix())
         visible = not any(part.startswith(".") for part in below.parts)
         # Not `is_file`: a dangling link is a missing sample, which is reported when the file is checked.
         if visible and (not suffixes or below.suffix.lower() in suffixes) and not path.is_dir():
             found.append(below)
+        elif visible and "**" in pattern and not follows_links() and path.is_symlink() and path.is_dir():
+            _note_link(folder, path)
     return sorted(found)
+
+
+def _note_link(root: pathlib.Path, path: pathlib.Path) -> None:
+    target = os.path.realpath(path)
+    if not pathlib.Path(target).is_relative_to(os.path.realpath(root)):
+        _logger.warning(
+            "%s is a link out of the source, to the folder %s, and is not searched; where the link is yours, pass "
+            "follow_links=True",
+            path,
+            target,
+        )
+
+
+def _linked(root: pathlib.Path, pattern: str) -> set[pathlib.Path]:
+    """Return what a pattern finds below a folder, also in folders outside that links lead to.
+
+    A folder is not searched again below itself: links may lead in circles.
+    """
+    real_root = os.path.realpath(root)
+
+    def search(folder: pathlib.Path, parts: Sequence[str], above: frozenset[str]) -> Iterator[pathlib.Path]:
+        first, *rest = parts
+        if first == "**" and rest:
+            yield from search(folder, rest, above)
+        with os.scandir(folder) as listed:
+            entries = list(listed)
+        for entry in entries:
+            if first != "**" and not fnmatch.fnmatchcase(entry.name, first):
+                continue
+            path = folder / entry.name
+            if not rest:
+                yield path
+            real = os.path.realpath(path)
+            inner = first == "**" and entry.is_symlink() and pathlib.Path(real).is_relative_to(real_root)
+            if (rest or first == "**") and entry.is_dir() and real not in above and not inner:
+                yield from search(path, parts if first == "**" else rest, above | {real})
+
+    return set(search(root, pattern.split("/"), frozenset({real_root})))
 
 
 def _listed(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list[SourceFile]:

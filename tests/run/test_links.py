@@ -1,0 +1,185 @@
+"""Links that lead out of the source: layouts of the Hub's cache, DVC and git-annex, and a link whose target changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import small_pairs
+
+from datamat import DatasetWriter, Features, Index, Materializer, ShardOptions, SourceError, Text, WorkerOptions, verify
+from datamat.codecs.files import read_file
+
+
+class Notes(DatasetWriter):
+    """Reads text files."""
+
+    name = "notes"
+    features = Features({"text": Text()})
+
+    def index(self, source):
+        return Index.from_folder(source, field="file", suffixes=(".txt",))
+
+    def read(self, row):
+        return {"text": read_file(row.fields["file"]).decode()}
+
+
+NAMES = ["cat/1.txt", "cat/2.txt", "dog/1.txt", "dog/2.txt", "dog/3.txt"]
+
+
+def _content(name):
+    return f"text of {name}"
+
+
+def _write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def _hub(folder):
+    """Each file is a relative link to a blob that has the name of its content."""
+    root = folder / "datasets--me--notes" / "snapshots" / ("c0ffee00" * 5)
+    for number, name in enumerate(NAMES):
+        blob = _write(root.parents[1] / "blobs" / f"{number:040x}", _content(name))
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(os.path.relpath(blob, (root / name).parent))
+    return root
+
+
+def _dvc(folder):
+    """Each file is an absolute link into a cache elsewhere."""
+    root = folder / "repo" / "data"
+    for number, name in enumerate(NAMES):
+        blob = _write(folder / "cache" / "files" / "md5" / f"{number:02x}" / f"{number:030x}", _content(name))
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(blob)
+    return root
+
+
+def _annex(folder):
+    """Each file is a relative link to a file that is read-only, below the `.git` of the repository."""
+    root = folder / "repo" / "data"
+    for number, name in enumerate(NAMES):
+        key = f"SHA256E-s{len(_content(name))}--{number:064x}.txt"
+        blob = _write(folder / "repo" / ".git" / "annex" / "objects" / "Xx" / "Yy" / key / key, _content(name))
+        blob.chmod(0o444)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(os.path.relpath(blob, (root / name).parent))
+    return root
+
+
+def _folders(folder):
+    """A folder of the source is a link; one of the folders below leads back."""
+    root = folder / "source"
+    for name in NAMES[:2]:
+        _write(root / name, _content(name))
+    for name in NAMES[2:]:
+        _write(folder / "elsewhere" / name, _content(name))
+    (folder / "elsewhere" / "dog" / "back").symlink_to(root)
+    (root / "dog").symlink_to(folder / "elsewhere" / "dog")
+    return root
+
+
+LAYOUTS = {"hub": _hub, "dvc": _dvc, "annex": _annex, "folders": _folders}
+
+
+def _job(source, output, **options):
+    shards = ShardOptions(records_per_shard=1)
+    return Materializer(Notes, source, output, shards=shards, workers=WorkerOptions(num_workers=1), **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_links_give_the_bytes_of_what_they_lead_to(tmp_path, layout):
+    """A copy without links gives the same directory."""
+    source = LAYOUTS[layout](tmp_path)
+    for name in NAMES:
+        _write(tmp_path / "plain" / name, _content(name))
+
+    _job(source, tmp_path / "out", follow_links=True).run(progress=False)
+    _job(tmp_path / "plain", tmp_path / "copied").run(progress=False)
+
+    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "copied")
+    assert verify(tmp_path / "out").ok
+    assert _job(source, tmp_path / "out", follow_links=True).run(progress=False).num_parts_written == 0
+
+
+@pytest.mark.parametrize("layout", ["hub", "dvc", "annex"])
+def test_links_to_files_are_refused_with_the_name_of_the_option(tmp_path, layout):
+    """Somebody else may have made them."""
+    with pytest.raises(SourceError, match=r"a link leads out of the source, to .*pass follow_links=True"):
+        _job(LAYOUTS[layout](tmp_path), tmp_path / "out").run(progress=False)
+
+
+def test_links_to_folders_are_not_searched_and_named(tmp_path, caplog):
+    """They may be as large as the disk."""
+    plan = _job(
+        _folders(tmp_path),
+        tmp_path / "out",
+    ).plan()
+
+    assert plan.num_rows == 2
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert f"{tmp_path / 'source' / 'dog'} is a link out of the source" in message
+    assert message.endswith("pass follow_links=True")
+
+
+@pytest.mark.parametrize("change", ["another target", "its content"])
+def test_changed_target_makes_its_shard_again(tmp_path, change):
+    """Also where the other file has the size and the time of the first; and a cache that moved is the same."""
+    source = _dvc(tmp_path)
+    _job(source, tmp_path / "out", follow_links=True).run(progress=False)
+    target = (source / NAMES[1]).resolve()
+    other = target if change == "its content" else target.with_name("other")
+    before = target.stat()
+    other.write_text(_content(NAMES[1]).swapcase())
+    if change == "another target":
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        (source / NAMES[1]).unlink()
+        (source / NAMES[1]).symlink_to(other)
+
+    report = _job(source, tmp_path / "out", follow_links=True).run(progress=False)
+    again = _job(source, tmp_path / "out", follow_links=True).run(progress=False)
+
+    assert (report.num_parts_written, again.num_parts_written) == (1, 0)
+
+
+def test_cache_that_moved_changes_nothing(tmp_path):
+    """Its files have the content that they had."""
+    source = _dvc(tmp_path)
+    _job(source, tmp_path / "out", follow_links=True).run(progress=False)
+    shutil.move(tmp_path / "cache", tmp_path / "moved")
+    for name in NAMES:
+        target = os.readlink(source / name)
+        (source / name).unlink()
+        (source / name).symlink_to(target.replace(f"{tmp_path}/cache", f"{tmp_path}/moved"))
+
+    assert _job(source, tmp_path / "out", follow_links=True).run(progress=False).num_parts_written == 0
+
+
+def test_dangling_link_is_a_missing_file(tmp_path):
+    """As without the option: a file that the annex has not fetched, for instance."""
+    source = _annex(tmp_path)
+    os.unlink((source / NAMES[0]).resolve())
+
+    with pytest.raises(SourceError, match=r"cat/1\.txt.*no such file"):
+        _job(source, tmp_path / "out", follow_links=True).run(progress=False)
+
+
+def test_list_file_may_be_a_link(tmp_path):
+    """Writers that read one, such as `Index.from_lists`, follow it, too."""
+
+    class Listed(Notes):
+        def index(self, source):
+            return Index.from_lists(source, {"train": "train.lst"}, fields=("file",))
+
+    source = _hub(tmp_path)
+    (_write(tmp_path / "list", "cat/1.txt\ndog/3.txt\n"))
+    (source / "train.lst").symlink_to(tmp_path / "list")
+
+    plan = Materializer(Listed, source, tmp_path / "out", follow_links=True).plan()
+
+    assert plan.num_rows == 2
+    with pytest.raises(SourceError, match="pass follow_links=True"):
+        Materializer(Listed, source, tmp_path / "out").plan()
