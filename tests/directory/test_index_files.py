@@ -90,4 +90,5 @@ def test_index_of_a_removed_split_is_removed(tmp_path):
 
     job.run(progress=False)
 
-    assert sorted(path.name for path in (tmp_path / "out" / "_index").iterdir()) == ["mine.txt", "train.index"]
+    left = sorted(path.name for path in (tmp_path / "out" / "_index").iterdir())
+    assert left == ["mine.txt", "train.index", "train.keys"]
