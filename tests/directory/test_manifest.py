@@ -115,11 +115,12 @@ def test_manifest_is_set_aside_with_its_entries(tmp_path):
 
 
 def test_index_entry_describes_the_file(tmp_path):
-    """It gives size and checksum."""
-    path = tmp_path / "train.parquet"
+    """It gives size, checksum and kind."""
+    path = tmp_path / "train.keys"
     path.write_bytes(b"12345")
 
-    assert IndexInfo.of_file(path) == IndexInfo("train", 5, digest_file(path))
+    assert IndexInfo.of_file(path) == IndexInfo("train", 5, digest_file(path), "keys")
+    assert IndexInfo("train", 5, digest_file(path)).file == "_index/train.index"
 
 
 def test_missing_manifest_tells_an_unfinished_run_from_a_foreign_folder(tmp_path):
