@@ -1,5 +1,7 @@
 """The command `datamat`: check, repair and convert directories without writing Python.
 
+    datamat run module:job        make what is missing in the output of a job; with others, as a task of an array
+    datamat finalize module:job   write the manifest over what the tasks of an array have made
     datamat status DIR            show how far it is and what its last run did
     datamat verify DIR [--deep]   compare it with its manifest, byte for byte
     datamat repair DIR            repair what can be repaired without the source
@@ -18,8 +20,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import os
 import pathlib
+import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from datamat.directory.files import printable
@@ -32,12 +38,13 @@ from datamat.formats import format_names
 from datamat.options import WorkerOptions
 from datamat.readers.tf.service import check_address, serving
 from datamat.run.convert import convert
-from datamat.run.limits import signals_raised
+from datamat.run.limits import Deadline, seconds_until, signals_raised
+from datamat.run.materializer import Materializer
 from datamat.run.repair import repair_offsets
 from datamat.run.status import read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 __all__ = ["main"]
@@ -202,6 +209,127 @@ def _repair(options: argparse.Namespace) -> int:
     return OK if report.ok else NOT_WELL
 
 
+# ---------------------------------------------------------------- run
+#
+# `datamat run` and `datamat finalize`: a job that a module names, alone or as one task of several.
+
+
+_RUN_DOES = """\
+Make what is missing in the output of a job. MODULE:JOB names a Materializer, or a function without arguments that
+returns one; the module is imported as a program in this folder would. With --task-index and --num-tasks, or in an array
+job of Slurm, several such processes make one output together, on a file system that they share."""
+_FINALIZE_DOES = "write the manifest over what tasks have made that share an output; make nothing"
+_JOB = "a Materializer, or a function that returns one, in a module that can be imported from this folder"
+_SLURM = {"ID": "", "MIN": "0", "STEP": "1", "COUNT": ""}  # SLURM_ARRAY_TASK_..., and what they are where not set
+_ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the commands."""
+    command = commands.add_parser("run", help="make what is missing in the output of a job", description=_RUN_DOES)
+    command.add_argument("job", metavar="MODULE:JOB", help=_JOB)
+    command.add_argument("--task-index", type=int, metavar="I", help="number of this task, from 0 (Slurm's)")
+    command.add_argument("--num-tasks", type=int, metavar="N", help="how many there are (Slurm's)")
+    command.add_argument(
+        "--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m (a minute before Slurm's); exit 1"
+    )
+    command.add_argument("--max-disk", metavar="SIZE", help="stop before the output grows larger, as in 20GB; exit 1")
+    command.set_defaults(run=_run)
+    command = commands.add_parser("finalize", help=_FINALIZE_DOES, description=_FINALIZE_DOES)
+    command.add_argument("job", metavar="MODULE:JOB", help=_JOB)
+    command.set_defaults(run=_finalize)
+
+
+def _run(options: argparse.Namespace) -> int:
+    index, count = options.task_index, options.num_tasks
+    if index is None and count is None:
+        index, count = _task_of_slurm(os.environ)
+    given = None if options.deadline is None else seconds_until(options.deadline)
+    ends = [left_s for left_s in (given, _seconds_of_slurm(os.environ)) if left_s is not None]
+    deadline = Deadline(min(ends, default=None), may_be_called=True)
+    with _usr1_calls(deadline):
+        job = _job(options.job)
+        report = job.run(
+            deadline=deadline, max_disk=options.max_disk, progress=False, task_index=index, num_tasks=count
+        )
+    say(str(report), error=not report.is_complete)
+    return OK if report.is_complete else NOT_WELL
+
+
+def _finalize(options: argparse.Namespace) -> int:
+    say(str(_job(options.job).finalize(progress=False)))
+    return OK
+
+
+@contextlib.contextmanager
+def _usr1_calls(deadline: Deadline) -> Iterator[None]:
+    """Have SIGUSR1, which Slurm sends before a limit where it is asked to, be the deadline in the block."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: deadline.come())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _task_of_slurm(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return number and count of the tasks of an array job; None for both outside of one.
+
+    Raises:
+        OptionError: the variables do not fit together.
+    """
+    if "SLURM_ARRAY_TASK_ID" not in environ:
+        return None, None
+    found = {name: environ.get(f"SLURM_ARRAY_TASK_{name}", default) for name, default in _SLURM.items()}
+    try:
+        number, first, step, count = (int(found[name]) for name in ("ID", "MIN", "STEP", "COUNT"))
+        return (number - first) // step, count
+    except (ValueError, ZeroDivisionError) as error:
+        raise OptionError(
+            f"the variables SLURM_ARRAY_TASK_... say {found}; want numbers, or give --task-index and --num-tasks"
+        ) from error
+
+
+def _seconds_of_slurm(environ: Mapping[str, str]) -> float | None:
+    """Return how long a job of Slurm may still take, with a minute to spare; None outside of one."""
+    try:
+        left_s = float(environ["SLURM_JOB_END_TIME"]) - time.time()
+    except (KeyError, ValueError):
+        return None
+    return max(left_s - _ENDS_BEFORE_S, 1.0)
+
+
+def _job(name: str) -> Materializer:
+    """Return the job that "module:job" names.
+
+    Raises:
+        OptionError: there is none of that name, or it is something else.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise OptionError(f"{name!r} names no job; want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as for `python -m`
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise OptionError(
+            f"there is no module {module_name!r} in {os.getcwd()} or among the installed packages; change to the "
+            "folder of the module, or install it"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise OptionError(
+                f"{module_name} has no {attribute!r}; want a Materializer, or a function that returns one"
+            )
+        found = getattr(found, part)
+    job = found if isinstance(found, Materializer) else found() if callable(found) else found
+    if not isinstance(job, Materializer):
+        raise OptionError(f"{name} gives {job!r}; want a Materializer, or a function that returns one")
+    return job
+
+
 # ---------------------------------------------------------------- serve
 #
 # `datamat serve`: a tf.data service, until a signal ends it.
@@ -249,7 +377,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 # Each declares commands, and sets the function that runs one as `run`.
-_COMMANDS = (_add_maintenance, _add_convert, _add_export, _add_inspect, _add_serve)
+_COMMANDS = (_add_run, _add_maintenance, _add_convert, _add_export, _add_inspect, _add_serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from datamat.run.report import RunEvents
 
 
-__all__ = ["PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor"]
+__all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor"]
 
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
@@ -79,6 +79,20 @@ class Tasks(Protocol):
 
     def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done."""
+
+
+class Feed(Protocol):
+    """Where further parts come from, for tasks that share an output."""
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds after which to call `beat` again."""
+
+    def beat(self) -> None:
+        """Show that this process is alive."""
+
+    def more(self) -> Sequence[PartSpec]:
+        """Return parts for a worker that has nothing to do; none where there is nothing to take now."""
 
 
 class PartOrder:
@@ -237,18 +251,22 @@ class PartQueue:
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
+        self._feed: Feed | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
         self._has_warned_of_undeclared = False
         self._passed_on: set[str] = set()
         self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
 
-    def of(self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows]) -> Generator[Receipt | Sealed | Uploaded]:
+    def of(
+        self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows], feed: Feed | None = None
+    ) -> Generator[Receipt | Sealed | Uploaded]:
         """Yield the receipt of each part, and each sealed or uploaded shard, in the order in which they finish.
 
         Args:
             parts: parts to make, those of a shard in their order.
             reused: rows whose records are there already, by name of the shard.
+            feed: where further parts come from as soon as none waits; None for nowhere.
 
         Raises:
             SampleError: a row failed, or ended its worker more often than `max_retries` allows, and the policy is
@@ -261,7 +279,8 @@ class PartQueue:
             return
         self._waiting.add(parts)
         self._reused = reused
-        if self._is_own:
+        self._feed = feed
+        if self._is_own and feed is None:
             self._num_workers = min(self._num_workers, len(parts) + num_others)
         with open_executor(self._job.executor, self._job.workers, self._num_workers, self._job.logger) as executor:
             yield from self._results(executor)
@@ -294,6 +313,8 @@ class PartQueue:
             self._events.emit(self._workers_started(executor))
             while self._under_way:
                 raise_swallowed()
+                if self._feed is not None:
+                    self._feed.beat()
                 result = self._next()
                 if result is not None:
                     yield result
@@ -336,7 +357,11 @@ class PartQueue:
             call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
             self._hand_out(executor, shard, self._tasks.seal_shard, *call)
         most = self._num_workers + 1 if self._is_own or self._disk.is_set else _MOST_UNDER_WAY
-        while self._waiting and len(self._under_way) < most:
+        while len(self._under_way) < most:
+            if self._feed is not None and not self._waiting and len(self._under_way) < self._num_workers:
+                self._waiting.add(self._feed.more())
+            if not self._waiting:
+                return
             part = self._waiting.next(may_lie_apart=len(self._under_way) < self._num_workers)
             if part is None:
                 return
@@ -379,8 +404,9 @@ class PartQueue:
 
     def _next(self) -> Receipt | Sealed | Uploaded | None:
         """Return the next result; None where a worker died, or the deadline came first."""
+        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
         try:
-            future = self._done.get(timeout=self._deadline.left_s)
+            future = self._done.get(timeout=min((wait_s for wait_s in waits if wait_s is not None), default=None))
         except queue.Empty:
             return None
         task = self._under_way.pop(future)

@@ -55,6 +55,7 @@ _DURATION = re.compile(
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
 _MOST_NAMED = 10
 _ALL_FAIL = 100  # rows: if none of so many, and of half of all, gave a record, the others will not either
+_MOMENT_S = 0.5  # until a call of `come` is noticed
 _WIND_DOWN_S = 0.5  # from the last receipt to the return of `run`
 _BESIDE_A_PART = 2048  # bytes of its receipt and its lines in the ledger
 LONGEST_GRACE_S = 4.0
@@ -146,13 +147,24 @@ def free_bytes(path: pathlib.Path) -> int:
 class Deadline:
     """The time by which a run must have returned.
 
+    Attributes:
+        wait_s: how long to wait for something else before looking again, in seconds; None for as long as it takes.
+
     Args:
         left_s: seconds from now; None for no deadline.
+        may_be_called: whether `come` may be called while the run waits for workers.
     """
 
-    def __init__(self, left_s: float | None) -> None:
+    def __init__(self, left_s: float | None, *, may_be_called: bool = False) -> None:
+        self.wait_s = _MOMENT_S if may_be_called else None
+        self._is_called = False
         self._at = math.inf if left_s is None else time.monotonic() + left_s
         self._longest_part_s = 0.0
+
+    def come(self) -> None:
+        """Have it come now, for a signal handler: parts under way may still end."""
+        self._is_called = True
+        self._at = min(self._at, time.monotonic() + _WIND_DOWN_S + LONGEST_GRACE_S)
 
     def add(self, part_s: float) -> None:
         """Learn how long a part took, in seconds."""
@@ -161,6 +173,8 @@ class Deadline:
     @property
     def left_s(self) -> float | None:
         """Seconds until no more parts start, so that those under way can end; None where there is no deadline."""
+        if self._is_called:
+            return 0.0
         if self._at == math.inf:
             return None
         return max(0.0, self._at - time.monotonic() - _WIND_DOWN_S - min(self._longest_part_s, LONGEST_GRACE_S))

@@ -22,10 +22,18 @@ from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url
 from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
-from datamat.errors import OptionError, OutputError, SourceError, require_package
+from datamat.errors import (
+    IncompleteRunError,
+    OptionError,
+    OutputError,
+    SourceError,
+    join_problems,
+    require_package,
+)
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger
 from datamat.parallel.byvalue import run_top_level_once
+from datamat.plan.changes import find_changes
 from datamat.plan.job import Job, checked_version, resolve_formats
 from datamat.plan.pipeline import Pipeline
 from datamat.run.estimate import estimate
@@ -33,7 +41,8 @@ from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_rai
 from datamat.run.repair import end_repair, prepare_repair, set_aside
 from datamat.run.replay import replay, verify_sample
 from datamat.run.report import RunHook
-from datamat.run.run import RunRequest, run_job, work_folder
+from datamat.run.run import RunRequest, run_job, run_task, work_folder
+from datamat.run.slices import LEASE_S, TaskNumber, unfinished_shards
 from datamat.run.status import compared_status, read_status
 from datamat.run.upload import scratch_folder
 from datamat.run.worker import PartWorker
@@ -61,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Materializer", "checked_hooks", "local_folder", "start"]
 
+_lease_s = LEASE_S  # tests make it short
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
 
 
@@ -222,10 +232,12 @@ class Materializer:
     def run(
         self,
         *,
-        deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
+        deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None = None,
         max_disk: str | float | None = None,
         progress: bool = True,
         rebuild: Rebuild = "allow",
+        task_index: int | None = None,
+        num_tasks: int | None = None,
     ) -> RunReport:
         """Make what is missing in the output, and nothing else.
 
@@ -241,6 +253,9 @@ class Materializer:
             progress: show a bar and a summary on standard error.
             rebuild: "refuse" raises, before anything is touched, where a finished shard would be replaced or removed;
                 "allow" replaces and removes.
+            task_index: number of this task, from 0, where several processes make one output on a shared file system
+                together, each by a call of its own. Each takes shards that nobody has. See the guide on Slurm.
+            num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
 
         Returns:
             What was done. Where the deadline or limit came first, the report is not complete and says how much is done;
@@ -252,11 +267,34 @@ class Materializer:
                 the next run continues there.
             IncompleteRunError: more samples failed than the policy allows, or all of them; or earlier runs left rows
                 out, and the policy is "raise".
-            OutputLockedError: another run writes to the output.
-            OutputError: the output cannot be written, or holds another dataset; or `rebuild` is "refuse" and finished
-                shards would be replaced or removed.
+            OutputLockedError: another run writes to the output; or another process is at the same `task_index`.
+            OutputError: the output cannot be written, or holds another dataset; or tasks of another definition make it;
+                or `rebuild` is "refuse" and finished shards would be replaced or removed.
         """
-        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild)
+        task = _task(task_index, num_tasks)
+        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild, task=task)
+
+    def finalize(self, *, progress: bool = True) -> RunReport:
+        """Write the manifest over what tasks have made that share the output; see `task_index` of `run`.
+
+        The last task does so itself: this is for the case that it was killed before it could. Nothing is made.
+
+        Args:
+            progress: show a bar and a summary on standard error.
+
+        Raises:
+            IncompleteRunError: shards are missing; names some.
+            SourceError, OutputLockedError, OutputError: as for `run`.
+        """
+        self._refuse_in_store("finalize", "call run()")
+        with self.job.planned() as planned:
+            lacking = unfinished_shards(self.job.work, [change.shard for change in find_changes(planned)])
+        if lacking:
+            raise IncompleteRunError(
+                f"{self.job.output} lacks {len(lacking)} shards ({join_problems(lacking)}): run the tasks that make "
+                "them again, or call run() to make them in this process"
+            )
+        return self.run(progress=progress)
 
     def rerun_failed(
         self,
@@ -439,17 +477,27 @@ class Materializer:
     def _run(
         self,
         job: Job,
-        deadline: str | float | datetime.timedelta | datetime.datetime | None,
+        deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
         max_disk: str | float | None,
         *,
         mode: Literal["make", "retry", "repair"],
         progress: bool,
         rebuild: Rebuild,
+        task: TaskNumber | None = None,
     ) -> RunReport:
+        if task is None:
+            return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
+        self._refuse_in_store("task_index", "give a folder on a shared file system")
+        request = dataclasses.replace(_request(deadline, max_disk, mode, progress=progress, rebuild=rebuild), task=task)
+        with signals_raised():
+            return run_task(job, self._traveller, request)
+
+    def _traveller(self, job: Job) -> Materializer:
+        """Return what travels to the workers of a run: a copy with the part worker of that run."""
         traveller = copy.copy(self)  # its part worker is for this run only: what workers keep must not outlive it
         traveller._part_worker = PartWorker(job, job.work / "rows")
         traveller.job = traveller._part_worker.job
-        return start(job, traveller, deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
+        return traveller
 
 
 def start(
@@ -473,19 +521,43 @@ def start(
         progress: show a bar and a summary on standard error.
         rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
     """
+    request = _request(deadline, max_disk, mode, progress=progress, rebuild=rebuild)
+    with signals_raised():
+        return run_job(job, tasks, request)
+
+
+def _request(
+    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
+    max_disk: str | float | None,
+    mode: Literal["make", "retry", "repair"],
+    *,
+    progress: bool,
+    rebuild: Rebuild,
+) -> RunRequest:
+    """Return how a run is to go, once its options are checked."""
     if rebuild not in ("allow", "refuse"):
         raise OptionError(f"rebuild is {rebuild!r}; want 'allow' or 'refuse'")
     require_package("pyarrow", "the index of a dataset")
     run_top_level_once()  # also where there is nothing to do, and no pool starts
-    request = RunRequest(
+    if not isinstance(deadline, Deadline):
+        deadline = Deadline(None if deadline is None else seconds_until(deadline))
+    return RunRequest(
         mode=mode,
         rebuild=rebuild,
-        deadline=Deadline(None if deadline is None else seconds_until(deadline)),
+        deadline=deadline,
         max_disk=None if max_disk is None else parse_bytes(max_disk),
         progress=progress,
     )
-    with signals_raised():
-        return run_job(job, tasks, request)
+
+
+def _task(index: int | None, count: int | None) -> TaskNumber | None:
+    if index is None and count is None:
+        return None
+    if index is None or count is None:
+        raise OptionError(
+            f"task_index is {index!r} and num_tasks {count!r}; give both, as in run(task_index=3, num_tasks=16)"
+        )
+    return TaskNumber(index, count, lease_s=_lease_s)
 
 
 def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:

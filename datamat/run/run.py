@@ -17,6 +17,7 @@ from datamat.directory.files import (
     disk_errors_explained,
     empty_folder,
     fsync_folder,
+    lock_holder,
     locked,
     refuse_links,
 )
@@ -38,8 +39,9 @@ from datamat.directory.manifest import (
     withdraw_manifest,
 )
 from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sidecars, write_sidecars
-from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, join_problems
+from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, join_problems
 from datamat.plan.changes import (
+    find_changes,
     find_reusable,
     index_reader,
     known_shards,
@@ -50,6 +52,7 @@ from datamat.plan.changes import (
     read_snapshot,
     write_snapshot,
 )
+from datamat.plan.inputs import InputFiles
 from datamat.run.dispatch import PartQueue
 from datamat.run.limits import DiskLimit, ErrorLimit
 from datamat.run.publish import write_index_files
@@ -66,11 +69,12 @@ from datamat.run.report import (
     reporting,
 )
 from datamat.run.shards import ShardBuilder, begin_run
+from datamat.run.slices import Claims, TaskNumber, adopt_slices, is_shared, remove_slices, task_folder
 from datamat.run.upload import Uploaded, UploadTask, opened_output
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
 
@@ -80,14 +84,23 @@ if TYPE_CHECKING:
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
-    from datamat.run.dispatch import Tasks
+    from datamat.run.dispatch import Feed, Tasks
     from datamat.run.limits import Deadline
     from datamat.run.receipts import Receipt
     from datamat.run.report import RunEvents, RunReport
     from datamat.run.upload import RemoteOutput
 
 
-__all__ = ["Rebuild", "Run", "RunRequest", "judge_rebuild", "refuse_other_dataset", "run_job", "work_folder"]
+__all__ = [
+    "Rebuild",
+    "Run",
+    "RunRequest",
+    "judge_rebuild",
+    "refuse_other_dataset",
+    "run_job",
+    "run_task",
+    "work_folder",
+]
 
 # ---------------------------------------------------------------- what a run would take away
 #
@@ -261,6 +274,7 @@ def _reasons(
 
 
 _MOST_NAMED = 10  # rows that an error names
+_MOMENT_S = 0.5  # between two looks at who writes the manifest
 _MOST_DAMAGED = 3  # times that one part may turn out damaged before it is no accident
 
 
@@ -272,6 +286,7 @@ class RunRequest:
         mode: "make" makes what is missing; "retry" also tries the rows again that failed in earlier runs; "repair"
             restores the output to its former state, which may lack rows that failed.
         rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+        task: which of several tasks that share the output this is; None for the only one.
         deadline: time at which the run stops; None for no limit.
         max_disk: how much the output folder may hold, in bytes; None for no limit.
         progress: whether to show a bar and a summary.
@@ -279,6 +294,7 @@ class RunRequest:
 
     mode: Literal["make", "retry", "repair"] = "make"
     rebuild: Rebuild = "allow"
+    task: TaskNumber | None = None
     deadline: Deadline
     max_disk: int | None = None
     progress: bool = True
@@ -296,6 +312,7 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
     work_folder(job.output)
     hooks = [*job.hooks, *([ProgressBar()] if request.progress else [])]
     with disk_errors_explained(job.output), locked(job.work / "lock"), opened_output(job) as remote:
+        slices = adopt_slices(job.output, is_last=request.task is not None)
         finished = known_shards(job.output, job.work)
         refuse_other_dataset(job, finished)
         with reporting(job, hooks, began=began) as events:
@@ -312,7 +329,161 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
             for uneven in planned.plan.uneven().values():
                 job.logger.warning("%s", uneven)
             events.emit(PlanMade.of(planned.plan, planned.chosen))
-            return Run(planned, tasks, request, events, remote).execute()
+            report = Run(planned, tasks, request, events, remote).execute()
+            if slices is not None:
+                remove_slices(slices)
+            return report
+
+
+def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest) -> RunReport:
+    """Do the share of one of several tasks that make one output together; see `slices`.
+
+    Args:
+        shared: the job of the whole output.
+        tasks_of: returns the bound methods that travel to the workers of a job.
+        request: how the run is to go; names the task.
+
+    Raises:
+        OutputLockedError: a run of its own, or a process of the same number, is at work.
+        OutputError: tasks of another definition are at work; or as `run_job` does.
+    """
+    assert request.task is not None
+    own = dataclasses.replace(shared, output=task_folder(shared.work, request.task))
+    while True:
+        _wait_for_others(shared, request)
+        try:
+            return _Task(shared, own, request).run(tasks_of)
+        except OSError as error:  # OutputError is one
+            if isinstance(error, OutputLockedError) or own.work.exists() or not shared.output.exists():
+                raise  # else another has written the manifest, and removed the folder of this one
+
+
+def _wait_for_others(shared: Job, request: RunRequest) -> None:
+    """Wait while a task of the same output writes the manifest."""
+    work_folder(shared.output)
+    while holder := lock_holder(shared.work / "lock"):
+        if not is_shared(shared.work):
+            time.sleep(_MOMENT_S)  # it may have come to its end
+            if lock_holder(shared.work / "lock") and not is_shared(shared.work):
+                raise OutputLockedError(
+                    f"{shared.output} is being written by {holder}, which shares it with nobody; wait for it, or give "
+                    "another output"
+                )
+        if request.deadline.has_come:
+            return
+        time.sleep(_MOMENT_S)
+
+
+class _Task:
+    """One of several tasks that make one output together.
+
+    Args:
+        shared: the job of the whole output.
+        own: the same job, with the folder of the task as output.
+        request: how the run is to go; names the task.
+    """
+
+    def __init__(self, shared: Job, own: Job, request: RunRequest) -> None:
+        self._shared = shared
+        self._own = own
+        self._request = request
+        self._began = time.perf_counter()
+
+    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
+        """Make what this task can take; then write the manifest, or see another do so."""
+        work_folder(self._own.output)
+        hooks = [*self._own.hooks, *([ProgressBar()] if self._request.progress else [])]
+        with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
+            with reporting(self._own, hooks, began=self._began) as events:
+                empty_folder(self._own.work / "rows")
+                planned = self._own.planned_in(self._own.work / "rows")
+                whole = dataclasses.replace(
+                    planned, job=self._shared, inputs=InputFiles(planned.store, self._shared.work)
+                )
+                claims = self._claims(whole)
+                events.emit(PlanMade.of(whole.plan, whole.chosen))
+                if claims is None:
+                    self._let_folder_go()
+                    report = events.tally.report(self._own, is_complete=True, stopped="")
+                    events.emit(RunEnded(report=report, error=None))
+                    return self._completed(report, whole)
+                with contextlib.closing(claims):
+                    write_snapshot(self._own.work / "rows", planned.plan)
+                    report = self._made(Run(planned, tasks_of(self._own), self._request, events, claims=claims), claims)
+            if report.stopped:
+                return dataclasses.replace(report, output=self._shared.place)
+            with contextlib.closing(claims):
+                self._finish(claims, tasks_of)
+        return self._completed(report, whole)
+
+    def _claims(self, whole: PlannedJob) -> Claims | None:
+        """Return what there is to take; None where the output is complete."""
+        finished = known_shards(self._shared.output, self._shared.work)
+        refuse_other_dataset(self._shared, finished)
+        judge_rebuild(whole, finished, rebuild=self._request.rebuild, reuses_rows=False)
+        lacking = {change.shard for change in find_changes(whole)}
+        if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
+            return None
+        assert self._request.task is not None
+        return Claims(whole, self._request.task, [shard for shard in whole.chosen if shard.name in lacking])
+
+    def _let_folder_go(self) -> None:
+        shutil.rmtree(self._own.output, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another is there
+            self._own.output.parent.rmdir()
+
+    def _made(self, run: Run, claims: Claims) -> RunReport:
+        """Make shards; where another task has written the manifest meanwhile, what this one still made is not needed.
+
+        That happens to one that was stopped for longer than its leases last.
+        """
+        try:
+            return run.execute()
+        except OSError:
+            if not claims.is_over:
+                raise
+            return run.report()
+
+    def _finish(self, claims: Claims, tasks_of: Callable[[Job], Tasks]) -> None:
+        """Write the manifest, unless another task does."""
+        whole = dataclasses.replace(self._shared, hooks=())
+        request = dataclasses.replace(self._request, progress=False)
+        while not claims.is_over and not request.deadline.has_come:
+            if claims.takes_end():
+                # One that was stopped while it wrote the manifest may hold the lock: then wait for it.
+                with contextlib.suppress(OutputLockedError), claims.alive():
+                    run_job(whole, tasks_of(whole), request)
+                    return
+            claims.beat()
+            time.sleep(claims.pause_s)
+
+    def _completed(self, report: RunReport, whole: PlannedJob) -> RunReport:
+        """Return the report of this task with the totals of the output."""
+        report = dataclasses.replace(report, output=self._shared.place, is_complete=False)
+        manifest = self._is_written(whole)
+        if manifest is None:
+            return report
+        shards = manifest.shards
+        return dataclasses.replace(
+            report,
+            is_complete=True,
+            num_rows=sum(info.num_rows for info in shards),
+            num_failed=sum(info.num_failed for info in shards),
+            num_dropped=sum(info.num_dropped for info in shards),
+            num_dropped_records=sum(info.num_dropped_records for info in shards),
+            num_records=manifest.num_records,
+            num_bytes=manifest.num_bytes,
+            num_shards_reused=len(shards) - report.num_shards_written,
+        )
+
+    def _is_written(self, whole: PlannedJob) -> Manifest | None:
+        """Return the manifest of the output if it has the shards of the plan."""
+        with contextlib.suppress(OutputError, CorruptDataError):
+            manifest = Manifest.read(self._shared.output)
+            wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
+            if {info.name: info.fingerprint for info in manifest.shards} == wanted:
+                return manifest
+        return None
 
 
 class Run:
@@ -324,6 +495,7 @@ class Run:
         request: how the run is to go.
         events: passes what happens on to ledger, report and hooks.
         remote: the output in its store, of which `.output` is the scratch folder; None for a local output.
+        claims: what this task takes, where several share an output, of which `.output` is the task's folder.
     """
 
     def __init__(
@@ -333,8 +505,11 @@ class Run:
         request: RunRequest,
         events: RunEvents,
         remote: RemoteOutput | None = None,
+        claims: Claims | None = None,
     ) -> None:
         self._remote = remote
+        self._claims = claims
+        self._deadline = request.deadline
         self._uploads: dict[str, tuple[UploadTask, ShardSpec, ShardFiles, bool]] = {}  # by shard
         self._planned = planned
         self._job = job = planned.job
@@ -373,15 +548,24 @@ class Run:
             IncompleteRunError: a shard does not hold its rows, too many rows failed, or an earlier run left rows out
                 and the policy is "raise".
         """
+        if self._claims is not None:
+            self._make_claimed(self._claims)
+            return self._end(is_complete=False)
         self._is_current = self._is_up_to_date()
         if not self._is_current:
             if self._before is None:
                 self._withdraw()
             self._make()
-        is_complete = not self._queue.stopped and self._finish()
+        return self._end(is_complete=not self._queue.stopped and self._finish())
+
+    def report(self, *, is_complete: bool = False) -> RunReport:
+        """Return the report of the run, as it is now."""
+        return self._events.tally.report(self._job, is_complete=is_complete, stopped=self._queue.stopped)
+
+    def _end(self, *, is_complete: bool) -> RunReport:
         if self._queue.stopped:
             self._events.emit(self._events.tally.limit_reached(self._queue.stopped))
-        report = self._events.tally.report(self._job, is_complete=is_complete, stopped=self._queue.stopped)
+        report = self.report(is_complete=is_complete)
         self._events.emit(RunEnded(report=report, error=None))
         return report
 
@@ -485,6 +669,9 @@ class Run:
 
     def _set_finished(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
         self._finished[shard.name] = files
+        if self._claims is not None:
+            self._events.sync()  # before the shard counts
+            self._claims.finish(shard.name, files)
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._held))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:
@@ -520,8 +707,10 @@ class Run:
             [row for builder in self._builders.values() for receipt in builder.taken() for row in receipt.failed],
         )
         builders = [builder for name, builder in self._builders.items() if name not in there]
-        parts = [part for builder in builders for part in builder.missing()]
-        with contextlib.closing(self._queue.of(parts, self._reused)) as results:
+        self._take_results([part for builder in builders for part in builder.missing()])
+
+    def _take_results(self, parts: Sequence[PartSpec], feed: Feed | None = None) -> None:
+        with contextlib.closing(self._queue.of(parts, self._reused, feed)) as results:
             for result in results:
                 check_lock(self._work)
                 if isinstance(result, Uploaded):
@@ -530,6 +719,34 @@ class Run:
                     self._take_sealed(result)
                 else:
                     self._take(result)
+
+    def _make_claimed(self, claims: Claims) -> None:
+        """Make what this task can take of an output that it shares, until the shards of all tasks are there."""
+        feed = _ClaimedParts(claims, self._claimed)
+        while not claims.is_over and not self._queue.stopped:
+            parts = feed.more()
+            self._take_results(parts, feed)
+            if self._queue.stopped or claims.are_all_done:
+                break
+            if parts:
+                continue
+            if self._deadline.has_come:
+                self._queue.stopped = "deadline"
+                break
+            claims.beat()
+            time.sleep(claims.pause_s)  # the shards that are left are with others, whose number is watched
+        self._inputs.save()
+
+    def _claimed(self, shard: ShardSpec) -> list[PartSpec]:
+        """Return the parts to make of a shard that this task has just taken."""
+        builder = self._builders[shard.name] = self._builder(shard)
+        self._resume(builder)
+        there = {shard.name: self._finished[shard.name]} if shard.name in self._finished else {}
+        self._refuse_left_out(
+            {name: files for name, files in there.items() if files[0].num_failed},
+            [row for receipt in builder.taken() for row in receipt.failed],
+        )
+        return [] if there else list(builder.missing())
 
     def _resume(self, builder: ShardBuilder) -> None:
         """Take over what an earlier run left of a shard."""
@@ -799,6 +1016,35 @@ class Run:
             builder.publish_held()
         if self._remote is not None:
             self._remote.replace(gone, [self._finished[name] for name in self._held])
+
+
+class _ClaimedParts:
+    """The parts of one shard after the other, each taken when the workers have no other.
+
+    Args:
+        claims: what this task takes.
+        parts: returns the parts to make of a shard that was just taken.
+    """
+
+    def __init__(self, claims: Claims, parts: Callable[[ShardSpec], list[PartSpec]]) -> None:
+        self._claims = claims
+        self._parts = parts
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds after which to call `beat` again."""
+        return self._claims.pause_s
+
+    def beat(self) -> None:
+        """Show that this task is alive."""
+        self._claims.beat()
+
+    def more(self) -> list[PartSpec]:
+        """Return the parts of the next shard that lacks any; none where there is no shard to take now."""
+        while shard := self._claims.take():
+            if parts := self._parts(shard):
+                return parts
+        return []
 
 
 def _check_conserved(shard: ShardSpec, receipt: Receipt, store: RowStore) -> None:

@@ -170,6 +170,9 @@ def set_up_process() -> None:
     # a third of the decoding time. Freeing one block of nearly 32 MB, the largest that it learns from, raises its
     # thresholds for good (mallopt(3), M_MMAP_THRESHOLD); the pages of this block are never touched.
     np.empty((32 << 20) - (1 << 16), np.uint8)
+    # A scheduler may send it to all processes of a job, to say that its time ends: the caller decides what follows.
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # If memory runs out, the kernel should end a worker, whose sample can be named, and not the run.
     _write_proc("/proc/self/oom_score_adj", "500")
 

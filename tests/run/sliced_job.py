@@ -1,0 +1,117 @@
+"""A job for tasks that share an output, of which one can end or stop itself: workers import this, and not pytest."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, Text, WorkerOptions
+from datamat.run import materializer
+
+NUM_SHARDS = 6
+
+
+class Numbers(DatasetWriter):
+    """Forty rows of a number and a text."""
+
+    name = "numbers"
+    features = Features({"x": Scalar("int64"), "text": Text()})
+
+    def index(self, source):
+        folder = pathlib.Path(source)
+        return (IndexRow(path.stem, "train", {"path": path}) for path in sorted(folder.glob("*.txt")))
+
+    def read(self, row):
+        _act("read")
+        return {"x": int(row.key), "text": row.fields["path"].read_text()}
+
+
+def add_noise(sample, rng):
+    """Draw a number."""
+    return {**sample, "x": sample["x"] + int(rng.integers(0, 1000))}
+
+
+def end_at_manifest(manifest):
+    """A sidecar, written right before the manifest."""
+    _act("manifest")
+    return {}
+
+
+def _act(where):
+    """Do what a test has asked for, at the n-th call of all processes: send a signal to this task."""
+    asked = _value_from_test("SLICES_ACT")  # by a computed name, so that it is no part of the fingerprint
+    if not asked:
+        return
+    place, at, number, tally = asked.split(",")
+    if place != where:
+        return
+    with open(tally, "ab") as file:
+        file.write(b".")
+        file.flush()
+        if os.fstat(file.fileno()).st_size == int(at):
+            os.killpg(0, int(number))
+
+
+def _value_from_test(variable):
+    return os.environ.get(variable)
+
+
+def make_source(folder, num_rows=40):
+    """Write the files that the job reads."""
+    folder.mkdir()
+    for number in range(num_rows):
+        path = folder / f"{number:03d}.txt"
+        path.write_text(f"row {number} " * 20)
+        os.utime(path, (1, 1))
+    return folder
+
+
+def job(source, output, **options):
+    """Return the job."""
+    options = {"shards": ShardOptions(num_shards=NUM_SHARDS), "copies": 2, **options}
+    return Materializer(Numbers(), source, output, transform=add_noise, workers=WorkerOptions(num_workers=1), **options)
+
+
+def run_task(source, output, index, count, lease_s, **options):
+    """Run one task, with leases that expire soon."""
+    materializer._lease_s = float(lease_s)
+    return job(source, output, **options).run(task_index=index, num_tasks=count, progress=False)
+
+
+def start_task(source, output, index, count, *, lease_s=60, act="", options="", capture=True):
+    """Start a task as a process that leads a group of its own."""
+    here = str(pathlib.Path(__file__).parent)
+    call = f"sliced_job.run_task({str(source)!r}, {str(output)!r}, {index}, {count}, {lease_s}{options})"
+    code = f"import sys; sys.path.insert(0, {here!r}); import sliced_job; print({call}.is_complete)"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SLICES_ACT": act},
+        start_new_session=True,
+        stdout=subprocess.PIPE if capture else None,
+        stderr=subprocess.PIPE if capture else None,
+        text=True,
+    )
+
+
+def wait_until_stopped(process):
+    """Wait until a process has been stopped by a signal."""
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), status
+    assert os.WSTOPSIG(status) == signal.SIGSTOP
+
+
+def wake(process):
+    """Continue a stopped task with its workers."""
+    os.killpg(process.pid, signal.SIGCONT)
+
+
+def content(output):
+    """Return the files that readers see, by their paths."""
+    return {
+        str(path.relative_to(output)): path.read_bytes()
+        for path in sorted(pathlib.Path(output).rglob("*"))
+        if path.is_file() and ".datamat" not in path.parts
+    }
