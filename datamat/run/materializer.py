@@ -503,7 +503,7 @@ class Materializer:
 def start(
     job: Job,
     tasks: Tasks,
-    deadline: str | float | datetime.timedelta | datetime.datetime | None,
+    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
     max_disk: str | float | None,
     *,
     mode: Literal["make", "retry", "repair"] = "make",
