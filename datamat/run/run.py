@@ -69,7 +69,7 @@ from datamat.run.report import (
     reporting,
 )
 from datamat.run.shards import ShardBuilder, begin_run
-from datamat.run.slices import Claims, TaskNumber, adopt_slices, is_shared, remove_slices, task_folder
+from datamat.run.slices import TaskClaims, TaskNumber, adopt_slices, is_shared, remove_slices, task_folder
 from datamat.run.upload import Uploaded, UploadTask, opened_output
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ class _Task:
                 self._finish(claims, tasks_of)
         return self._completed(report, whole)
 
-    def _claims(self, whole: PlannedJob) -> Claims | None:
+    def _claims(self, whole: PlannedJob) -> TaskClaims | None:
         """Return what there is to take; None where the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
@@ -425,14 +425,14 @@ class _Task:
         if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
             return None
         assert self._request.task is not None
-        return Claims(whole, self._request.task, [shard for shard in whole.chosen if shard.name in lacking])
+        return TaskClaims(whole, self._request.task, [shard for shard in whole.chosen if shard.name in lacking])
 
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
         with contextlib.suppress(OSError):  # another is there
             self._own.output.parent.rmdir()
 
-    def _made(self, run: Run, claims: Claims) -> RunReport:
+    def _made(self, run: Run, claims: TaskClaims) -> RunReport:
         """Make shards; where another task has written the manifest meanwhile, what this one still made is not needed.
 
         That happens to one that was stopped for longer than its leases last.
@@ -444,7 +444,7 @@ class _Task:
                 raise
             return run.report()
 
-    def _finish(self, claims: Claims, tasks_of: Callable[[Job], Tasks]) -> None:
+    def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
         """Write the manifest, unless another task does."""
         whole = dataclasses.replace(self._shared, hooks=())
         request = dataclasses.replace(self._request, progress=False)
@@ -505,7 +505,7 @@ class Run:
         request: RunRequest,
         events: RunEvents,
         remote: RemoteOutput | None = None,
-        claims: Claims | None = None,
+        claims: TaskClaims | None = None,
     ) -> None:
         self._remote = remote
         self._claims = claims
@@ -720,7 +720,7 @@ class Run:
                 else:
                     self._take(result)
 
-    def _make_claimed(self, claims: Claims) -> None:
+    def _make_claimed(self, claims: TaskClaims) -> None:
         """Make what this task can take of an output that it shares, until the shards of all tasks are there."""
         feed = _ClaimedParts(claims, self._claimed)
         while not claims.is_over and not self._queue.stopped:
@@ -1026,7 +1026,7 @@ class _ClaimedParts:
         parts: returns the parts to make of a shard that was just taken.
     """
 
-    def __init__(self, claims: Claims, parts: Callable[[ShardSpec], list[PartSpec]]) -> None:
+    def __init__(self, claims: TaskClaims, parts: Callable[[ShardSpec], list[PartSpec]]) -> None:
         self._claims = claims
         self._parts = parts
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEASE_S",
-    "Claims",
+    "TaskClaims",
     "TaskNumber",
     "adopt_slices",
     "is_shared",
@@ -118,7 +118,7 @@ def task_folder(work: pathlib.Path, task: TaskNumber) -> pathlib.Path:
     return slices_folder(work) / task.name
 
 
-class Claims:
+class TaskClaims:
     """What one task has taken, and what nobody has.
 
     Args:
