@@ -132,6 +132,7 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.run.estimate import Estimate as Estimate
     from datamat.run.function import materialize as materialize
     from datamat.run.materializer import Materializer as Materializer
+    from datamat.run.merge import merge as merge
     from datamat.run.report import LimitReached as LimitReached
     from datamat.run.report import PartDamaged as PartDamaged
     from datamat.run.report import PartDone as PartDone

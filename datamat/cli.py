@@ -7,6 +7,7 @@
     datamat repair DIR            repair what can be repaired without the source
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
+    datamat merge A B --output C  make one finished directory of several, without writing a record again
     datamat inspect FILE          show what any TFRecord, Parquet, tar or ArrayRecord file holds
     datamat serve --workers 4     prepare batches in separate processes, for to_tf(service=...)
 
@@ -40,6 +41,7 @@ from datamat.readers.tf.service import check_address, serving
 from datamat.run.convert import convert
 from datamat.run.limits import Deadline, seconds_until, signals_raised
 from datamat.run.materializer import Materializer
+from datamat.run.merge import merge
 from datamat.run.repair import repair_offsets
 from datamat.run.status import read_status
 
@@ -155,6 +157,29 @@ def _inspect(options: argparse.Namespace) -> int:
         return NOTHING_THERE
     say(str(found))
     return OK if found.ok else NOT_WELL
+
+
+# ---------------------------------------------------------------- merge
+#
+# `datamat merge`: several finished directories as one.
+
+
+_MERGE_DOES = "make one finished directory of several that were made apart, without writing a record again"
+
+
+def _add_merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    command = commands.add_parser("merge", help=_MERGE_DOES, description=_MERGE_DOES)
+    command.add_argument("directories", metavar="DIR", type=pathlib.Path, nargs="+", help="the outputs of runs")
+    command.add_argument("--output", metavar="OUT", type=pathlib.Path, required=True, help="the new directory")
+    command.add_argument("--name", metavar="NAME", help="name of the new dataset (default: theirs, if it is the same)")
+    command.set_defaults(run=_merge)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    manifest = merge(options.directories, options.output, name=options.name)
+    say(f"{options.output}: {len(manifest.shards)} shards, {manifest.num_records:,} records")
+    return OK
 
 
 # ---------------------------------------------------------------- maintenance
@@ -377,7 +402,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 # Each declares commands, and sets the function that runs one as `run`.
-_COMMANDS = (_add_run, _add_maintenance, _add_convert, _add_export, _add_inspect, _add_serve)
+_COMMANDS = (_add_run, _add_maintenance, _add_convert, _add_merge, _add_export, _add_inspect, _add_serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,322 @@
+"""`merge`: finished directories that were made apart become one, without a record being written again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import shutil
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from datamat.directory.files import (
+    WORK,
+    commit,
+    disk_errors_explained,
+    expand_home,
+    fsync_folder,
+    locked,
+    refuse_links,
+    regular_path,
+)
+from datamat.directory.index_files import read_index
+from datamat.directory.keys import DATASET_NAME, ShardName
+from datamat.directory.ledger import LEDGER_FILE, Ledger, read_ledger
+from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, file_names, index_file
+from datamat.directory.sidecars.exporting import write_sidecars
+from datamat.directory.verify import verify
+from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
+from datamat.parallel import get_logger
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Sequence
+
+    from datamat.directory.manifest import ShardInfo
+
+
+__all__ = ["merge"]
+
+_GROUP_ROWS = 65_536
+_MARK = "merging"  # in `.datamat`, until the manifest is written
+_OF_SAMPLES = frozenset({"sample_skipped", "sample_quarantined", "sample_retried", "sample_dropped"})
+
+
+def merge(
+    paths: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    logger: logging.Logger | None = None,
+) -> Manifest:
+    """Make one finished directory of several that were made apart, with the same features and formats.
+
+    Shards keep their bytes: they are hard links where the disk has them, else copies. They get new names, as their
+    numbers change; those of the first directory come first in each split. Index, manifest and sidecars are written
+    anew, and the ledger takes over which samples failed or were left out. The directories are only read.
+
+    A merge that was killed begins again when it is called again.
+
+    Args:
+        paths: the finished directories, two at least.
+        output: folder of the new directory; missing or empty.
+        name: name of the new dataset; None where all have the same.
+        logger: receives messages; None takes the logger "datamat".
+
+    Returns:
+        The manifest of the new directory.
+
+    Raises:
+        OptionError: the directories do not fit together; says how. Or a key is in two of them; names some.
+        OutputError: one of them is not finished; or the output holds something, or cannot be written.
+        CorruptDataError: a file is not as its manifest says.
+
+    Example:
+        >>> merge(["out/monday", "out/tuesday"], "out/week")   # doctest: +SKIP
+    """
+    sets = [_Set.of(path) for path in paths]
+    target = pathlib.Path(os.path.abspath(expand_home(output)))
+    name = _common_name(sets, name)
+    _check_fit(sets, target)
+    began = time.perf_counter()
+    with disk_errors_explained(target):
+        _begin(target)
+        with locked(target / WORK / "lock"):
+            _refuse_finished(target)
+            return _merged(sets, target, name, logger or get_logger("datamat"), began)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Set:
+    """A directory to merge."""
+
+    folder: pathlib.Path
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> _Set:
+        folder = pathlib.Path(os.path.abspath(expand_home(path)))
+        return cls(folder, Manifest.read(folder))
+
+
+def _common_name(sets: Sequence[_Set], name: str | None) -> str:
+    if len(sets) < 2:  # one is nothing to merge
+        raise OptionError(f"merge: {len(sets)} directories are given; want two at least")
+    names = sorted({one.manifest.name for one in sets})
+    if name is None and len(names) > 1:
+        raise OptionError(f"merge: the datasets are called {', '.join(names)}; give the name of the new one, name=...")
+    chosen = names[0] if name is None else name
+    if not DATASET_NAME.match(chosen):
+        raise OptionError(f"merge: name is {chosen!r}; want letters, digits, and . _ - between them")
+    return chosen
+
+
+def _check_fit(sets: Sequence[_Set], target: pathlib.Path) -> None:
+    """Raise `OptionError` where directories do not fit together, or one of them would be changed."""
+    first = sets[0]
+    for one in sets:
+        if target.resolve() in (one.folder.resolve(), *one.folder.resolve().parents):
+            raise OptionError(f"merge: output {target} is, or holds, {one.folder}, which is to be merged")
+        if one.folder.resolve() in target.resolve().parents:
+            raise OptionError(f"merge: output {target} lies in {one.folder}, which is to be merged")
+        _check_alike(first, one)
+    _check_keys(sets)
+
+
+def _check_alike(first: _Set, other: _Set) -> None:
+    mine, its = first.manifest, other.manifest
+    problems = []
+    if mine.features != its.features:
+        names = [*mine.features, *(field for field in its.features if field not in mine.features)]
+        pairs = {field: (mine.features.get(field, "none"), its.features.get(field, "none")) for field in names}
+        wrong = [f"{field}: {here}, {there}" for field, (here, there) in pairs.items() if here != there]
+        problems.append(f"features differ ({'; '.join(wrong) or 'in their order'})")
+    if list(mine.by_format) != list(its.by_format):
+        problems.append(f"formats differ ({', '.join(mine.by_format)}; {', '.join(its.by_format)})")
+    for split in mine.splits.keys() & its.splits.keys():
+        if mine.copies.get(split) != its.copies.get(split):
+            problems.append(f"copies of {split} differ ({mine.copies.get(split)}; {its.copies.get(split)})")
+    if problems:
+        raise OptionError(f"merge: {first.folder} and {other.folder} do not fit together: {'; '.join(problems)}")
+
+
+def _check_keys(sets: Sequence[_Set]) -> None:
+    """Raise `OptionError` where a row's key is in two directories, in whichever splits."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys = [read_index(one.folder, info.file, ["key"]) for one in sets for info in one.manifest.index]
+    counted = pa.concat_tables(keys).group_by("key").aggregate([([], "count_all")])
+    twice = sorted(counted.filter(pc.greater(counted["count_all"], 1))["key"].to_pylist())
+    if twice:
+        raise OptionError(
+            f"merge: {len(twice)} keys are in more than one of {', '.join(str(one.folder) for one in sets)}: "
+            f"{join_problems(twice)}; a key names one sample. Leave those samples out of one set and make it again, or "
+            "give its samples other keys in `index`"
+        )
+
+
+def _begin(target: pathlib.Path) -> None:
+    """Make the folder of the output, which must be missing, empty, or of a merge that was killed."""
+    work = target / WORK
+    found = sorted(os.listdir(target)) if target.is_dir() else []
+    if found and not (work / _MARK).exists():
+        raise OutputError(f"merge: {target} holds {join_problems(found)}; give a folder that is missing or empty")
+    work.mkdir(parents=True, exist_ok=True)
+    refuse_links(work)
+    (work / _MARK).touch()
+
+
+def _refuse_finished(target: pathlib.Path) -> None:
+    if not (target / WORK / _MARK).exists():
+        raise OutputError(f"merge: another process has just finished {target}; give another folder")
+
+
+def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: logging.Logger, began: float) -> Manifest:
+    ledger_path = target / WORK / LEDGER_FILE
+    ledger_path.unlink(missing_ok=True)  # of a merge that was killed
+    ledger = Ledger(ledger_path)
+    with contextlib.closing(ledger):
+        ledger.write("run_started", name=name, merges=[str(one.folder) for one in sets], **_here())
+        splits = list(dict.fromkeys(split for one in sets for split in one.manifest.splits))
+        renamed = {split: _renamed(sets, name, split) for split in splits}
+        for split in splits:
+            for number, one in enumerate(sets):
+                for old, new in renamed[split][number]:
+                    _bring(one.folder, old, target, new)
+        fsync_folder(target)
+        (target / INDEX_FOLDER).mkdir(exist_ok=True)
+        index = tuple(_write_index(sets, target, split) for split in splits)
+        fsync_folder(target / INDEX_FOLDER)
+        _take_samples(sets, ledger, name)
+        manifest = _manifest(sets, name, {split: list(itertools.chain(*renamed[split])) for split in splits}, index)
+        write_sidecars(target, manifest, logger)
+        manifest.write(target, through=target / WORK)
+        shutil.rmtree(target / WORK / "shards", ignore_errors=True)
+        ledger.write(
+            "run_finished",
+            is_complete=True,
+            rows=sum(info.num_rows for info in manifest.shards),
+            failed=sum(info.num_failed for info in manifest.shards),
+            records=manifest.num_records,
+            bytes=manifest.num_bytes,
+            elapsed_s=round(time.perf_counter() - began, 3),
+        )
+    (target / WORK / _MARK).unlink()
+    return manifest
+
+
+def _here() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _renamed(sets: Sequence[_Set], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
+    """Return, for each directory, the files of a split as they are, and as they will be."""
+    extensions = [shards[0].file.partition(".")[2] for shards in sets[0].manifest.by_format.values()]
+    counts = [len(one.manifest.splits.get(split, ())) for one in sets]
+    found = []
+    first = 0
+    for one, count in zip(sets, counts, strict=True):
+        pairs = []
+        for place, shards in enumerate(one.manifest.by_format.values()):
+            mine = [info for info in shards if info.split == split]
+            for number, info in enumerate(mine):
+                shard = str(ShardName(name, split, first + number, sum(counts)))
+                file, index = file_names(shard, extensions)[place]
+                pairs.append((info, dataclasses.replace(info, file=file, index_file=index)))
+        found.append(pairs)
+        first += count
+    return found
+
+
+def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: ShardInfo) -> None:
+    """Link or copy a shard and its offsets, once it is known to be whole."""
+    path = regular_path(folder, old.file)
+    if not old.is_whole(path):
+        raise CorruptDataError(f"{verify(folder)}\nnothing was merged: repair {folder}, and merge again")
+    for source, name in ((regular_path(folder, old.index_file), new.index_file), (path, new.file)):
+        final = target / name
+        final.unlink(missing_ok=True)  # of a merge that was killed
+        try:
+            os.link(source, final)
+        except OSError:  # another disk, or one without links
+            with open(source, "rb") as file, commit(final, through=target / WORK) as copy:
+                shutil.copyfileobj(file, copy, 1 << 20)
+
+
+def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> IndexInfo:
+    """Write the index of a split: the rows of all directories, with the new numbers of their shards."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    tables, first = [], 0
+    for one in sets:
+        if split not in one.manifest.splits:
+            continue
+        table = read_index(one.folder, index_file(split))
+        numbers = pa.array(table["shard"].to_numpy() + first, pa.int32())
+        tables.append(table.set_column(table.column_names.index("shard"), table.schema.field("shard"), numbers))
+        first += len(one.manifest.splits[split])
+    kinds: dict[str, Any] = {}
+    for field in (field for table in tables for field in table.schema):
+        other = kinds.setdefault(field.name, field)
+        if not field.equals(other, check_metadata=True):
+            raise OptionError(
+                f"merge: the rows of {split} have a field {field.name!r} that is {other.type} {other.metadata or ''} "
+                f"in one directory, and {field.type} {field.metadata or ''} in another; make one of them again"
+            )
+    whole = pa.concat_tables(tables, promote_options="default")
+    path = target / index_file(split)
+    with commit(path, through=target / WORK) as file:
+        parquet.write_table(whole, file, compression="zstd", row_group_size=_GROUP_ROWS)
+    return IndexInfo.of_file(path)
+
+
+def _take_samples(sets: Sequence[_Set], ledger: Ledger, name: str) -> None:
+    """Take over what the ledgers say of single samples, with the new names of their shards."""
+    for number, one in enumerate(sets):
+        path = one.folder / WORK / LEDGER_FILE
+        if not path.is_file():
+            continue
+        names = {
+            old.name: new.name for split in one.manifest.splits for old, new in _renamed(sets, name, split)[number]
+        }
+        for entry in read_ledger(path, without="part_committed"):
+            shard = names.get(str(entry.values.get("shard")))
+            if entry.event in _OF_SAMPLES and shard:
+                ledger.write(entry.event, **{**entry.values, "shard": shard})
+
+
+def _manifest(
+    sets: Sequence[_Set],
+    name: str,
+    renamed: dict[str, list[tuple[ShardInfo, ShardInfo]]],
+    index: tuple[IndexInfo, ...],
+) -> Manifest:
+    first = sets[0].manifest
+    new = [info for pairs in renamed.values() for _, info in pairs]
+    formats = list(first.by_format)
+    extensions = [shards[0].file.partition(".")[2] for shards in first.by_format.values()]
+    ordered = sorted(new, key=lambda info: (list(renamed).index(info.split), info.name))
+    by_format = {
+        form: tuple(info for info in ordered if info.file.partition(".")[2] == extension)
+        for form, extension in zip(formats, extensions, strict=True)
+    }
+    copies = {split: number for one in reversed(sets) for split, number in one.manifest.copies.items()}
+    augmented = {split for one in sets for split in one.manifest.augmented}
+    same = [one.manifest.ingredients.items() for one in sets]
+    ingredients = dict(sorted(set(same[0]).intersection(*same[1:])))
+    return dataclasses.replace(
+        first,
+        name=name,
+        shards=by_format[formats[0]],
+        copies={split: copies[split] for split in renamed},
+        augmented=tuple(split for split in renamed if split in augmented),
+        made_by={**first.made_by, "merged_from": ", ".join(one.manifest.name for one in sets)},
+        index=index,
+        ingredients=ingredients,
+        also={form: by_format[form] for form in formats[1:]},
+    )
