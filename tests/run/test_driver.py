@@ -282,10 +282,10 @@ def test_shard_is_published_once_every_receipt_has_come(raw, monkeypatch):
     """A worker may seal a shard whose last receipt lies on the disk, while the worker that left it is yet to say so."""
     plain = PartQueue.of
 
-    def held_back(self, parts, reused):
+    def held_back(self, parts, reused, feed=None):
         """Yield the first receipt after the one with the sealed shard."""
         held = None
-        for result in plain(self, parts, reused):
+        for result in plain(self, parts, reused, feed):
             if held is None and isinstance(result, Receipt) and result.sealed is None:
                 held = result
                 continue
