@@ -226,14 +226,15 @@ def test_everything_else_works_where_packages_are_broken(tmp_path):
 
 @pytest.mark.slow
 def test_package_that_every_index_needs_is_named_before_any_work(tmp_path):
-    """Without pyarrow, records of TFRecord are read by position; a run says what it needs before it starts a worker."""
+    """Without pyarrow, TFRecord is read by position and key; a run says what it needs before it starts a worker."""
     materialize(lambda n: {"x": n}, range(6), tmp_path / "out", progress=False)
     code = """
 import datamat
 
 found = datamat.load("out")
 assert sorted(int(sample["x"]) for sample in found) == [0, 1, 2, 3, 4, 5]
-for act in (lambda: found["00000003"], lambda: datamat.verify("out")):
+assert int(found["00000003"]["x"]) == 3 and "nothing" not in found
+for act in (found.keys, lambda: datamat.verify("out")):
     try:
         act()
     except datamat.MissingDependencyError as error:

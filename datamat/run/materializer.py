@@ -20,6 +20,7 @@ from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url
+from datamat.directory.rows import links_followed
 from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import (
@@ -164,7 +165,8 @@ class Materializer:
         fields = {"columns": columns, "rename": rename, "drop": drop}
         chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
         store, folder = _output_place(output, storage_options, scratch)
-        writer = resolve_writer(writer, source, chosen)
+        with links_followed(follow_links):  # a writer may look into its source when it is bound to it
+            writer = resolve_writer(writer, source, chosen)
         self.job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched)),
             source=source,

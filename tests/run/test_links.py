@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 
+import numpy as np
 import pytest
 import small_pairs
 
 from datamat import DatasetWriter, Features, Index, Materializer, ShardOptions, SourceError, Text, WorkerOptions, verify
+from datamat.codecs import encode_png
 from datamat.codecs.files import read_file
 
 
@@ -103,6 +105,21 @@ def test_links_give_the_bytes_of_what_they_lead_to(tmp_path, layout):
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "copied")
     assert verify(tmp_path / "out").ok
     assert _job(source, tmp_path / "out", follow_links=True).run(progress=False).num_parts_written == 0
+
+
+def test_writer_that_is_bound_to_its_source_finds_what_links_lead_to(tmp_path):
+    """Its classes may all be links, or their folder."""
+    for name in ("cat", "dog"):
+        (tmp_path / "elsewhere" / "train" / name).mkdir(parents=True)
+        content = encode_png(np.zeros((4, 4, 3), np.uint8))
+        (tmp_path / "elsewhere" / "train" / name / "1.png").write_bytes(content)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train").symlink_to(tmp_path / "elsewhere" / "train")
+    (tmp_path / "elsewhere" / "up").symlink_to(tmp_path)
+
+    plan = Materializer("image_folder", tmp_path / "source", tmp_path / "out", follow_links=True).plan()
+
+    assert plan.num_rows == 2
 
 
 @pytest.mark.parametrize("layout", ["hub", "dvc", "annex"])
