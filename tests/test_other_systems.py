@@ -70,7 +70,10 @@ SYSTEM, FOLDERS = "darwin", ("/proc", "/dev/shm", "/sys")
 """
 
 HOOK = """
-import builtins, errno, io
+import builtins, contextlib, errno, io
+
+with contextlib.suppress(ImportError):
+    import soundfile  # which looks for the library of the system that this pretends to be
 
 sysconfig.get_config_vars()
 for module, names in MISSING.items():

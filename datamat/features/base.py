@@ -515,6 +515,10 @@ class Feature(abc.ABC):
         """Return whether its bytes are compressed already, as a PNG or MP4 is; Parquet stores them as they are."""
         return False
 
+    def is_smooth(self) -> bool:
+        """Return whether numbers side by side tend to be alike, as in sound; Parquet then stores 16-bit differences."""
+        return True
+
     def tar_form(self) -> Literal["json", "npy", "file"]:
         """Return how a tar shard stores a value.
 

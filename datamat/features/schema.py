@@ -724,6 +724,9 @@ class _OfAnother(Feature):
     def is_compressed(self) -> bool:
         return self._asked.is_compressed()
 
+    def is_smooth(self) -> bool:
+        return self._asked.is_smooth()
+
     def tar_form(self) -> Literal["json", "npy", "file"]:
         return self._asked.tar_form()
 

@@ -856,6 +856,9 @@ class Tokens(Feature):
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: (str(self.dtype), (None,))}
 
+    def is_smooth(self) -> bool:
+        return False
+
     def tar_form(self) -> Literal["npy"]:
         return "npy"
 

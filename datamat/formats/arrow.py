@@ -70,6 +70,7 @@ class ArrowColumn:
         is_category: whether the column holds few distinct values.
         is_nullable: whether a record without a value, which holds an empty list or array, is null.
         is_compressed: whether the bytes are compressed by themselves, as a PNG is.
+        is_smooth: whether numbers side by side tend to be alike.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ArrowColumn:
     is_category: bool = False
     is_nullable: bool = False
     is_compressed: bool = False
+    is_smooth: bool = True
 
     @property
     def is_numeric(self) -> bool:
@@ -420,4 +422,14 @@ def _columns(name: str, feature: Feature) -> Iterator[ArrowColumn]:
         # pyarrow names a column in a list by its path, so only plain columns are marked.
         is_category = feature.class_names() is not None and dtype == "int64" and not sizes
         is_compressed = feature.is_compressed() and dtype == "binary"
-        yield ArrowColumn(column, dtype, sizes, kinds[column], is_large, is_category, feature.has_nulls, is_compressed)
+        yield ArrowColumn(
+            column,
+            dtype,
+            sizes,
+            kinds[column],
+            is_large=is_large,
+            is_category=is_category,
+            is_nullable=feature.has_nulls,
+            is_compressed=is_compressed,
+            is_smooth=feature.is_smooth(),
+        )

@@ -1030,6 +1030,11 @@ def _of_paths(paths: Sequence[pathlib.Path], kind: str | None, spool: SpoolOptio
     suffixes, made = _OF_FILES[chosen]
     if not suffixes:
         return made(paths, spool)
+    for path in paths:
+        ending = _ending_of(path.name)
+        is_unpacked_here = suffixes[0] + ".gz" in suffixes and ending.endswith(_PACKINGS)  # whatever it is called
+        if path.is_file() and ending not in suffixes and not is_unpacked_here and (hint := _hint_of_packed(ending)):
+            raise SourceError(f"{path} is compressed; {hint.format(str(path))}")
     files = _listed(paths, suffixes)
     if not files:
         raise SourceError(
@@ -1071,7 +1076,7 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
 
 def _unknown_kind(first: pathlib.Path) -> SourceError:
     ending = _ending_of(first.name)
-    hint = _OTHERS.get(ending)
+    hint = _OTHERS.get(ending) or _hint_of_packed(ending)
     if hint:
         return SourceError(f"{first} is no dataset of a known kind; {hint.format(str(first))}")
     if ending in _PACKINGS:
@@ -1088,10 +1093,44 @@ def _unknown_kind(first: pathlib.Path) -> SourceError:
     )
 
 
+def _hint_of_packed(ending: str) -> str | None:
+    """Return what to write for a file that is compressed, given its extension; None where only its kind is missing."""
+    inner, packing = os.path.splitext(ending) if ending.count(".") > 1 else ("", ending)
+    if inner in {".csv", ".tsv"} and packing in {".gz", ".bz2", ".zst", ".lz4"}:
+        return _OTHERS[inner]
+    if inner == ".jsonl" and packing in _OPENERS:
+        return f"pass its rows, as in Materializer(map(json.loads, {_OPENERS[packing]}.open({{0!r}})), ...)"
+    unpack = _UNPACKERS.get(packing)
+    if unpack is None or (packing in _PACKINGS and not inner):
+        return None
+    return f"unpack it first, with {unpack}, and pass what comes out"
+
+
+_OPENERS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+"""Modules of Python that open compressed files, by extension."""
+_UNPACKERS = {
+    **dict.fromkeys([".zip", ".jar"], "shutil.unpack_archive({0!r}, 'unpacked', 'zip')"),
+    ".gz": "gunzip {0}",
+    ".bz2": "bunzip2 {0}",
+    ".xz": "unxz {0}",
+    ".zst": "unzstd {0}",
+    ".lz4": "lz4 -d {0}",
+    ".lzma": "unlzma {0}",
+    ".z": "uncompress {0}",
+    ".br": "brotli -d {0}",
+    ".7z": "7z x {0}",
+    ".rar": "unrar x {0}",
+}
+"""What unpacks files that are not read packed, by extension."""
+_OF_HDF5 = "pass its arrays, as in Materializer(source={{name: x[:] for name, x in h5py.File({0!r}).items()}}, ...)"
 _OTHERS = {
     ".csv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
     ".tsv": "the writer 'table' reads it, as in Materializer('table', {0!r}, ...)",
-    ".jsonl": "pass its rows, as in Materializer(map(json.loads, open({0!r})), ...)",
+    **dict.fromkeys([".jsonl", ".ndjson"], "pass its rows, as in Materializer(map(json.loads, open({0!r})), ...)"),
+    ".json": "pass its rows, as in Materializer(source=json.loads(pathlib.Path({0!r}).read_text()), ...)",
+    ".txt": "pass its lines, as in Materializer(source=pathlib.Path({0!r}).read_text().splitlines(), ...)",
+    ".xlsx": "pass its rows, as in Materializer(source=pandas.read_excel({0!r}), ...)",
+    **dict.fromkeys([".h5", ".hdf5"], _OF_HDF5),
     ".npy": "pass its array, as in Materializer(source=numpy.load({0!r}, mmap_mode='r'), ...)",
     ".npz": "pass its arrays, as in Materializer(source=dict(numpy.load({0!r})), ...)",
     ".pkl": "it is never unpickled here; pass its rows, as in Materializer(source=rows, ...)",

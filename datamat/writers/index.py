@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Index", "files_below", "pair_files"]
 
 _BATCH_ROWS = 65_536
+_UNPACKED_BY_ARROW = (".gz", ".bz2", ".lz4", ".zst")  # which it knows by these names
 _LARGEST_NUMBER = 8  # bytes: Python has no float of 16
 
 
@@ -143,9 +144,10 @@ class Index(Rows):
         returns costs no Python object per row.
 
         Args:
-            path: path of a `.csv`, `.tsv` or `.parquet` file; a pyarrow, pandas or polars table; columns by name, each
-                a numpy array (n,) or a list of n values; or, for tables that do not fit in memory, a function without
-                arguments that returns an iterable of such tables, all with the same columns.
+            path: path of a `.parquet`, `.csv` or `.tsv` file, also `.csv.gz` (bz2, lz4, zst); a pyarrow, pandas or
+                polars table; columns by name, each a numpy array (n,) or a list of n values; or, for tables that do
+                not fit in memory, a function without arguments that returns an iterable of such tables, all with the
+                same columns.
             key: name of the column that holds the keys; None takes the column "key" if there is one, else the row
                 numbers.
             split: name of the column that holds the splits; None takes the column "split" if there is one.
@@ -570,16 +572,19 @@ def _file_batches(path: pathlib.Path, text: Sequence[str]) -> Iterator[Any]:
     from pyarrow import csv, parquet
 
     try:
+        ending = path.with_suffix("").suffix if path.suffix in _UNPACKED_BY_ARROW else path.suffix
         if path.suffix == ".parquet":
             with parquet.ParquetFile(path) as file:
                 yield from file.iter_batches(batch_size=_BATCH_ROWS)
-        elif path.suffix in {".csv", ".tsv"}:
-            options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+        elif ending in {".csv", ".tsv"}:
+            options = csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",")
             convert = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
             with csv.open_csv(path, parse_options=options, convert_options=convert) as file:
                 yield from file
         else:
-            raise SourceError(f"{path}: unknown kind of table; want .csv, .tsv or .parquet")
+            raise SourceError(
+                f"{path}: unknown kind of table; want .parquet, .csv or .tsv, or one of these two as .csv.gz"
+            )
     except (OSError, pa.ArrowInvalid) as error:
         raise SourceError(f"{path} cannot be read as a table: {error}") from error
 

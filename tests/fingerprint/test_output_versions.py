@@ -19,12 +19,14 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import types
 
 import numpy as np
 import pytest
 
 from datamat import BBoxes, ClassLabel, Features, Image, IndexRow, Mask, Scalar, ShardOptions, Tensor, Text
 from datamat.directory.rows import write_rows
+from datamat.features import dtype_of
 from datamat.fingerprint import examine, versions_of
 from datamat.formats import Offsets, get_format
 from datamat.plan.pipeline import Pipeline
@@ -65,6 +67,8 @@ FEATURES = Features(
     }
 )
 PLAIN = Features({"caption": Text(), "count": Scalar("int64"), "share": Scalar("float32")})
+
+NARROW = {name: Tensor((None,), name) for name in ("uint8", "int16", "float16", "bfloat16")}
 
 
 class Numbers(DatasetWriter):
@@ -137,14 +141,17 @@ def plan(folder):
     return [parts, store.keys(store.order[:])]
 
 
-def shard(name):
+def shard(name, more=types.MappingProxyType({})):
     def made(folder):
-        shard_format = get_format(name).with_features(PLAIN)
-        records = [PLAIN.encode({"key": f"{n}", "caption": "ab" * n, "count": n, "share": n / 4}) for n in range(50)]
+        features = Features({**PLAIN, **more})
+        shard_format = get_format(name).with_features(features)
+        samples = [{"key": f"{n}", "caption": "ab" * n, "count": n, "share": n / 4} for n in range(50)]
+        numbers = {name: np.arange(9).astype(dtype_of(feature.dtype)) for name, feature in more.items()}
+        records = [features.encode({**sample, **numbers}) for sample in samples]
         parts = []
         for number, some in enumerate((records[:30], records[30:])):
             file = io.BytesIO()
-            writer = shard_format.writer(file, PLAIN.columns)
+            writer = shard_format.writer(file, features.columns)
             for record in some:
                 writer.append(record)
             offsets = writer.finish()
@@ -269,7 +276,7 @@ PARTS = {
     "datamat.codecs": (codecs, ("cv2", "simplejpeg", "zlib")),
     "datamat.features": (features, ("cv2", "zlib")),
     "datamat.formats.arrayrecord": (shard("arrayrecord"), ("array_record",)),
-    "datamat.formats.parquet": (shard("parquet"), ("pyarrow",)),
+    "datamat.formats.parquet": (shard("parquet", NARROW), ("pyarrow",)),
     "datamat.formats.tfrecord": (lambda folder: shard("tfrecord")(folder) + shard("tfrecord.gz")(folder), ("zlib",)),
     "datamat.formats.webdataset": (shard("webdataset"), ()),
     "datamat.plan.pipeline": (pipeline, ("numpy",)),

@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import pathlib
+import re
 import shutil
 import tarfile
 import threading
@@ -140,7 +141,12 @@ def test_path_as_text_in_the_place_of_a_writer_is_a_source(tmp_path, monkeypatch
     ("name", "message"),
     [
         ("x.gz", r"x.gz is compressed, and its name does not say what it holds; name the kind .*'webdataset', 'x.gz'"),
-        ("x.foo.gz", r"nobody knows the extension '.foo.gz'"),
+        ("x.foo.gz", r"x.foo.gz is no dataset .*; unpack it first, with gunzip .*x.foo.gz, and pass what comes out"),
+        ("x.zip", r"unpack it first, with shutil.unpack_archive\('.*x.zip', 'unpacked', 'zip'\), and pass what"),
+        ("x.tar.lz4", r"unpack it first, with lz4 -d .*x.tar.lz4, and pass what comes out"),
+        ("x.csv.gz", r"the writer 'table' reads it, as in Materializer\('table', '.*x.csv.gz', ...\)"),
+        ("x.jsonl.gz", r"pass its rows, as in Materializer\(map\(json.loads, gzip.open\('.*x.jsonl.gz'\)\), ...\)"),
+        ("x.jsonl.zst", r"unpack it first, with unzstd .*x.jsonl.zst"),
         ("x.tar.gz", r"x.tar.gz does not unpack \(gz\): .*; copy or write it again"),
         ("x.tfrecord.gz", r"x.tfrecord.gz does not unpack \(gz\)"),
     ],
@@ -151,6 +157,33 @@ def test_compressed_file_that_is_not_understood_is_named(tmp_path, name, message
 
     with pytest.raises(SourceError, match=message):
         Materializer(source=tmp_path / name, output=tmp_path / "out")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("webdataset", "x.tar.lz4"), ("parquet", "x.parquet.gz")])
+def test_compressed_file_that_its_kind_does_not_unpack_is_named(tmp_path, kind, name):
+    """It was taken for a damaged one."""
+    (tmp_path / name).write_bytes(b"packed")
+
+    with pytest.raises(
+        SourceError, match=rf"{name} is compressed; unpack it first, with (lz4 -d|gunzip) .*{name}, and"
+    ):
+        Materializer(kind, tmp_path / name, tmp_path / "out")
+
+
+def test_lines_that_a_refusal_gives_work(tmp_path):
+    """For rows in a compressed file of JSON, and for texts, arrays and lists of rows."""
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"x": 1}\n{"x": 2}\n'))
+    (tmp_path / "x.json").write_text('[{"x": 1}, {"x": 2}]')
+    (tmp_path / "x.txt").write_text("a\nb\n")
+    for name, field in (("x.jsonl.gz", "x"), ("x.json", "x"), ("x.txt", "x")):
+        with pytest.raises(SourceError) as refused:
+            Materializer(source=tmp_path / name, output=tmp_path / "out")
+        line = re.search(r"as in Materializer\((?:source=)?(.*), \.\.\.\)", str(refused.value))[1]
+
+        rows = eval(line, {"json": json, "gzip": gzip, "pathlib": pathlib})
+        Materializer(source=rows, output=tmp_path / f"out-{name}", workers=ONE).run(progress=False)
+
+        assert [sample[field] for sample in load(tmp_path / f"out-{name}")] in ([1, 2], ["a", "b"])
 
 
 @pytest.mark.parametrize("codec", [*PACKED, "br", "snappy"])
