@@ -266,6 +266,22 @@ def test_size_that_differs_later_is_named(rows, call):
     assert {batch["ids"].shape[1] for batch in padded} == {5, 9}
 
 
+def test_size_of_a_traced_field_that_differs_later_is_named(rows):
+    """TensorFlow said that a number of elements does not match, and nothing of the transform or the field."""
+    data = rows["tfrecord"]
+    late = data.keys()[40]  # not one of the first sixteen
+
+    def traced(sample):
+        return {"ids": tf.zeros(tf.where(sample["key"] == late, 9, 5)), "number": sample["number"]}
+
+    found = data.to_tf(8, transform=traced)
+
+    with pytest.raises(tf.errors.OpError, match=r"transform returned .*'ids.* in sizes that differ within .*pad"):
+        list(found)
+    assert found.element_spec["ids"] == tf.TensorSpec((None, None), tf.float32)
+    assert {batch["ids"].shape[1] for batch in data.to_tf(1, transform=traced)} == {5, 9}
+
+
 def test_value_without_a_tensor_is_named(rows):
     """A dict of a function."""
     with pytest.raises(OptionError, match=r"returns the field 'meta' as dict, .*\(JSON as text\)"):

@@ -1382,7 +1382,8 @@ def _made_by(tf: Any, transform: SampleTransform, source: TfSource, options: Rea
 
 
 def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> Any:
-    ragged = {*ragged_names(source.features)}
+    ragged: set[str] = {*ragged_names(source.features)}
+    alike: set[str] = set()
     if source.is_mapped:
         layouts = _layouts(
             source, source.some_samples(_LOOKED_AT), batches=options.makes_batches, stacks=options.stacks_samples
@@ -1393,7 +1394,8 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
         samples = _samples_repeated(samples, options)
         if options.transform is not None:
             samples = samples.map(options.transform, **_in_parallel(tf, options))
-            ragged |= _varying(tf, before, samples.element_spec, source, options)
+            differing, alike = _varying(tf, before, samples.element_spec, source, options)
+            ragged |= differing
     elif source.num_records:
         layouts = _made_by(tf, options.transform, source, options)
         ragged |= {name for name, one in layouts.items() if one.is_list}
@@ -1403,21 +1405,49 @@ def _batched(tf: Any, samples: Any, source: TfSource, options: ReadOptions) -> A
     if options.batch_size is None:
         return samples
     names = _open_names(tf, samples.element_spec, source.features, ragged)
-    if not names:
+    if not names and not alike:
         return samples.batch(options.batch_size, drop_remainder=options.drop_remainder)
     nesting = source.features.nesting
+    specs = nesting.split(samples.element_spec)
 
-    def each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def changed(sample: Mapping[str, Any]) -> dict[str, Any]:
-            flat = nesting.split(sample)
-            return nesting.join_batch({**flat, **{name: function(flat[name]) for name in names}})
+    # Rows are ragged tensors of one row each: those batch, whatever the length of the row. What was of one size in all
+    # samples that were looked at is batched as flat rows beside its sizes, so that another size is said to be one.
+    def row(sample: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        flat = nesting.split(sample)
+        rows = {name: _row(tf, flat[name]) for name in names}
+        beside = {name: (_row(tf, tf.reshape(flat[name], [-1])), tf.shape(flat[name])) for name in sorted(alike)}
+        return nesting.join_batch({**flat, **rows, **dict.fromkeys(alike, tf.constant(0))}), beside
 
-        return changed
+    def merged(batch: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+        flat = nesting.split(batch)
+        rows = {name: flat[name].merge_dims(0, 1) for name in names}
+        stacks = {name: _of_one_size(tf, name, parts, specs[name].shape) for name, parts in beside.items()}
+        return nesting.join_batch({**flat, **rows, **stacks})
 
-    # A ragged tensor of one row each: those batch, whatever the length of the row.
-    rows = samples.map(_verbatim(tf, each(lambda value: _row(tf, value))))
-    batches = rows.batch(options.batch_size, drop_remainder=options.drop_remainder)
-    return batches.map(_verbatim(tf, each(lambda value: value.merge_dims(0, 1))))
+    rows = samples.map(_verbatim(tf, row))
+    return rows.batch(options.batch_size, drop_remainder=options.drop_remainder).map(_verbatim(tf, merged))
+
+
+def _of_one_size(tf: Any, name: str, parts: tuple[Any, Any], shape: Any) -> Any:
+    """Return the values of a batch as one tensor; the pipeline raises where they differ in size.
+
+    Args:
+        tf: the imported module `tensorflow`.
+        name: name of the field, for the message.
+        parts: the values, each flat, in a ragged tensor (batch_size, 1, None), and the size of each dimension of each,
+            int32 (batch_size, rank).
+        shape: what is known of the shape of one.
+    """
+    values, sizes = parts
+    message = (
+        f"transform returned {name!r} in sizes that differ within a batch, and in one size for the first {_LOOKED_AT} "
+        "samples, by which batches are made; return one size (tf.image.resize, tf.pad), or leave batch_size out, and "
+        "batch with padded_batch or ragged_batch"
+    )
+    check = tf.debugging.Assert(tf.reduce_all(sizes == sizes[:1]), [message, sizes], summarize=64)
+    with tf.control_dependencies([check] if check is not None else []):
+        stack = tf.reshape(values.flat_values, tf.concat([[tf.shape(sizes)[0]], sizes[0]], 0))
+    return tf.ensure_shape(stack, [None, *shape])
 
 
 def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str]) -> list[str]:
@@ -1429,8 +1459,10 @@ def _open_names(tf: Any, spec: Any, features: Features, ragged: Collection[str])
     return [name for name in found if spec[name].shape.rank and not spec[name].shape.is_fully_defined()]
 
 
-def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOptions) -> set[str]:
-    """Return the fields to which a transform that TensorFlow traces gave sizes that differ, as the first samples show.
+def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOptions) -> tuple[set[str], set[str]]:
+    """Return the new fields of open size of a transform that TensorFlow traces: of differing sizes, and of one size.
+
+    The first samples show which they are.
 
     Args:
         tf: the imported module `tensorflow`.
@@ -1440,17 +1472,18 @@ def _varying(tf: Any, before: Any, after: Any, source: TfSource, options: ReadOp
         options: the transform, and how records are read.
     """
     if not isinstance(after, dict) or options.batch_size in (None, 1) or options.service is not None:
-        return set()
+        return set(), set()
     nesting = source.features.nesting
     known, found = nesting.split(before), nesting.split(after)
     every = {*source.features, *known}
     new = [name for name in _open_names(tf, after, source.features, found) if name not in every]
     if not new:
-        return set()
+        return set(), set()
     apart = dataclasses.replace(options, shuffle=False, seeds=None, cache=False, snapshot=None, repeat=False)
     some = _samples(tf, source, apart).map(options.transform).take(_LOOKED_AT)
     shapes = [{name: tuple(nesting.split(sample)[name].shape) for name in new} for sample in some]
-    return {name for name in new if len({one[name] for one in shapes}) > 1}
+    differing = {name for name in new if len({one[name] for one in shapes}) > 1}
+    return differing, {*new} - differing
 
 
 def _row(tf: Any, value: Any) -> Any:
