@@ -12,6 +12,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from datamat.directory.files import (
     WORK,
     commit,
@@ -23,9 +25,9 @@ from datamat.directory.files import (
     regular_path,
 )
 from datamat.directory.index_files import read_index
-from datamat.directory.keys import DATASET_NAME, ShardName
+from datamat.directory.keys import DATASET_NAME, ShardName, key_hash, packed_hashes
 from datamat.directory.ledger import LEDGER_FILE, Ledger, read_ledger
-from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, file_names, index_file
+from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, file_names, index_file, keys_file
 from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
@@ -148,7 +150,12 @@ def _check_keys(sets: Sequence[_Set]) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    keys = [read_index(one.folder, info.file, ["key"]) for one in sets for info in one.manifest.index]
+    keys = [
+        read_index(one.folder, info.file, ["key"])
+        for one in sets
+        for info in one.manifest.index
+        if info.kind == "index"
+    ]
     counted = pa.concat_tables(keys).group_by("key").aggregate([([], "count_all")])
     twice = sorted(counted.filter(pc.greater(counted["count_all"], 1))["key"].to_pylist())
     if twice:
@@ -189,7 +196,7 @@ def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: loggi
                     _bring(one.folder, old, target, new)
         fsync_folder(target)
         (target / INDEX_FOLDER).mkdir(exist_ok=True)
-        index = tuple(_write_index(sets, target, split) for split in splits)
+        index = tuple(info for split in splits for info in _write_index(sets, target, split))
         fsync_folder(target / INDEX_FOLDER)
         _take_samples(sets, ledger, name)
         manifest = _manifest(sets, name, {split: list(itertools.chain(*renamed[split])) for split in splits}, index)
@@ -247,7 +254,7 @@ def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: Shar
                 shutil.copyfileobj(file, copy, 1 << 20)
 
 
-def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> IndexInfo:
+def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list[IndexInfo]:
     """Write the index of a split: the rows of all directories, with the new numbers of their shards."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -269,10 +276,12 @@ def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> Inde
                 f"in one directory, and {field.type} {field.metadata or ''} in another; make one of them again"
             )
     whole = pa.concat_tables(tables, promote_options="default")
-    path = target / index_file(split)
+    path, keys = target / index_file(split), target / keys_file(split)
     with commit(path, through=target / WORK) as file:
         parquet.write_table(whole, file, compression="zstd", row_group_size=_GROUP_ROWS)
-    return IndexInfo.of_file(path)
+    with commit(keys, through=target / WORK) as file:
+        file.write(packed_hashes(np.fromiter(map(key_hash, whole["key"].to_pylist()), np.uint64, len(whole))))
+    return [IndexInfo.of_file(path), IndexInfo.of_file(keys)]
 
 
 def _take_samples(sets: Sequence[_Set], ledger: Ledger, name: str) -> None:
