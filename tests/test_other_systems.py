@@ -72,6 +72,10 @@ SYSTEM, FOLDERS = "darwin", ("/proc", "/dev/shm", "/sys")
 HOOK = """
 import builtins, contextlib, errno, io
 
+with contextlib.suppress(ImportError):
+    import soundfile  # which looks for the library of the system that this pretends to be
+sys.modules.pop("tempfile", None)  # which remembers what `os` had
+
 sysconfig.get_config_vars()
 for module, names in MISSING.items():
     for name in names.split():
@@ -109,8 +113,6 @@ for name in ("open", "listdir", "scandir", "stat", "lstat", "readlink"):
     setattr(os, name, without_folders(getattr(os, name)))
 builtins.open = io.open = without_folders(io.open)
 os.access = access
-with contextlib.suppress(ImportError):
-    import soundfile  # which looks for the library of the system that this pretends to be
 sys.platform = SYSTEM or sys.platform
 """
 
