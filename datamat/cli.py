@@ -320,7 +320,7 @@ def _seconds_of_slurm(environ: Mapping[str, str]) -> float | None:
         left_s = float(environ["SLURM_JOB_END_TIME"]) - time.time()
     except (KeyError, ValueError):
         return None
-    return max(left_s - _ENDS_BEFORE_S, 1.0)
+    return max(left_s - _ENDS_BEFORE_S, 0.0)
 
 
 def _job(name: str) -> Materializer:
