@@ -468,7 +468,7 @@ def test_small_index_that_expands_to_gigabytes_costs_nothing(output, tmp_path):
         parquet.write_table(table, path, compression="zstd", store_schema=False)
         assert path.stat().st_size < 100_000
         with pytest.raises(CorruptDataError, match=message):
-            load(output)["train003"]
+            load(output).keys()
         assert message in str(verify(output))
         with pytest.raises(CorruptDataError, match="rows"):
             read_index(path.parent, path.name)

@@ -1,6 +1,7 @@
-"""COCO's instances: boxes and labels beside each picture, flipped together.
+"""COCO's instances: boxes and labels beside each picture, flipped together; pictures without a box are black.
 
 Prints: 12 pictures, 21 boxes, 0 out of step
+Says: flip gives equal copies of some samples
 """
 
 # %% parameters
