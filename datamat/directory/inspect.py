@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, final
 import numpy as np
 
 from datamat import codecs
+from datamat.directory.display import Table, render_html
 from datamat.directory.files import open_regular, regular_path
 from datamat.directory.manifest import Manifest
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError
@@ -420,6 +421,25 @@ class Inspection:
         if self.fields and self.num_looked_into < self.num_records:
             lines.append(f"fields as in the first {self.num_looked_into:,} records")
         return "\n".join([*lines, *self.records])
+
+    def __repr__(self) -> str:
+        state = "" if self.ok else ", DAMAGED"
+        return f"Inspection({self.path}: {self.format}, {self.num_records:,} records, {len(self.fields)} fields{state})"
+
+    def _repr_html_(self) -> str:
+        facts = [
+            ("path", self.path),
+            ("format", self.format),
+            ("bytes", f"{self.num_bytes:,}"),
+            *((kind or "records", f"{count:,}") for kind, count in self.contents.items()),
+            *([] if self.ok else [("DAMAGED", self.problem)]),
+        ]
+        rows = [
+            [one.name, one.kind, one.num_records, " to ".join(map(str, one.lengths)), one.details]
+            for one in self.fields
+        ]
+        fields = Table(["field", "kind", "records", "values", "details"], rows)
+        return render_html(f"Inspection: {self.num_records:,} records", facts, [fields], self.records)
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import xxhash
 
+from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.files import (
     WORK,
     commit,
@@ -504,6 +505,32 @@ class Manifest:
     def num_bytes(self) -> int:
         """Size of all shards, of all formats."""
         return sum(shard.num_bytes for shard in self.all_files)
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name} {sum(info.num_records for info in infos):,}" for name, infos in self.splits.items())
+        size = f"{len(self.shards):,} shards, {self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
+        return f"Manifest({self.name!r}, {'+'.join(self.by_format)}: {size}: {splits})"
+
+    def _repr_html_(self) -> str:
+        facts = [
+            ("format", ", ".join(self.by_format)),
+            ("size", f"{self.num_bytes / 1e6:,.1f} MB in {len(self.all_files):,} files"),
+            ("seed", self.seed),
+            *((str(name), made) for name, made in self.made_by.items()),
+        ]
+        rows = [
+            [
+                split,
+                len(infos),
+                sum(info.num_rows for info in infos),
+                sum(info.num_failed for info in infos),
+                sum(info.num_dropped for info in infos),
+                sum(info.num_records for info in infos),
+            ]
+            for split, infos in self.splits.items()
+        ]
+        splits = Table(["split", "shards", "rows", "failed", "left out", "records"], rows)
+        return render_html(f"{self.name}: {self.num_records:,} records", facts, [splits, feature_table(self.features)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values."""

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
+from datamat.directory.display import Table, render_html
 from datamat.directory.index_files import (
     SIZE,
     SplitIndex,
@@ -59,6 +60,22 @@ class Provenance:
         sources = ", ".join(self.sources.values()) or f"row {self.row_key!r}"
         place = "which gave no record" if self.position is None else f"record {self.position} of {self.shard}"
         return f"{self.key}: {sources}, {copy}: {place}"
+
+    def __repr__(self) -> str:
+        return f"Provenance({self})"
+
+    def _repr_html_(self) -> str:
+        position = "none: its row gave no record" if self.position is None else self.position
+        facts = [
+            ("row", self.row_key),
+            ("copy", "none: stored as it is" if self.copy is None else self.copy),
+            ("split", self.split),
+            ("shard", self.shard),
+            ("position", position),
+            ("seed", self.seed),
+        ]
+        fields = [*self.sources.items(), *((name, value) for name, value in self.fields.items())]
+        return render_html(f"Provenance of {self.key}", facts, [Table(["source or field", "value"], fields)])
 
 
 def find_provenance(output: pathlib.Path, source: Any, key: str) -> Provenance:

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import html
 import os
 import pathlib
 import re
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
+from datamat.directory.display import render_html
 from datamat.directory.files import expand_home, printable, read_regular, regular_path
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import KeyDigest, key_hash, packed_hashes, row_runs, stored_key
@@ -342,7 +342,8 @@ class VerifyReport:
         return "\n".join([f"{self.path}: {count}:", *(f"  {line}" for line in self.problems)])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        title, *lines = str(self).splitlines()
+        return render_html(title, notes=lines)
 
 
 def verify(path: str | os.PathLike[str], deep: bool = False) -> VerifyReport:

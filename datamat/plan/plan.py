@@ -13,7 +13,6 @@ import bisect
 import dataclasses
 import fnmatch
 import functools
-import html
 import itertools
 import math
 import re
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
+from datamat.directory.display import Table, render_html
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64
 from datamat.errors import OptionError
 
@@ -263,17 +263,19 @@ class Plan:
                 rows[-1].append(" or ".join(f"{number:,}" for number in found))
         return rows
 
+    @property
+    def _title(self) -> str:
+        return f"Plan of {self.name!r}: {len(self.shards)} shards, {self.num_records:,} records"
+
     def __repr__(self) -> str:
         table = self._table()
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([f"Plan of {self.name!r}: {len(self.shards)} shards, {self.num_records:,} records", *lines])
+        return "\n".join([self._title, *lines])
 
     def _repr_html_(self) -> str:
-        head, *body = [[html.escape(cell) for cell in row] for row in self._table()]
-        rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
-        title = f"Plan of <b>{html.escape(self.name)}</b>: {len(self.shards)} shards, {self.num_records:,} records"
-        return f"<table><caption>{title}</caption><tr><th>{'</th><th>'.join(head)}</th></tr>{''.join(rows)}</table>"
+        head, *rows = self._table()
+        return render_html(self._title, tables=[Table(head, rows)])
 
 
 class SplitTerms(NamedTuple):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 import xxhash
 
+from datamat.directory.display import feature_table, render_html
 from datamat.directory.files import expand_home
 from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.remote import RemotePath, is_url, without_secrets
@@ -663,6 +664,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"ShardedDataset({self._title}, {len(self):,} records, {self.features!r})"
+
+    def _repr_html_(self) -> str:
+        facts: list[tuple[str, Any]] = []
+        for part in self._records.parts:
+            formats = ", ".join(part.manifest.by_format)
+            facts += [("directory", part.path), ("split", part.split or "all"), ("format", formats)]
+        return render_html(f"ShardedDataset: {len(self):,} records", facts, [feature_table(self.features)])
 
     @property
     def _title(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import html
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datamat.directory.display import render_html
 from datamat.directory.rows import RowStore
 from datamat.errors import OptionError, SampleError
 from datamat.parallel.worker import peak_rss_bytes
@@ -439,5 +439,10 @@ class Estimate:
         return "\n".join([f"Estimate from {self.num_samples} samples:", *lines])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in self._lines())
-        return f"<table><caption>Estimate from {self.num_samples} samples</caption>{rows}</table>"
+        return render_html(f"Estimate from {self.num_samples} samples", self._lines())
+
+    def __repr__(self) -> str:
+        return (
+            f"Estimate({self.num_rows:,} rows with {self.num_workers} workers: {self.seconds:,.1f} s, "
+            f"{self.num_bytes / 1e6:,.1f} MB, {self.worker_bytes / 1e6:,.0f} MB of memory per worker)"
+        )

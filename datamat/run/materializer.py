@@ -16,10 +16,11 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any, Literal
 
+from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.provenance import find_provenance
-from datamat.directory.remote import is_url
+from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.rows import links_followed
 from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
@@ -37,6 +38,7 @@ from datamat.parallel.byvalue import run_top_level_once
 from datamat.plan.changes import find_changes
 from datamat.plan.job import Job, checked_version, resolve_formats
 from datamat.plan.pipeline import Pipeline
+from datamat.run.dispatch import count_workers
 from datamat.run.estimate import estimate
 from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
 from datamat.run.repair import end_repair, prepare_repair, set_aside
@@ -189,6 +191,39 @@ class Materializer:
             follow_links=follow_links,
         )
         self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
+
+    def __repr__(self) -> str:
+        return f"Materializer({self.job.writer_name!r}, {self._source_text!r}, {str(self.job.place)!r})"
+
+    def _repr_html_(self) -> str:
+        job = self.job
+        transform = job.records.pipeline.augmenter.transform if job.records.pipeline is not None else None
+        facts = [
+            ("writer", job.writer_name),
+            ("source", self._source_text),
+            ("output", job.place),
+            ("format", ", ".join(made.name for made in job.formats)),
+            ("copies", job.copies),
+            ("transform", "none" if transform is None else shorten(str(transform))),
+            ("seed", job.seed),
+            ("workers", count_workers(job) if job.executor is None else type(job.executor).__name__),
+            ("bad samples", job.errors.action),
+        ]
+        if job.include or job.exclude:
+            facts.append(("shards", f"include={job.include}, exclude={job.exclude}"))
+        try:
+            tables = [feature_table(job.records.features)]
+        except OptionError:  # of `materialize`, before they are inferred
+            tables = []
+        return render_html(f"Materializer of {job.name!r}", facts, tables)
+
+    @property
+    def _source_text(self) -> str:
+        """The path or URL of the source, without secrets; of anything else its class."""
+        source = self.job.source
+        if isinstance(source, (str, os.PathLike)):
+            return without_secrets(os.fspath(source))
+        return "none" if source is None else type(source).__qualname__
 
     @property
     def writer(self) -> DatasetWriter:

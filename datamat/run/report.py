@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import html
 import os
 import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from datamat.directory.display import render_html
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.errors import IncompleteRunError, OutputError, SampleError
 from datamat.options import Remedies
@@ -163,6 +163,7 @@ class PartDone(RunEvent):
         num_records: records that the others gave.
         num_bytes: size of these records in all formats.
         busy_s: processor time that the worker spent on the part.
+        elapsed_s: wall time that it spent on it.
         is_resumed: whether an earlier run did the part, and this one takes it over.
         is_repeated: whether an engine made the call again after another worker had completed the part, which stays.
     """
@@ -179,6 +180,7 @@ class PartDone(RunEvent):
     busy_s: float
     is_resumed: bool
     is_repeated: bool = False
+    elapsed_s: float = 0.0
 
     @classmethod
     def of(cls, receipt: Receipt, *, is_resumed: bool) -> PartDone:
@@ -193,6 +195,7 @@ class PartDone(RunEvent):
             num_records=receipt.num_records,
             num_bytes=receipt.num_bytes,
             busy_s=receipt.busy_s,
+            elapsed_s=receipt.elapsed_s,
             is_resumed=is_resumed,
             is_repeated=receipt.is_repeated,
         )
@@ -770,7 +773,7 @@ class RunTally(RunHook):
         self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
         self._num_written = 0
         self._num_resumed = self._num_repeated = 0
-        self._busy_s = 0.0
+        self._busy_s = self._at_work_s = 0.0
 
     def on_plan(self, event: PlanMade) -> None:
         """Note how much there is to do."""
@@ -791,6 +794,7 @@ class RunTally(RunHook):
             self._num_written += 1
             self._num_repeated += event.is_repeated
             self._busy_s += event.busy_s
+            self._at_work_s += event.elapsed_s
 
     def on_part_damaged(self, event: PartDamaged) -> None:
         """Forget parts that are no longer there."""
@@ -841,6 +845,7 @@ class RunTally(RunHook):
             num_parts_repeated=self._num_repeated,
             elapsed_s=time.perf_counter() - self._began,
             busy_s=self._busy_s,
+            at_work_s=self._at_work_s,
             num_workers=self._num_workers,
             start_method=self._start_method,
             engine=self._engine,
@@ -960,6 +965,7 @@ class RunReport:
         num_parts_written, num_parts_resumed: number of parts made by this run, and taken over from an interrupted one.
         elapsed_s: wall time of the run, in seconds.
         busy_s: processor time of all workers for parts, in seconds.
+        at_work_s: wall time of all workers for parts, in seconds.
         num_workers: number of datamat's own worker processes; 0 where there was nothing to do, or an `executor` did it.
         start_method: start method of the workers, and why it was chosen.
         engine: name of the engine that did the work, such as "Dask at tcp://10.0.0.7:8786"; "" for datamat's own
@@ -988,6 +994,7 @@ class RunReport:
     elapsed_s: float
     busy_s: float
     num_workers: int
+    at_work_s: float = 0.0
     start_method: str = ""
     engine: str = ""
     num_failed: int = 0
@@ -1005,9 +1012,10 @@ class RunReport:
         return not self.stopped and self.num_shards_written == 0 and self.num_parts_written == 0
 
     @property
-    def speedup(self) -> float:
-        """How much faster than one core doing the same work and nothing else: busy time / elapsed time."""
-        return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
+    def busy_share(self) -> float:
+        """Share of the run in which its workers were at a part, 0 to 1; 0 where an `executor` did the work."""
+        whole_s = self.elapsed_s * self.num_workers
+        return min(self.at_work_s / whole_s, 1.0) if whole_s else 0.0
 
     def raise_if_incomplete(self) -> RunReport:
         """Raise if the run stopped before the whole plan was finished; return the report otherwise.
@@ -1035,6 +1043,19 @@ class RunReport:
             )
         if self.did_nothing:
             return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
+        resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
+        reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
+        reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
+        busy = f" ({self.busy_share:.0%} busy)" if self.num_workers and self.num_parts_written else ""
+        return (
+            f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
+            f"{resumed}{reused}"
+        )
+
+    @property
+    def _state(self) -> str:
+        if self.did_nothing:
+            return "nothing to do, up to date"
         state = "complete"
         if not self.is_complete:
             state = f"finished as far as include/exclude say, {self.remedies.again} without them makes the rest"
@@ -1046,16 +1067,29 @@ class RunReport:
             )
         if self.num_shards_held:
             state += f"; {self.num_shards_held} new shards wait in .datamat until all that replace others are finished"
-        resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
-        reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
-        reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
-        workers = f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+        return state
+
+    @property
+    def _workers(self) -> str:
         if self.num_parts_written and not self.num_workers:
-            workers = self.engine or "the executor given"
-        return (
-            f"{self.output}: {state}: {size} in {self.elapsed_s:.2f} s with {workers} "
-            f"({self.speedup:.2f}x one core){resumed}{reused}"
-        )
+            return self.engine or "the executor given"
+        return f"{self.num_workers} worker{'s' if self.num_workers != 1 else ''}"
+
+    def __repr__(self) -> str:
+        return f"RunReport({self})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(str(self))}</p>"
+        facts = [
+            ("output", self.output),
+            ("state", self._state),
+            ("records", f"{self.num_records:,}, {self.num_bytes / 1e6:,.1f} MB"),
+            ("rows", f"{self.num_rows:,} of {self.num_rows_planned:,}"),
+            ("failed", f"{self.num_failed:,}"),
+            ("left out", describe_dropped(self.num_dropped, self.num_dropped_records) or "0"),
+            ("shards", f"{self.num_shards_written:,} written, {self.num_shards_reused:,} reused"),
+            ("parts", f"{self.num_parts_written:,} written, {self.num_parts_resumed:,} resumed"),
+            ("time", f"{self.elapsed_s:,.1f} s with {self._workers}"),
+        ]
+        if self.num_workers and not self.did_nothing:
+            facts.append(("workers busy", f"{self.busy_share:.0%}"))
+        return render_html("RunReport", facts)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import html
 import pathlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from datamat.directory.display import Table, render_html
 from datamat.directory.files import WORK, lock_holder, printable, read_json
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, read_ledger
 from datamat.directory.manifest import Manifest, is_being_replaced
@@ -113,8 +113,17 @@ class Status:
             lines.append(f"  {printable(self.note)}")
         return "\n".join([*lines, *self._prospect()])
 
+    def __repr__(self) -> str:
+        return f"Status({self.output}: {self._headline()})"
+
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        done = self.done
+        facts: list[tuple[str, Any]] = [("output", self.output), ("state", self._headline())]
+        if self.num_rows is not None:
+            facts.append(("rows", f"{done.num_rows:,} of {self.num_rows:,}"))
+            facts.append(("shards", f"{done.num_shards:,} of {self.num_shards:,}"))
+        last = Table(["last run"], [[printable(line)] for line in self._story()])
+        return render_html("Status", facts, [last], filter(None, [printable(self.note), *self._prospect()]))
 
     def _headline(self) -> str:
         done = self.done

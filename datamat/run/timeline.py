@@ -1,0 +1,497 @@
+"""The timeline of a run: which worker was at which part, what each stage took, and what limits the run.
+
+    a worker: StageClock ── PartTrace, in its receipt ──> Timeline, in the report ──> a page, a trace for Perfetto
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import dataclasses
+import html
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datamat import codecs
+from datamat.directory.provenance import find_provenance
+from datamat.errors import DatamatError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+__all__ = ["FailedSample", "PartTrace", "Timeline", "Totals", "find_pictures", "render_page"]
+
+STAGES = ("read", "decode", "transform", "encode", "write")
+"""Stages in their order; "read" is all that is none of the others."""
+_REMEDIES = {
+    "read": "reading the samples (`read` of the writer): read less of each file, decode at the size that is stored, or "
+    "hand over the bytes of files that need no change",
+    "decode": "decoding pictures for the transform: store smaller pictures, or source files that decode faster",
+    "transform": "the transform: crop before costly steps, or draw fewer copies",
+    "encode": "encoding: JPEG in place of PNG where its loss is no matter, or the bytes of files that need no change",
+    "write": "writing shards: an uncompressed format, or a faster disk for the output",
+}
+_LEAST_AT_WORK, _LEAST_BUSY = 0.6, 0.5
+_MOST_PARTS = 20_000  # of which a run remembers when and where they were made: 10 MB
+_MOST_SLOW = 10
+_MOST_FAILED, _MOST_PICTURES = 200, 24
+_THUMBNAIL = 128
+_MOST_PIXELS = 1 << 26
+_US = 1e6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartTrace:
+    """When and where a part was made, and what took how long.
+
+    Attributes:
+        shard: name of the shard.
+        part: number of the part in its shard.
+        worker: host and process that made it, as "host:pid".
+        began_at: when that began, in seconds since 1970 by the clock of that host.
+        elapsed_s: wall time that it took, in seconds.
+        busy_s: processor time that it took, in seconds.
+        num_records: number of its records.
+        num_bytes: size of its records in all formats.
+        peak_bytes: highest resident memory that the worker has had so far.
+        stages: seconds of each stage: "read", "decode", "transform", "encode", "write".
+        slowest: keys of the rows that took longest, with their seconds; rows that are made many at once are left out.
+    """
+
+    shard: str
+    part: int
+    worker: str
+    began_at: float
+    elapsed_s: float
+    busy_s: float
+    num_records: int
+    num_bytes: int
+    peak_bytes: int
+    stages: Mapping[str, float]
+    slowest: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def ended_at(self) -> float:
+        """When it was done."""
+        return self.began_at + self.elapsed_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FailedSample:
+    """A sample that the run did without.
+
+    Attributes:
+        key: key of its row.
+        error: name of the exception's class.
+        message: what went wrong.
+        action: response of the run: "skip", "quarantine" or "raise".
+    """
+
+    key: str
+    error: str
+    message: str
+    action: str
+
+
+class Totals:
+    """Sums over the parts that a run has made so far."""
+
+    def __init__(self) -> None:
+        self.stages: collections.Counter[str] = collections.Counter()
+        self.busy_s = self.at_work_s = 0.0
+        self._began_at, self._ended_at = float("inf"), 0.0
+
+    def add(self, trace: PartTrace) -> None:
+        """Add a part."""
+        self.stages.update(trace.stages)
+        self.busy_s += trace.busy_s
+        self.at_work_s += trace.elapsed_s
+        self._began_at = min(self._began_at, trace.began_at)
+        self._ended_at = max(self._ended_at, trace.ended_at)
+
+    def limit(self, num_workers: int) -> tuple[str, str]:
+        """Return what limits the run, in a word and in a sentence that says what to change; "" where nothing is known.
+
+        Args:
+            num_workers: number of workers; 0 where it is not known.
+        """
+        if not self.at_work_s:
+            return "", ""
+        whole_s = (self._ended_at - self._began_at) * num_workers
+        if whole_s and self.at_work_s < _LEAST_AT_WORK * whole_s:
+            return "too few parts", (
+                f"The {num_workers} workers were at a part {self.at_work_s / whole_s:.0%} of the time: there were too "
+                "few parts to keep them busy; fewer workers would take as long, `WorkerOptions(num_workers=...)`."
+            )
+        if self.busy_s < _LEAST_BUSY * self.at_work_s:
+            return "waiting", (
+                f"Workers waited, for the disk, the network or a processor that others use, "
+                f"{1 - self.busy_s / self.at_work_s:.0%} of their time: copy the source to a faster disk, or take more "
+                "workers than cores, `WorkerOptions(num_workers=...)`."
+            )
+        stage, seconds = max(self.stages.items(), key=lambda item: item[1])
+        share = seconds / max(sum(self.stages.values()), 1e-9)
+        return stage, f"{share:.0%} of the work is {_REMEDIES[stage]}; or take more cores."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What a run did when.
+
+    Attributes:
+        began_at: when the run began, in seconds since 1970.
+        elapsed_s: wall time of the run, in seconds.
+        num_workers: number of datamat's own workers; 0 where an `executor` did the work.
+        parts: the parts that the run made, in the order in which they were done; of very many the first.
+        failed: samples that the run did without; of very many the first.
+        limit: what limited the run, in a word: a stage, "waiting" or "too few parts"; "" where nothing is known.
+        advice: the same in a sentence, with what to change.
+    """
+
+    began_at: float = 0.0
+    elapsed_s: float = 0.0
+    num_workers: int = 0
+    parts: tuple[PartTrace, ...] = ()
+    failed: tuple[FailedSample, ...] = ()
+    limit: str = ""
+    advice: str = ""
+
+    @property
+    def workers(self) -> dict[str, list[PartTrace]]:
+        """The parts of each worker, in order of time."""
+        found: dict[str, list[PartTrace]] = {}
+        for part in sorted(self.parts, key=lambda part: part.began_at):
+            found.setdefault(part.worker, []).append(part)
+        return found
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of all parts by stage, in the order of the stages."""
+        return {stage: sum(part.stages.get(stage, 0.0) for part in self.parts) for stage in STAGES}
+
+    @property
+    def slowest(self) -> list[tuple[str, float]]:
+        """Keys and seconds of the rows that took longest."""
+        return sorted((row for part in self.parts for row in part.slowest), key=lambda row: (-row[1], row[0]))[
+            :_MOST_SLOW
+        ]
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the timeline as JSON values in Chrome's Trace Event Format, which ui.perfetto.dev opens.
+
+        The stages of a part stand one after another, although they alternate from sample to sample.
+        """
+        events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "datamat"}}]
+        for number, (worker, parts) in enumerate(self.workers.items(), 1):
+            lane: dict[str, Any] = {"pid": 1, "tid": number}
+            name = f"worker {number} ({worker})"
+            events.append({"ph": "M", "name": "thread_name", **lane, "args": {"name": name}})
+            for part in parts:
+                at = (part.began_at - self.began_at) * _US
+                memory = {"MB": round(part.peak_bytes / 1e6, 1)}
+                about = {
+                    "records": part.num_records,
+                    "bytes": part.num_bytes,
+                    "processor_s": round(part.busy_s, 6),
+                    "slowest": {key: round(seconds, 6) for key, seconds in part.slowest},
+                }
+                span = {"ph": "X", "ts": round(at, 3), "dur": round(part.elapsed_s * _US, 3), **lane}
+                events.append({"name": f"{part.shard} part {part.part}", "cat": "part", **span, "args": about})
+                for stage, begin, seconds in _stages_of(part):
+                    place = {"ts": round(at + begin * _US, 3), "dur": round(seconds * _US, 3)}
+                    events.append({"ph": "X", "name": stage, "cat": "stage", **place, **lane})
+                end = round(at + part.elapsed_s * _US, 3)
+                events.append({"ph": "C", "name": f"peak memory of {name}", "ts": end, "pid": 1, "args": memory})
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+class TimelineBuilder:
+    """Puts the timeline together while the run goes on.
+
+    Args:
+        began_at: when the run began, in seconds since 1970.
+    """
+
+    def __init__(self, began_at: float) -> None:
+        self.totals = Totals()
+        self._began_at = began_at
+        self._parts: list[PartTrace] = []
+        self._failed: list[FailedSample] = []
+
+    def add(self, trace: PartTrace) -> None:
+        """Add a part."""
+        self.totals.add(trace)
+        if len(self._parts) < _MOST_PARTS:
+            self._parts.append(trace)
+
+    def add_failed(self, sample: FailedSample) -> None:
+        """Add a sample that failed."""
+        if len(self._failed) < _MOST_FAILED:
+            self._failed.append(sample)
+
+    def timeline(self, *, elapsed_s: float, num_workers: int) -> Timeline:
+        """Return the timeline as it is now."""
+        limit, advice = self.totals.limit(num_workers)
+        return Timeline(
+            began_at=self._began_at,
+            elapsed_s=elapsed_s,
+            num_workers=num_workers,
+            parts=tuple(self._parts),
+            failed=tuple(self._failed),
+            limit=limit,
+            advice=advice,
+        )
+
+
+def _stages_of(part: PartTrace) -> list[tuple[str, float, float]]:
+    """Return the stages of a part, with begin and length in seconds, as if one came after another."""
+    found, begin = [], 0.0
+    for stage in STAGES:
+        seconds = part.stages.get(stage, 0.0)
+        if seconds > 0:
+            found.append((stage, begin, seconds))
+            begin += seconds
+    return found
+
+
+# ---------------------------------------------------------------- the page
+#
+# One file without scripts: SVG drawn in coordinates of 0 to 1,000. Bars that would be narrower than half a unit are
+# drawn together, so that the page of a long run is no larger than that of a short one.
+
+
+_WIDTH = 1000.0
+_LANE, _LANE_GAP = 22, 6
+_CHART = 90
+_NUM_STEPS = 100
+_COLOURS = {"read": "#0072b2", "decode": "#56b4e9", "transform": "#e69f00", "encode": "#009e73", "write": "#cc79a7"}
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1c; --faint: #767676; --line: #d8d8d8; --box: #f5f5f5 }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #161616; --ink: #e8e8e8; --faint: #9a9a9a; --line: #3a3a3a; --box: #222 }
+}
+body { background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, "Noto Sans KR", sans-serif;
+  max-width: 1100px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.4em; overflow-wrap: anywhere } h2 { font-size: 1.1em; margin: 1.8em 0 .5em }
+.advice { background: var(--box); border-left: 4px solid #e69f00; padding: .6em 1em }
+table { border-collapse: collapse } td, th { text-align: left; padding: 2px 1.5em 2px 0; vertical-align: top;
+  overflow-wrap: anywhere }
+td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+svg { width: 100%; display: block; background: var(--box) } svg text { fill: var(--ink); font-size: 12px }
+.faint { color: var(--faint) } i.key { display: inline-block; width: .9em; height: .9em; margin: 0 .3em 0 1em }
+.cards { display: flex; flex-wrap: wrap; gap: 12px } .cards div { width: 160px; overflow-wrap: anywhere }
+.cards img { max-width: 100%; display: block }
+"""
+
+
+def render_page(
+    title: str, facts: Iterable[tuple[str, str]], timeline: Timeline, pictures: Mapping[str, bytes]
+) -> str:
+    """Return the page of a run, as HTML that needs no other file.
+
+    Args:
+        title: first line.
+        facts: names with their values, for the table at the top.
+        timeline: what the run did when.
+        pictures: PNG images of samples that failed, by key.
+    """
+    sections = [
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="advice">{html.escape(timeline.advice)}</p>' if timeline.advice else "",
+        _table([[name, value] for name, value in facts]),
+    ]
+    if timeline.parts:
+        sections += [
+            "<h2>Workers</h2>",
+            _legend(),
+            _lanes(timeline),
+            "<h2>Records per second</h2>",
+            _chart(_throughput(timeline), _span(timeline), "{:,.0f}"),
+            "<h2>Peak memory of the largest worker, MB</h2>",
+            _chart(_memory(timeline), _span(timeline), "{:,.0f}"),
+            "<h2>Stages</h2>",
+            _stage_table(timeline),
+        ]
+    if timeline.slowest:
+        rows = [[key, _Number(f"{seconds * 1e3:,.1f} ms")] for key, seconds in timeline.slowest]
+        sections += ["<h2>Slowest samples</h2>", _table(rows)]
+    if timeline.failed:
+        sections += ["<h2>Samples that failed</h2>", _cards(timeline.failed, pictures)]
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    body = "\n".join(section for section in sections if section)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+class _Number(str):
+    """A cell that is set to the right."""
+
+    __slots__ = ()
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    def cell(text: str) -> str:
+        kind = ' class="n"' if isinstance(text, _Number) else ""
+        return f"<td{kind}>{html.escape(text)}</td>"
+
+    return f"<table>{''.join('<tr>' + ''.join(map(cell, row)) + '</tr>' for row in rows)}</table>"
+
+
+def _legend() -> str:
+    keys = "".join(f'<i class="key" style="background:{colour}"></i>{name}' for name, colour in _COLOURS.items())
+    return f'<p class="faint">One lane per worker, one bar per part; the stages of a part side by side:{keys}</p>'
+
+
+def _span(timeline: Timeline) -> float:
+    ends = [part.ended_at - timeline.began_at for part in timeline.parts]
+    return max([timeline.elapsed_s, *ends, 1e-6])
+
+
+def _lanes(timeline: Timeline) -> str:
+    span, drawn = _span(timeline), []
+    workers = timeline.workers
+    for number, parts in enumerate(workers.values()):
+        top = number * (_LANE + _LANE_GAP) + _LANE_GAP
+        share = sum(part.elapsed_s for part in parts) / span
+        drawn += [_bar(group, timeline.began_at, span, top) for group in _groups(parts, span)]
+        label = f"worker {number + 1}: {share:.0%} busy, {len(parts):,} parts"
+        drawn.append(f'<text x="4" y="{top + _LANE - 7}" paint-order="stroke" stroke="var(--box)">{label}</text>')
+    height = len(workers) * (_LANE + _LANE_GAP) + _LANE_GAP
+    return _svg("".join(drawn), height) + _axis(span)
+
+
+def _groups(parts: Sequence[PartTrace], span: float) -> list[list[PartTrace]]:
+    """Return parts that follow one another, those together that are too short to be seen alone."""
+    least, groups = span / _WIDTH / 2, list[list[PartTrace]]()
+    for part in parts:
+        group = groups[-1] if groups else []
+        if group and part.ended_at - group[0].began_at < least:
+            group.append(part)
+        else:
+            groups.append([part])
+    return groups
+
+
+def _bar(group: Sequence[PartTrace], began_at: float, span: float, top: float) -> str:
+    left = (group[0].began_at - began_at) / span * _WIDTH
+    width = max((group[-1].ended_at - group[0].began_at) / span * _WIDTH, 0.5)
+    first = group[0]
+    name = f"{first.shard} part {first.part}" if len(group) == 1 else f"{len(group)} parts from {first.shard}"
+    seconds = {stage: sum(part.stages.get(stage, 0.0) for part in group) for stage in STAGES}
+    whole = sum(seconds.values()) or 1.0
+    told = [f"{name}: {sum(part.num_records for part in group):,} records"]
+    told += [f"{stage} {value:.3f} s" for stage, value in seconds.items() if value]
+    pieces, x = [f"<title>{html.escape(chr(10).join(told))}</title>"], left
+    for stage, value in seconds.items():
+        wide = width * value / whole
+        if wide:
+            pieces.append(_rect(x, top, wide, _LANE, _COLOURS[stage]))
+        x += wide
+    edge = f'<path d="M{left:.2f} {top}v{_LANE}" stroke="var(--box)"/>' if width > 2 else ""
+    return f"<g>{''.join(pieces)}{edge}</g>"
+
+
+def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{colour}"/>'
+
+
+def _svg(inner: str, height: float) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img">{inner}</svg>'
+
+
+def _axis(span: float) -> str:
+    labels = "".join(
+        f'<text x="{min(max(_WIDTH * tick / 4, 2), _WIDTH - 2):.0f}" y="12" '
+        f'text-anchor="{("start", "middle", "middle", "middle", "end")[tick]}">{span * tick / 4:,.1f} s</text>'
+        for tick in range(5)
+    )
+    return _svg(labels, 16)
+
+
+def _throughput(timeline: Timeline) -> np.ndarray:
+    """Return records per second in each step, float64 (steps,): those of a part are spread over its time."""
+    span = _span(timeline)
+    edges = np.linspace(0, span, _NUM_STEPS + 1)
+    found = np.zeros(_NUM_STEPS)
+    for part in timeline.parts:
+        begin, end = part.began_at - timeline.began_at, max(part.ended_at - timeline.began_at, 1e-9)
+        overlap = np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin), 0, None)
+        found += part.num_records * overlap / max(end - begin, 1e-9)
+    return found / (span / _NUM_STEPS)
+
+
+def _memory(timeline: Timeline) -> np.ndarray:
+    """Return the memory of the largest worker at the end of each step in MB, float64 (steps,)."""
+    span, found = _span(timeline), np.zeros(_NUM_STEPS)
+    for part in timeline.parts:
+        first = min(max(int((part.began_at - timeline.began_at) / span * _NUM_STEPS), 0), _NUM_STEPS - 1)
+        last = min(max(int((part.ended_at - timeline.began_at) / span * _NUM_STEPS), 0), _NUM_STEPS - 1)
+        found[first : last + 1] = np.maximum(found[first : last + 1], part.peak_bytes / 1e6)
+    return found
+
+
+def _chart(values: np.ndarray, span: float, number: str) -> str:
+    most = float(values.max()) or 1.0
+    step = _WIDTH / len(values)
+    tops = _CHART - values / most * (_CHART - 18)
+    line = "".join(f"L{x * step:.1f} {y:.1f}H{(x + 1) * step:.1f}" for x, y in enumerate(tops.tolist()))
+    area = f'<path d="M0 {_CHART}{line}V{_CHART}Z" fill="#0072b2" fill-opacity=".35" stroke="#0072b2"/>'
+    return _svg(f'{area}<text x="4" y="13">{number.format(most)} at most</text>', _CHART) + _axis(span)
+
+
+def _stage_table(timeline: Timeline) -> str:
+    stages = timeline.stages
+    whole = sum(stages.values()) or 1.0
+    rows = [
+        [name, _Number(f"{seconds:,.2f} s"), _Number(f"{seconds / whole:.0%}")] for name, seconds in stages.items()
+    ]
+    return _table(rows)
+
+
+def _cards(failed: Sequence[FailedSample], pictures: Mapping[str, bytes]) -> str:
+    cards = []
+    for sample in failed:
+        image = ""
+        if sample.key in pictures:
+            data = base64.b64encode(pictures[sample.key]).decode()
+            image = f'<img alt="{html.escape(sample.key)}" src="data:image/png;base64,{data}">'
+        text = f"{sample.error}: {sample.message}"
+        cards.append(
+            f"<div>{image}<b>{html.escape(sample.key)}</b><br>{html.escape(text[:400])} "
+            f'<span class="faint">({html.escape(sample.action)})</span></div>'
+        )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def find_pictures(output: pathlib.Path, source: Any, failed: Sequence[FailedSample]) -> dict[str, bytes]:
+    """Return small PNG images of the samples that failed, by key, as far as an input file of theirs is a picture.
+
+    Args:
+        output: the finished directory, whose index names the input files.
+        source: source of the run.
+        failed: the samples; the first few get pictures.
+    """
+    found = {}
+    for sample in failed[:_MOST_PICTURES]:
+        with contextlib.suppress(DatamatError, OSError):
+            for path in find_provenance(output, source, sample.key).sources.values():
+                with contextlib.suppress(DatamatError, OSError):
+                    found[sample.key] = _thumbnail(codecs.read_file(path))
+                    break
+    return found
+
+
+def _thumbnail(data: bytes) -> bytes:
+    codecs.probe(data, max_pixels=_MOST_PIXELS)
+    image = codecs.decode_image(data, channels=3)
+    step = max(1, -(-max(image.shape[:2]) // _THUMBNAIL))
+    return codecs.encode_png(np.ascontiguousarray(image[::step, ::step]))
+
+
+def chrome_json(timeline: Timeline) -> str:
+    """Return the text of a file for ui.perfetto.dev."""
+    return json.dumps(timeline.chrome_trace())
