@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
@@ -71,6 +72,28 @@ _GIVES_EQUAL_COPIES = (
     "gives equal copies of some samples, also when they are drawn again; ask for fewer copies, or add a transform that "
     "differs from copy to copy"
 )
+
+
+class StageClock:
+    """Adds up what the stages of a part take in this process: two readings of a clock for each sample and stage."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def add(self, stage: str, begun: float) -> float:
+        """Add the time since `begun`, by `time.perf_counter`, to a stage; return the time now."""
+        now = time.perf_counter()
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + now - begun
+        return now
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each stage since the last call."""
+        found, self._seconds = self._seconds, {}
+        return found
+
+
+stage_clock = StageClock()
+"""The clock of this process, which makes one part at a time."""
 
 
 class RecordSource(Protocol):
@@ -281,8 +304,11 @@ class Pipeline:
         names = tuple(features.as_declared)
         if any(len(sample) != len(names) for sample in samples):
             return None
+        begun = time.perf_counter()
         with contextlib.suppress(Exception):  # encoded alone, each shows whether it is to blame
-            return features.encode_block({name: [sample[name] for sample in samples] for name in names})
+            block = features.encode_block({name: [sample[name] for sample in samples] for name in names})
+            stage_clock.add("encode", begun)
+            return block
         return None
 
     @property
@@ -306,7 +332,9 @@ class Pipeline:
         before = GlobalState.take()
         try:
             found = self.writer.read_block(keys, fields)
+            begun = time.perf_counter()
             block = None if found is None else self.writer.features.encode_block({**found, "key": keys})
+            stage_clock.add("encode", begun)
         except OutputError:
             raise
         except Exception as error:
@@ -446,7 +474,9 @@ class Pipeline:
 
     def _kept(self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int) -> Iterator[tuple[str, _Made]]:
         for number, sample in enumerate(samples):
+            begun = time.perf_counter()
             made = sample if isinstance(sample, Skip) else self.writer.features.encode(sample)
+            stage_clock.add("encode", begun)
             names = RecordNames(copies, augmented=False).of(row.key)
             if len(samples) > 1:
                 names = [RecordKey.format(row.key, copy, number) for copy in range(copies)]
@@ -483,7 +513,9 @@ class Pipeline:
         if isinstance(sample, Skip):
             yield from ((copy, [sample]) for copy in range(copies))
             return
+        begun = time.perf_counter()
         decoded = self.writer.features.prepare(sample)  # once, for all copies
+        stage_clock.add("decode", begun)
         earlier: set[tuple[object, ...]] = set()
         attempts = _MOST_ATTEMPTS
         for copy in range(copies):
@@ -543,15 +575,20 @@ class Pipeline:
         """
         if streams is None:
             streams = self.augmenter.seeded_streams(key, copy, self.seed, attempt)
+        begun = time.perf_counter()
         for result in self.augmenter.stream(decoded, streams):
+            begun = stage_clock.add("transform", begun)
             if isinstance(result, Skip):
                 yield result
+                begun = time.perf_counter()
                 continue
             columns = self.writer.features.encode({**result, "key": key})
             if digests is not None:
                 digests.append(_digest_of(columns))
+            stage_clock.add("encode", begun)
             # The next sample may use the same arrays.
             yield {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+            begun = time.perf_counter()
 
 
 def _numbered(records: Iterable[_Made], key: str, copy: int) -> Iterator[tuple[str, _Made]]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import FilePart
     from datamat.plan.plan import PartSpec
+    from datamat.run.timeline import PartTrace
 
 
 __all__ = [
@@ -174,6 +175,7 @@ class Receipt:
         sealed: the complete shard, where this part was the last that it lacked; not stored on disk.
         is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
             disk.
+        trace: when and where it was made; not stored on disk.
     """
 
     shard: str
@@ -196,6 +198,7 @@ class Receipt:
     remarks: tuple[str, ...] = ()
     sealed: Sealed | None = None
     is_repeated: bool = False
+    trace: PartTrace | None = None
 
     @property
     def num_rows(self) -> int:
@@ -232,7 +235,7 @@ class Receipt:
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""
         value = dataclasses.asdict(self)
-        for name in ("undeclared", "remarks", "sealed", "is_repeated"):  # they concern this run only
+        for name in ("undeclared", "remarks", "sealed", "is_repeated", "trace"):  # they concern this run only
             del value[name]
         return value
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import html
+import json
+import logging
 import os
+import shutil
 import socket
 import sys
 import time
@@ -19,11 +22,11 @@ from datamat.directory.display import render_html
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
 from datamat.errors import IncompleteRunError, OutputError, SampleError
 from datamat.options import Remedies
+from datamat.run.timeline import FailedSample, Timeline, TimelineBuilder, Totals, find_pictures, render_page
 
 if TYPE_CHECKING:
-    import logging
     import pathlib
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardFiles
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from datamat.plan.job import Job
     from datamat.plan.plan import Plan, ShardSpec
     from datamat.run.receipts import Receipt
+    from datamat.run.timeline import PartTrace
 
 
 __all__ = [
@@ -58,6 +62,9 @@ __all__ = [
     "describe_dropped",
     "reporting",
 ]
+
+_LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
+_BAR_WIDTH = 20
 
 # ---------------------------------------------------------------- events
 
@@ -163,9 +170,9 @@ class PartDone(RunEvent):
         num_records: records that the others gave.
         num_bytes: size of these records in all formats.
         busy_s: processor time that the worker spent on the part.
-        elapsed_s: wall time that it spent on it.
         is_resumed: whether an earlier run did the part, and this one takes it over.
         is_repeated: whether an engine made the call again after another worker had completed the part, which stays.
+        trace: when and where the part was made, and what each stage took; None for one that an earlier run made.
     """
 
     method: ClassVar[str] = "on_part_done"
@@ -180,7 +187,7 @@ class PartDone(RunEvent):
     busy_s: float
     is_resumed: bool
     is_repeated: bool = False
-    elapsed_s: float = 0.0
+    trace: PartTrace | None = None
 
     @classmethod
     def of(cls, receipt: Receipt, *, is_resumed: bool) -> PartDone:
@@ -195,9 +202,9 @@ class PartDone(RunEvent):
             num_records=receipt.num_records,
             num_bytes=receipt.num_bytes,
             busy_s=receipt.busy_s,
-            elapsed_s=receipt.elapsed_s,
             is_resumed=is_resumed,
             is_repeated=receipt.is_repeated,
+            trace=None if is_resumed else receipt.trace,
         )
 
 
@@ -773,7 +780,8 @@ class RunTally(RunHook):
         self._parts: dict[str, dict[int, PartDone]] = {}  # of shards that are not finished
         self._num_written = 0
         self._num_resumed = self._num_repeated = 0
-        self._busy_s = self._at_work_s = 0.0
+        self._busy_s = 0.0
+        self._timeline = TimelineBuilder(time.time() - (time.perf_counter() - began))
 
     def on_plan(self, event: PlanMade) -> None:
         """Note how much there is to do."""
@@ -794,7 +802,12 @@ class RunTally(RunHook):
             self._num_written += 1
             self._num_repeated += event.is_repeated
             self._busy_s += event.busy_s
-            self._at_work_s += event.elapsed_s
+            if event.trace is not None:
+                self._timeline.add(event.trace)
+
+    def on_sample_failed(self, event: SampleFailed) -> None:
+        """Keep what the page of the run shows of a sample."""
+        self._timeline.add_failed(FailedSample(event.key, event.error, event.message, event.action))
 
     def on_part_damaged(self, event: PartDamaged) -> None:
         """Forget parts that are no longer there."""
@@ -827,6 +840,7 @@ class RunTally(RunHook):
             stopped: "deadline" or "max_disk" where that ended the run, else "".
         """
         done = self._done()
+        elapsed_s = time.perf_counter() - self._began
         num_reused = sum(shard.is_reused for shard in self._shards.values())
         return RunReport(
             output=job.place,
@@ -843,15 +857,17 @@ class RunTally(RunHook):
             num_parts_written=self._num_written,
             num_parts_resumed=self._num_resumed,
             num_parts_repeated=self._num_repeated,
-            elapsed_s=time.perf_counter() - self._began,
+            elapsed_s=elapsed_s,
             busy_s=self._busy_s,
-            at_work_s=self._at_work_s,
+            at_work_s=self._timeline.totals.at_work_s,
             num_workers=self._num_workers,
             start_method=self._start_method,
             engine=self._engine,
             stopped=stopped,
             num_shards_held=0 if is_complete else sum(shard.is_held for shard in self._shards.values()),
             remedies=job.remedies,
+            timeline=self._timeline.timeline(elapsed_s=elapsed_s, num_workers=self._num_workers),
+            source=os.fspath(job.source) if isinstance(job.source, (str, os.PathLike)) else "",
         )
 
     def _done(self) -> list[ShardFinished | PartDone]:
@@ -860,59 +876,181 @@ class RunTally(RunHook):
 
 
 class ProgressBar(RunHook):
-    """Shows a bar over records on standard error, in the terminal or the notebook, and the report at the end."""
+    """Shows one bar over records, and the summary at the end.
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._num_records = 0  # that earlier runs made; they do not count as speed
-        self._num_bytes = 0
+    In a terminal it is a line of standard error that is drawn over; in a notebook a display of its own, which no front
+    end paints as an error; elsewhere, as in the log of a batch job, it is a line every half minute.
+
+    Args:
+        logger: logger of the run: where it shows the summary on the console, the bar does not repeat it.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._logger = logger
+        self._screen: _Screen | None = None
+        self._begin("", 0)
+
+    def _begin(self, name: str, total: int) -> None:
+        self._name, self._total = name, total
+        self._num_workers = 0
+        self._num_records = 0  # that are there, also from earlier runs
+        self._num_new = self._num_failed = 0
+        self._totals = Totals()
+        self._began = time.perf_counter()
 
     def on_plan(self, event: PlanMade) -> None:
         """Note what the whole is."""
-        self._name, self._total = event.plan.name, event.num_records
+        self._begin(event.plan.name, event.num_records)
+
+    def on_workers_start(self, event: WorkersStarted) -> None:
+        """Take the time from here on: workers are at work."""
+        self._num_workers = event.num_workers
+        self._began = time.perf_counter()
 
     def on_shard_finished(self, event: ShardFinished) -> None:
         """Count a shard that was there before the work began."""
         if event.is_reused:
             self._num_records += event.num_records
+            self._num_failed += event.num_failed
 
     def on_part_done(self, event: PartDone) -> None:
-        """Move on; the bar appears with the first part, so that workers are at work before its package is imported."""
+        """Move on; the bar appears with the first part, so that workers are at work before it takes any time."""
+        self._num_records += event.num_records
+        self._num_failed += event.num_failed
         if event.is_resumed:
-            self._num_records += event.num_records
             return
-        if self._bar is None:
-            self._bar = _tqdm()(
-                total=self._total,
-                initial=self._num_records,
-                desc=self._name,
-                unit=" samples",
-                unit_scale=True,
-                miniters=0,  # by time alone: nothing else refreshes a bar without a monitor
-                file=sys.stderr,
-            )
-        self._num_bytes += event.num_bytes
-        elapsed = self._bar.format_dict["elapsed"] or 1e-9
-        self._bar.set_postfix_str(f"{self._num_bytes / 1e6 / elapsed:.1f} MB/s", refresh=False)
-        self._bar.update(event.num_records)
+        self._num_new += event.num_records
+        if event.trace is not None:
+            self._totals.add(event.trace)
+        self._screen = self._screen or _open_screen()
+        self._screen.show(self._line)
 
     def on_run_end(self, event: RunEnded) -> None:
-        """Close the bar, and show the report."""
-        if self._bar is not None:
-            self._bar.close()
-        if event.report is not None:
-            _tqdm().write(str(event.report), file=sys.stderr)
+        """End the bar, and show the report."""
+        summary = "" if event.report is None or _shows_on_console(self._logger) else str(event.report)
+        if self._screen is None and summary:
+            self._screen = _open_screen()
+        if self._screen is not None:
+            self._screen.close(self._line() if self._num_new else "", summary)
+            self._screen = None
+
+    def _line(self) -> str:
+        elapsed_s = max(time.perf_counter() - self._began, 1e-9)
+        rate = self._num_new / elapsed_s
+        share = min(self._num_records / max(self._total, 1), 1.0)
+        parts = [
+            f"{self._name} {share:4.0%} {_drawn(share)} {self._num_records:,}/{self._total:,} samples",
+            f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 60:,.0f}/min",
+        ]
+        left = self._total - self._num_records
+        if left > 0 and rate:
+            parts.append(f"{_clock_text(left / rate)} left")
+        if self._num_failed:
+            parts.append(f"{self._num_failed:,} failed")
+        limit, _ = self._totals.limit(self._num_workers)
+        return "  ".join([*parts, *([f"limited by: {limit}"] if limit else [])])
 
 
-@functools.cache
-def _tqdm() -> Any:
-    """Return the class of bars, without the thread that watches them: beside it, later runs could not start by fork."""
-    import warnings
+class _Screen:
+    """Where the bar is drawn: nothing but a line every half minute, here.
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tqdm warns in a notebook without ipywidgets, and shows a text bar there
-        from tqdm.autonotebook import tqdm
-    return type("Bar", (tqdm,), {"monitor_interval": 0})
+    Args:
+        every_s: least time from one line to the next, in seconds.
+    """
+
+    def __init__(self, every_s: float = _LINE_EVERY_S) -> None:
+        self._every_s = every_s
+        self._next = time.perf_counter() + (every_s if every_s > 1 else 0)
+
+    def show(self, line: Callable[[], str]) -> None:
+        """Draw the line if its time has come."""
+        now = time.perf_counter()
+        if now >= self._next:
+            self._next = now + self._every_s
+            self._draw(line())
+
+    def close(self, line: str, summary: str) -> None:
+        """Draw the last line, if any, and the summary."""
+        del line
+        self._write(f"{summary}\n" if summary else "")
+
+    def _draw(self, line: str) -> None:
+        self._write(f"{line}\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        if text and sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+class _Terminal(_Screen):
+    """A terminal, where each line is drawn over the one before."""
+
+    def __init__(self) -> None:
+        super().__init__(_DRAW_EVERY_S)
+
+    def close(self, line: str, summary: str) -> None:
+        if line:
+            self._draw(line)
+            self._write("\n")
+        super().close("", summary)
+
+    def _draw(self, line: str) -> None:
+        self._write(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}")
+
+
+class _Notebook(_Screen):
+    """A notebook, where one display is replaced: by the summary in the end."""
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        super().__init__(_DRAW_EVERY_S)
+        self._display, self._handle = display, None
+
+    def close(self, line: str, summary: str) -> None:
+        if summary or line:
+            self._draw(summary or line)
+
+    def _draw(self, line: str) -> None:
+        bundle = {"text/plain": line, "text/html": f"<pre>{html.escape(line)}</pre>"}
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def _open_screen() -> _Screen:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and hasattr(shell, "kernel"):
+        from IPython.display import display
+
+        return _Notebook(display)
+    return _Terminal() if sys.stderr is not None and sys.stderr.isatty() else _Screen()
+
+
+def _shows_on_console(logger: logging.Logger | None) -> bool:
+    """Return whether what a logger takes at level INFO is seen where the bar is."""
+    if logger is None or not logger.isEnabledFor(logging.INFO):
+        return False
+    one: logging.Logger | None = logger
+    while one is not None:
+        for handler in one.handlers:
+            is_console = isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout)
+            if is_console and handler.level <= logging.INFO:
+                return True
+        one = one.parent if one.propagate else None
+    return False
+
+
+def _drawn(share: float) -> str:
+    full = int(share * _BAR_WIDTH)
+    return "█" * full + "░" * (_BAR_WIDTH - full)
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class RunLog(RunHook):
@@ -980,6 +1118,8 @@ class RunReport:
         num_shards_held: number of finished shards without a name: they replace others, and wait in `.datamat` until
             the whole plan is finished, so that no reader finds old and new ones together.
         remedies: calls that `str` recommends next.
+        timeline: which worker made which part when, and what each stage took.
+        source: path or URL of the source; "" where it is neither.
     """
 
     output: pathlib.Path | str
@@ -1005,6 +1145,8 @@ class RunReport:
     stopped: str = ""
     num_shards_held: int = 0
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
+    timeline: Timeline = dataclasses.field(default_factory=Timeline, compare=False)
+    source: str = ""
 
     @property
     def did_nothing(self) -> bool:
@@ -1016,6 +1158,48 @@ class RunReport:
         """Share of the run in which its workers were at a part, 0 to 1; 0 where an `executor` did the work."""
         whole_s = self.elapsed_s * self.num_workers
         return min(self.at_work_s / whole_s, 1.0) if whole_s else 0.0
+
+    @property
+    def limit(self) -> str:
+        """What limited the run, and what to change, in a sentence; "" where that is not known."""
+        return self.timeline.advice
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page about the run: one HTML file, which needs no other and no network.
+
+        It shows each worker with its parts and their stages, throughput and memory over time, the slowest samples,
+        those that failed (with small pictures where their files can be read), and what limits the run.
+
+        Args:
+            path: file to write; its folder must be there.
+
+        Raises:
+            OSError: it cannot be written.
+
+        Example:
+            >>> job.run().to_html("run.html")   # doctest: +SKIP
+        """
+        pictures = {}
+        if self.source and isinstance(self.output, os.PathLike):
+            pictures = find_pictures(self.output, self.source, self.timeline.failed)
+        page = render_page(f"Run of {self.output}", self._facts, self.timeline, pictures)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline of the run in Chrome's Trace Event Format: open the file in ui.perfetto.dev.
+
+        Args:
+            path: file to write; its folder must be there.
+
+        Raises:
+            OSError: it cannot be written.
+
+        Example:
+            >>> job.run().to_chrome_trace("run.json")   # doctest: +SKIP
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(self.timeline.chrome_trace(), file)
 
     def raise_if_incomplete(self) -> RunReport:
         """Raise if the run stopped before the whole plan was finished; return the report otherwise.
@@ -1079,8 +1263,12 @@ class RunReport:
         return f"RunReport({self})"
 
     def _repr_html_(self) -> str:
+        return render_html("RunReport", self._facts, notes=filter(None, [self.limit]))
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
         facts = [
-            ("output", self.output),
+            ("output", str(self.output)),
             ("state", self._state),
             ("records", f"{self.num_records:,}, {self.num_bytes / 1e6:,.1f} MB"),
             ("rows", f"{self.num_rows:,} of {self.num_rows_planned:,}"),
@@ -1092,4 +1280,4 @@ class RunReport:
         ]
         if self.num_workers and not self.did_nothing:
             facts.append(("workers busy", f"{self.busy_share:.0%}"))
-        return render_html("RunReport", facts)
+        return facts

@@ -310,7 +310,7 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
     """
     began = time.perf_counter()
     work_folder(job.output)
-    hooks = [*job.hooks, *([ProgressBar()] if request.progress else [])]
+    hooks = [*job.hooks, *([ProgressBar(job.logger)] if request.progress else [])]
     with disk_errors_explained(job.output), locked(job.work / "lock"), opened_output(job) as remote:
         slices = adopt_slices(job.output, is_last=request.task is not None)
         finished = known_shards(job.output, job.work)

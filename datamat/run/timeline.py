@@ -1,6 +1,6 @@
 """The timeline of a run: which worker was at which part, what each stage took, and what limits the run.
 
-    a worker: StageClock ── PartTrace, in its receipt ──> Timeline, in the report ──> a page, a trace for Perfetto
+a worker: StageClock ── PartTrace, in its receipt ──> Timeline, in the report ──> a page, a trace for Perfetto
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import collections
 import contextlib
 import dataclasses
 import html
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-__all__ = ["FailedSample", "PartTrace", "Timeline", "Totals", "find_pictures", "render_page"]
+__all__ = ["FailedSample", "PartTrace", "Timeline", "TimelineBuilder", "Totals", "find_pictures", "render_page"]
 
 STAGES = ("read", "decode", "transform", "encode", "write")
 """Stages in their order; "read" is all that is none of the others."""
@@ -81,7 +80,7 @@ class PartTrace:
         return self.began_at + self.elapsed_s
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FailedSample:
     """A sample that the run did without.
 
@@ -128,13 +127,14 @@ class Totals:
                 f"The {num_workers} workers were at a part {self.at_work_s / whole_s:.0%} of the time: there were too "
                 "few parts to keep them busy; fewer workers would take as long, `WorkerOptions(num_workers=...)`."
             )
+        stage, seconds = max(self.stages.items(), key=lambda item: item[1])
         if self.busy_s < _LEAST_BUSY * self.at_work_s:
+            which = "output" if stage == "write" else "source"
             return "waiting", (
-                f"Workers waited, for the disk, the network or a processor that others use, "
-                f"{1 - self.busy_s / self.at_work_s:.0%} of their time: copy the source to a faster disk, or take more "
+                f"Workers waited {1 - self.busy_s / self.at_work_s:.0%} of their time, for the disk, the network or a "
+                f"processor that others use, and {stage} took longest: put the {which} on a faster disk, or take more "
                 "workers than cores, `WorkerOptions(num_workers=...)`."
             )
-        stage, seconds = max(self.stages.items(), key=lambda item: item[1])
         share = seconds / max(sum(self.stages.values()), 1e-9)
         return stage, f"{share:.0%} of the work is {_REMEDIES[stage]}; or take more cores."
 
@@ -266,7 +266,7 @@ def _stages_of(part: PartTrace) -> list[tuple[str, float, float]]:
 
 
 _WIDTH = 1000.0
-_LANE, _LANE_GAP = 22, 6
+_LANE, _LABEL = 20, 18
 _CHART = 90
 _NUM_STEPS = 100
 _COLOURS = {"read": "#0072b2", "decode": "#56b4e9", "transform": "#e69f00", "encode": "#009e73", "write": "#cc79a7"}
@@ -289,9 +289,7 @@ svg { width: 100%; display: block; background: var(--box) } svg text { fill: var
 """
 
 
-def render_page(
-    title: str, facts: Iterable[tuple[str, str]], timeline: Timeline, pictures: Mapping[str, bytes]
-) -> str:
+def render_page(title: str, facts: Iterable[tuple[str, str]], timeline: Timeline, pictures: Mapping[str, bytes]) -> str:
     """Return the page of a run, as HTML that needs no other file.
 
     Args:
@@ -355,13 +353,12 @@ def _lanes(timeline: Timeline) -> str:
     span, drawn = _span(timeline), []
     workers = timeline.workers
     for number, parts in enumerate(workers.values()):
-        top = number * (_LANE + _LANE_GAP) + _LANE_GAP
+        top = number * (_LANE + _LABEL) + _LABEL
         share = sum(part.elapsed_s for part in parts) / span
         drawn += [_bar(group, timeline.began_at, span, top) for group in _groups(parts, span)]
         label = f"worker {number + 1}: {share:.0%} busy, {len(parts):,} parts"
-        drawn.append(f'<text x="4" y="{top + _LANE - 7}" paint-order="stroke" stroke="var(--box)">{label}</text>')
-    height = len(workers) * (_LANE + _LANE_GAP) + _LANE_GAP
-    return _svg("".join(drawn), height) + _axis(span)
+        drawn.append(f'<text x="4" y="{top - 5}">{label}</text>')
+    return _svg("".join(drawn), len(workers) * (_LANE + _LABEL)) + _axis(span)
 
 
 def _groups(parts: Sequence[PartTrace], span: float) -> list[list[PartTrace]]:
@@ -446,9 +443,7 @@ def _chart(values: np.ndarray, span: float, number: str) -> str:
 def _stage_table(timeline: Timeline) -> str:
     stages = timeline.stages
     whole = sum(stages.values()) or 1.0
-    rows = [
-        [name, _Number(f"{seconds:,.2f} s"), _Number(f"{seconds / whole:.0%}")] for name, seconds in stages.items()
-    ]
+    rows = [[name, _Number(f"{seconds:,.2f} s"), _Number(f"{seconds / whole:.0%}")] for name, seconds in stages.items()]
     return _table(rows)
 
 
@@ -459,7 +454,7 @@ def _cards(failed: Sequence[FailedSample], pictures: Mapping[str, bytes]) -> str
         if sample.key in pictures:
             data = base64.b64encode(pictures[sample.key]).decode()
             image = f'<img alt="{html.escape(sample.key)}" src="data:image/png;base64,{data}">'
-        text = f"{sample.error}: {sample.message}"
+        text = sample.message if sample.message.startswith(sample.error) else f"{sample.error}: {sample.message}"
         cards.append(
             f"<div>{image}<b>{html.escape(sample.key)}</b><br>{html.escape(text[:400])} "
             f'<span class="faint">({html.escape(sample.action)})</span></div>'
@@ -490,8 +485,3 @@ def _thumbnail(data: bytes) -> bytes:
     image = codecs.decode_image(data, channels=3)
     step = max(1, -(-max(image.shape[:2]) // _THUMBNAIL))
     return codecs.encode_png(np.ascontiguousarray(image[::step, ::step]))
-
-
-def chrome_json(timeline: Timeline) -> str:
-    """Return the text of a file for ui.perfetto.dev."""
-    return json.dumps(timeline.chrome_trace())

@@ -45,13 +45,16 @@ from datamat.features import num_bytes_of
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
 from datamat.parallel.process_role import is_worker
+from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.changes import open_reused
 from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest
 from datamat.plan.job import JobDigests
+from datamat.plan.pipeline import stage_clock
 from datamat.run.module_state import ModuleState
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
 from datamat.run.shards import GrowingShard, PartWriter
+from datamat.run.timeline import PartTrace
 from datamat.transforms import forbid_update_check
 from datamat.transforms.seeding import global_state_kept
 
@@ -154,6 +157,7 @@ class RowWatch:
 
 _ROWS_PER_CHECK = 200  # processing one of so many rows twice costs half a per cent
 _MOST_READS = 4  # of a row whose files change meanwhile
+_MOST_SLOW = 3  # rows of a part whose time is kept
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before reading again a file that could not be read
 _MOST_GATHERED, _GATHERED_BYTES = 256, 1 << 20  # rows that are encoded together, and bytes of their arrays
 _LARGE_VALUE = 1 << 16  # bytes of an array that is not copied, but encoded before the next row is read
@@ -320,7 +324,8 @@ class _SharedByParts:
             return first  # of a worker that was lost after it
         try:
             with self._lock, global_state_kept(), watch, made as writer, noting_files() as notes:
-                started = time.process_time()
+                started, began_at, begun = time.process_time(), time.time(), time.perf_counter()
+                stage_clock.take()
                 with open_reused(reused, self._formats[0]) as find_reused, self._opened_files(spec) as undeclared:
                     part = _PartTask(self, spec, writer, watch, find_reused, notes)
                     try:
@@ -334,7 +339,11 @@ class _SharedByParts:
                             os.kill(os.getpid(), signal.SIGKILL)
                         raise
                 outcome.undeclared = tuple(undeclared)
+                writing = time.perf_counter()
                 receipt = writer.finish(outcome, lambda: time.process_time() - started)
+                stage_clock.add("write", writing)
+                trace = _trace(receipt, began_at, time.perf_counter() - begun, part.slowest)
+                receipt = dataclasses.replace(receipt, trace=trace)
         except OSError as error:
             if isinstance(error, OutputError):
                 raise
@@ -361,6 +370,23 @@ class _SharedByParts:
         finally:
             opened.stop()
         undeclared += opened.undeclared(self.store.input_paths(np.asarray(self.store.order[spec.start : spec.stop])))
+
+
+def _trace(receipt: Receipt, began_at: float, elapsed_s: float, slowest: Sequence[tuple[float, str]]) -> PartTrace:
+    stages = stage_clock.take()
+    return PartTrace(
+        shard=receipt.shard,
+        part=receipt.number,
+        worker=f"{socket.gethostname()}:{os.getpid()}",
+        began_at=began_at,
+        elapsed_s=elapsed_s,
+        busy_s=receipt.busy_s,
+        num_records=receipt.num_records,
+        num_bytes=receipt.num_bytes,
+        peak_bytes=peak_rss_bytes(),
+        stages={"read": max(elapsed_s - sum(stages.values()), 0.0), **stages},
+        slowest=tuple((key, seconds) for seconds, key in sorted(slowest, reverse=True)),
+    )
 
 
 class _RowRecords:
@@ -484,6 +510,7 @@ class _PartTask:
         self._find_reused = find_reused
         self._notes = notes
         self._outcome = Outcome()
+        self.slowest: list[tuple[float, str]] = []  # rows made one by one that took longest, as (seconds, key)
         # In a long part one row is read twice, even if the process has done so in an earlier part.
         self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
         self._positions = np.asarray(shared.store.order[spec.start : spec.stop])
@@ -555,8 +582,16 @@ class _PartTask:
                 except (SampleError, SystemExit) as error:
                     failure = error
             gathered.flush()
+            begun = time.perf_counter()
             self._append(position, row, self._reused(position) or self._records(position, row, failure))
+            self._note_time(row.key, time.perf_counter() - begun)
         gathered.flush()
+
+    def _note_time(self, key: str, seconds: float) -> None:
+        if len(self.slowest) < _MOST_SLOW:
+            self.slowest.append((seconds, key))
+        elif seconds > min(self.slowest)[0]:
+            self.slowest[self.slowest.index(min(self.slowest))] = (seconds, key)
 
     def _append_gathered(self, rows: list[_GatheredRow], samples: list[Sample]) -> None:
         """Append the records of rows whose samples were read, all at once; one at a time if that fails."""
@@ -570,7 +605,7 @@ class _PartTask:
                 self._append(position, row, self._records(position, row))
             return
         self._watch.rest()
-        self._writer.append_block(block)
+        self._append_block(block)
         self._outcome.keys.extend(sample["key"] for sample in samples)
         self._outcome.num_done += len(rows)
         for position, row, dropped in rows:
@@ -586,14 +621,21 @@ class _PartTask:
         """Append the records of a row, and note which of them were left out."""
         dropped = records.dropped if isinstance(records, _RowRecords) else {}
         self._drop(position, row, dropped, is_whole=not records)
+        begun = time.perf_counter()
         try:
             for key, record in records:
                 self._writer.append(record)
                 self._outcome.keys.add(key)
         finally:
+            stage_clock.add("write", begun)
             if isinstance(records, _RowRecords):
                 records.close()
         self._outcome.num_done += 0 < len(records) >= self._spec.copies - len(dropped)
+
+    def _append_block(self, block: dict[str, Any]) -> None:
+        begun = time.perf_counter()
+        self._writer.append_block(block)
+        stage_clock.add("write", begun)
 
     def _drop(self, position: int, row: IndexRow, dropped: Mapping[str, Skip], *, is_whole: bool) -> None:
         """Note what was left out of a row on purpose.
@@ -695,7 +737,7 @@ class _PartTask:
             pipeline.check_block(names, fields)
             self._shared.is_block_checked = True
         self._watch.rest()
-        self._writer.append_block(block)
+        self._append_block(block)
         self._outcome.keys.extend(names)
         self._outcome.num_done += len(names)
         return True
