@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 _LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
-_BAR_WIDTH = 20
+_BAR_WIDTH = 10
 
 # ---------------------------------------------------------------- events
 
@@ -948,7 +948,7 @@ class ProgressBar(RunHook):
         if self._num_failed:
             parts.append(f"{self._num_failed:,} failed")
         limit, _ = self._totals.limit(self._num_workers)
-        return "  ".join([*parts, *([f"limited by: {limit}"] if limit else [])])
+        return "  ".join([*parts, *([f"limit: {limit}"] if limit else [])])
 
 
 class _Screen:

@@ -77,6 +77,7 @@ def test_line_says_how_far_how_fast_how_long_and_why(clock, monkeypatch):
     """Whole numbers: share, samples, rate, time that is left, failures, and the stage that limits the run."""
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "100")
     bar = ProgressBar()
 
     begin(bar, 1_000)
@@ -84,8 +85,8 @@ def test_line_says_how_far_how_fast_how_long_and_why(clock, monkeypatch):
     bar.on_part_done(part(0, num_records=250, num_failed=3))
 
     shown = screen.getvalue()
-    assert "set  25% █████" in shown and "250/1,000 samples  25/s  0:30 left" in shown.replace("░", "").replace("█", "")
-    assert "3 failed  limited by: transform" in shown
+    assert "set  25% ██░" in shown and "250/1,000 samples  25/s  0:30 left" in shown.replace("░", "").replace("█", "")
+    assert "3 failed  limit: transform" in shown
 
 
 def test_what_was_there_counts_as_done_and_not_as_speed(clock, monkeypatch):
