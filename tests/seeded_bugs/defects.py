@@ -738,6 +738,20 @@ DEFECTS = {
             "tests/run/test_hooks.py::test_hook_that_raises_is_switched_off_and_loses_nothing[on_plan]",
         ),
         Defect(
+            "display-unescaped",
+            "a notebook runs what a key, a path or a class name says",
+            "datamat.directory.display:_cell",
+            replace("html.escape(text)", "text"),
+            "tests/test_displays.py::test_display_is_whole_escaped_and_in_the_colours_of_the_page[materializer]",
+        ),
+        Defect(
+            "old-parts-are-speed",
+            "what an earlier run made counts as speed: the time that is left is far too short",
+            "datamat.run.report:ProgressBar.on_part_done",
+            replace("event.is_resumed", "False"),
+            "tests/run/test_progress.py::test_what_was_there_counts_as_done_and_not_as_speed",
+        ),
+        Defect(
             "hook-before-the-ledger",
             "a hook hears of a part before the ledger has it, and loses the part if it ends the process",
             "datamat.run.report:RunEvents.emit",
