@@ -52,7 +52,8 @@ METHODS = {"fork": 1, "forkserver": 3, "spawn": 2}
 LIMIT_S = 100
 PARAMETERS = "START_METHOD, NUM_WORKERS = None, None"
 MARK = "DATAMAT_ORDINARY"
-BAR = re.compile(r"[\w. -]+: +\d+%\|[^|]*\|[^\]]*\]")
+BAR = re.compile(r"[\w. -]+: +\d+%\|[^|]*\|[^\]]*\]|[\w. -]+ +\d+% [█░]+ .*")
+"""A bar of tqdm, or datamat's own, which a slow machine shows once in half a minute."""
 SUMMARY = re.compile(r"\S.*: (complete|nothing to do|stopped by|finished as far).* records, .*")
 
 _OF_THE_PLACE = re.compile(r"(^|/)(_index/.*|manifest\.json|croissant\.json)$")
