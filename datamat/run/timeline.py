@@ -130,10 +130,11 @@ class Totals:
         stage, seconds = max(self.stages.items(), key=lambda item: item[1])
         if self.busy_s < _LEAST_BUSY * self.at_work_s:
             which = "output" if stage == "write" else "source"
+            option = ", `WorkerOptions(num_workers=...)`" if num_workers else ""
             return "waiting", (
                 f"Workers waited {1 - self.busy_s / self.at_work_s:.0%} of their time, for the disk, the network or a "
                 f"processor that others use, and {stage} took longest: put the {which} on a faster disk, or take more "
-                "workers than cores, `WorkerOptions(num_workers=...)`."
+                f"workers than cores{option}."
             )
         share = seconds / max(sum(self.stages.values()), 1e-9)
         return stage, f"{share:.0%} of the work is {_REMEDIES[stage]}; or take more cores."
