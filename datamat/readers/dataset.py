@@ -643,7 +643,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         return self._batches(options, shuffle, seed, self._sample_transform(transform, seed, untouched), Torch(), form)
 
     def preview(self, count: int = 8, *, columns: int = 4, opacity: float = 0.5) -> Picture:
-        """Return a picture of samples: images with their masks drawn over them, their keys, and a legend of classes.
+        """Return a picture of samples: images with their masks drawn over them, keys, labels, texts, and the classes.
 
         Args:
             count: number of samples, at least 1, spread evenly over the dataset.
@@ -654,7 +654,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             A picture that a notebook displays; `.save(path)` writes a PNG, `.array` is uint8 (height, width, 3).
 
         Raises:
-            OptionError: the features hold no image, or an argument is out of range.
+            OptionError: an argument is out of range.
         """
         if count < 1:
             raise OptionError(f"preview: count={count}; want at least 1 sample")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from datamat.parallel.logs import get_logger
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from datamat.features import Feature, Features
 
@@ -25,6 +26,8 @@ _LEGEND_WIDTH, _SWATCH_WIDTH, _GAP = 160, 20, 4
 _INK, _PAPER = (40, 40, 40), 255
 _OUTLINES = ((255, 64, 64), (64, 255, 64), (64, 160, 255), (255, 224, 32), (255, 64, 255), (32, 240, 240))
 """Colours of boxes, keypoints and polygons, one for each field of them."""
+_MOST_LINES, _LINE_CELLS = 8, 44  # of the fields in words below a picture; a Korean letter takes two cells
+_MOST_ITEMS = 6
 _FAR = 1e6  # pixels; OpenCV wraps coordinates that are much larger
 _logger = get_logger("datamat.readers")
 
@@ -49,11 +52,12 @@ class Picture:
 
 
 def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int, opacity: float) -> Picture:
-    """Return the samples side by side: masks drawn over images, keys below, then a legend of the classes present.
+    """Return the samples side by side: masks drawn over images, keys and other fields below, then the classes present.
 
     The first `Image` (where there is none, the first `Video` as four frames, or `Audio` as its waveform) and the first
     `Mask` of the features are drawn, over them boxes, keypoints and polygons, and below them each `Depth`, near pixels
-    bright. A mask whose size differs from its image's is not drawn.
+    bright. A mask whose size differs from its image's is not drawn. Labels, texts, numbers and all else that is not
+    drawn stand below in words; a dataset without pictures has these alone.
 
     Args:
         samples: decoded samples, each with its `key`.
@@ -62,7 +66,7 @@ def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int,
         opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
 
     Raises:
-        OptionError: the features hold no image, or an argument is out of range.
+        OptionError: an argument is out of range.
     """
     depth_names = [name for name, feature in features.items() if feature.preview == "depth"]
     pictures = [name for name, feature in features.items() if feature.preview == "image"]
@@ -71,18 +75,16 @@ def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int,
     if image_name is None and depth_names:
         image_name = depth_names.pop(0)
     mask_name = next((name for name, feature in features.items() if feature.preview == "mask"), None)
-    if image_name is None:
-        raise OptionError(f"preview needs an Image among the features; there are {', '.join(features)}")
     if columns < 1 or not 0 <= opacity <= 1:
         raise OptionError(
             f"preview: columns={columns}, opacity={opacity}; want at least 1 column and opacity in [0, 1]"
         )
     mask_feature = features[mask_name] if mask_name is not None else None
-    tiles, seen = [], set[int]()
+    tiles, words, seen = [], list[str](), set[int]()
+    shown = {image_name, mask_name, *depth_names, *outlined}
     for sample in map(features.nesting.split, samples):
-        image = _displayed(features[image_name], sample[image_name])
-        image = np.full((_TILE_HEIGHT, _TILE_WIDTH, 1), _PAPER, np.uint8) if image is None else image
         mask = None if mask_name is None else _displayed(features[mask_name], sample[mask_name])
+        image = _image_of(sample, features, image_name, mask)
         if mask is not None and mask.shape != image.shape[:2]:
             mask = None
         depths = [features[name].display(sample[name]) for name in depth_names if sample[name] is not None]
@@ -91,16 +93,73 @@ def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int,
             if sample[name] is not None:
                 lines = features[name].outlines(sample[name], *image.shape[:2])
                 _outline(picture, lines, _OUTLINES[number % len(_OUTLINES)])
-        tiles.append(_tile([picture, *depths], str(sample["key"])))
+        caption = [str(sample["key"]), *_captions(sample, features, shown)]
+        tiles.append(_tile([picture, *depths], caption))
+        words += caption
         if mask is not None:
             seen.update(np.flatnonzero(np.bincount(mask.reshape(-1), minlength=1)).tolist())
     labels = _labels(mask_feature, sorted(seen)) if mask_feature is not None else []
-    _warn_of_lost_letters([str(sample["key"]) for sample in samples] + [name for name, _ in labels])
+    _warn_of_lost_letters([*words, *(name for name, _ in labels)])
     width = min(columns, max(len(tiles), 1)) * (_TILE_WIDTH + _MARGIN) + _MARGIN
     sheet = [_row(tiles[start : start + columns], width) for start in range(0, len(tiles), columns)]
     if mask_feature is not None:
         sheet.append(_legend(labels, width))
     return Picture(np.concatenate(sheet) if sheet else np.full((1, width, 3), _PAPER, np.uint8))
+
+
+def _image_of(sample: Mapping[str, Any], features: Features, name: str | None, mask: np.ndarray | None) -> np.ndarray:
+    """Return the picture of a sample; white paper under a mask alone, or where the picture is missing."""
+    image = None if name is None else _displayed(features[name], sample[name])
+    if image is not None:
+        return image
+    if name is None:
+        return np.full((1, _TILE_WIDTH, 1) if mask is None else (*mask.shape, 1), _PAPER, np.uint8)
+    return np.full((_TILE_HEIGHT, _TILE_WIDTH, 1), _PAPER, np.uint8)
+
+
+def _captions(sample: Mapping[str, Any], features: Features, shown: Collection[str | None]) -> list[str]:
+    """Return the fields of a sample that are not drawn, in words, as lines that fit below its picture."""
+    lines: list[str] = []
+    for name, feature in features.items():
+        if name != "key" and name not in shown:
+            lines += _lines_of(f"{name}: {_in_words(feature, sample[name])}")
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "..."]
+
+
+def _in_words(feature: Feature, value: Any) -> str:
+    names = feature.class_names() or ()
+    if value is None:
+        return "missing"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if np.ndim(value) == 0 and isinstance(value, (np.generic, int, float)):
+        return _number_in_words(value, names)
+    if np.ndim(value) == 1 and isinstance(value, (np.ndarray, list, tuple)):
+        items = [one if isinstance(one, str) else _number_in_words(one, names) for one in list(value)[:_MOST_ITEMS]]
+        return ", ".join(items) + (f", ... ({len(value):,})" if len(value) > _MOST_ITEMS else "")
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else str(value)
+
+
+def _number_in_words(value: Any, names: Sequence[str]) -> str:
+    if names and isinstance(value, (np.integer, int)) and 0 <= value < len(names):
+        return names[int(value)]
+    return f"{value:.4g}" if isinstance(value, (np.floating, float)) else str(value)
+
+
+def _lines_of(text: str) -> list[str]:
+    """Return a text as lines that fit below a picture: broken at blanks where there are any."""
+    lines, line, width = [], "", 0
+    for letter in " ".join(text.split()):
+        wide = 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        if width + wide > _LINE_CELLS:
+            head, blank, tail = line.rpartition(" ")
+            lines.append(head if blank else line)
+            line = tail if blank else ""
+            width = sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in line)
+        line, width = line + letter, width + wide
+    return [*lines, line]
 
 
 def _displayed(feature: Feature, value: Any) -> np.ndarray | None:
@@ -149,8 +208,9 @@ def _in_colours(image: np.ndarray) -> np.ndarray:
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.array(image[..., :3])
 
 
-def _tile(pictures: Sequence[np.ndarray], key: str) -> np.ndarray:
-    return np.concatenate([*map(_shrunk, pictures), _text([(key, None)], _TILE_WIDTH, _TILE_WIDTH)])
+def _tile(pictures: Sequence[np.ndarray], lines: Sequence[str]) -> np.ndarray:
+    texts = [_text([(line, None)], _TILE_WIDTH, _TILE_WIDTH) for line in lines]
+    return np.concatenate([*map(_shrunk, pictures), *texts])
 
 
 def _shrunk(image: np.ndarray) -> np.ndarray:

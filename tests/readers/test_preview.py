@@ -12,22 +12,28 @@ from every_feature import ONE_WORKER
 
 from datamat import (
     BBoxes,
+    Bytes,
+    ClassLabel,
     DatasetWriter,
     Depth,
     Features,
     Image,
     IndexRow,
+    Json,
     Keypoints,
     Mask,
     Materializer,
+    Optional,
     OptionError,
     Polygons,
     Scalar,
+    Sequence,
+    Tensor,
     load,
 )
 from datamat.codecs import decode_image
 from datamat.features import Text
-from datamat.readers.preview import draw, palette_of
+from datamat.readers.preview import _captions, draw, palette_of
 
 BLACK_TO_WHITE = ((0, 0, 0), (90, 90, 90), (180, 180, 180), (250, 250, 250))
 
@@ -215,23 +221,85 @@ def test_wrong_arguments_are_refused(pairs, arguments, message):
         load(pairs).preview(**arguments)
 
 
-def test_dataset_without_images_is_refused(tmp_path):
-    """The error lists the features."""
+def test_dataset_without_images_shows_its_fields_in_words(tmp_path):
+    """Numbers and texts alone are worth a look, too; each sample has lines of its own."""
 
     class Numbers(DatasetWriter):
         name = "numbers"
         features = Features({"number": Scalar("int64"), "text": Text()})
 
         def index(self, source):
-            return [IndexRow("a")]
+            return [IndexRow("a"), IndexRow("b")]
 
         def read(self, row):
-            return {"number": 1, "text": "b"}
+            return {"number": 1, "text": "a word"}
 
     Materializer(Numbers, None, tmp_path / "out", workers=ONE_WORKER).run(progress=False)
 
-    with pytest.raises(OptionError, match="preview needs an Image among the features; there are key, number, text"):
-        load(tmp_path / "out").preview()
+    picture = load(tmp_path / "out").preview().array
+
+    assert picture.shape[1] > 2 * 320 and 3 * 22 <= picture.shape[0] < 5 * 22
+    assert (picture[:, :320] < 128).any() and (picture[:, 330:] < 128).any()
+
+
+def captions(fields, values):
+    """Return the lines below a sample."""
+    given = Features(fields)
+    return _captions(given.nesting.split({"key": "a", **values}), given, set())
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "line"),
+    [
+        (ClassLabel(names=("cat", "개")), np.int64(1), "x: 개"),
+        (Text(), "a caption,\n한국어", "x: a caption, 한국어"),
+        (Scalar("float32"), np.float32(0.12345678), "x: 0.1235"),
+        (Scalar("int64"), np.int64(7), "x: 7"),
+        (Tensor((3,), "float32"), np.array([1, 0.5, 2], np.float32), "x: 1, 0.5, 2"),
+        (Tensor((9,), "int64"), np.arange(9), "x: 0, 1, 2, 3, 4, 5, ... (9)"),
+        (Tensor((2, 3), "float32"), np.zeros((2, 3), np.float32), "x: float32 (2, 3)"),
+        (Sequence(ClassLabel(names=("car", "tree"))), np.array([1, 0]), "x: tree, car"),
+        (Bytes(), b"123", "x: 3 bytes"),
+        (Json(), {"a": [1]}, "x: {'a': [1]}"),
+        (Optional(Scalar("int64")), None, "x: missing"),
+    ],
+)
+def test_field_is_put_into_words(feature, value, line):
+    """Labels by their names, texts as they are, numbers with the digits that matter, arrays by their shape."""
+    assert captions({"x": feature}, {"x": value}) == [line]
+
+
+def test_long_texts_are_broken_and_cut():
+    """A line fits below the picture, also of Korean, whose letters are twice as wide; a novel has a few lines."""
+    english, korean, novel = (
+        captions({"x": Text()}, {"x": text}) for text in ("word " * 20, "한국어문장" * 12, "word " * 1_000)
+    )
+
+    assert len(english) == 3 and all(len(line) <= 44 for line in english)
+    assert "".join(korean).replace(" ", "") == "x:" + "한국어문장" * 12
+    assert all(len(line) <= 24 for line in korean)
+    assert len(novel) == 8 and novel[-1] == "..."
+
+
+def test_captions_stand_below_the_picture():
+    """A label makes the tile one line higher, in ink; what is drawn already is not said again."""
+    image = np.full((40, 60, 3), 200, np.uint8)
+    labelled = Features({"image": Image((None, None, 3)), "label": ClassLabel(names=("cat", "dog"))})
+
+    bare = draw([sample(image)], features(), 1, 0.5).array
+    first, second = (draw([{**sample(image), "label": np.int64(n)}], labelled, 1, 0.5).array for n in (0, 1))
+
+    assert first.shape[0] == bare.shape[0] + 22
+    assert not np.array_equal(first, second)
+
+
+def test_mask_without_an_image_is_drawn():
+    """On white paper, with its legend."""
+    alone = Features({"mask": Mask(names=("a", "b"), palette=BLACK_TO_WHITE)})
+
+    picture = draw([{"key": "a", "mask": np.full((40, 60), 1, np.uint8)}], alone, 1, 1.0)
+
+    assert shows(picture, (90, 90, 90))
 
 
 def test_depth_and_pictures_of_16_bits_are_drawn():
