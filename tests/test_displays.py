@@ -9,7 +9,7 @@ import pathlib
 import pytest
 import small_pairs
 
-from datamat import inspect, load, materialize
+from datamat import Materializer, inspect, load, materialize
 from datamat.directory.display import Table, render_html
 from datamat.directory.manifest import Manifest
 
@@ -92,7 +92,7 @@ def test_line_names_the_class_and_is_short(objects, name):
     [
         ("materializer", ["small_pairs:Pairs", "<b>out & 한국어", "tfrecord", "mask", "Mask"]),
         ("plan", ["Plan of 'pairs'", "train", "records"]),
-        ("estimate", ["Estimate from 2 samples", "memory", "ms per row"]),
+        ("estimate", ["Estimate from ", "memory", "ms per row"]),
         ("report", ["complete", "8 of 8", "workers busy"]),
         ("status", ["complete: ", "up to date", "run_finished"]),
         ("dataset", ["6 records", "train", "image", "uint8 (24, 32, 3)"]),
@@ -120,7 +120,7 @@ def test_materializer_of_a_function_shows_itself_before_its_features_are_known(t
 
 def test_source_of_a_materializer_shows_no_secret(tmp_path):
     """A URL is shown without its password."""
-    job = small_pairs.job("s3://me:word@host/data?sig=abcd", tmp_path / "out")
+    job = Materializer(small_pairs.Pairs(), "https://me:word@host/data?sig=abcd", tmp_path / "out")
 
     for shown in (repr(job), job._repr_html_()):
         assert "host/data" in shown

@@ -57,7 +57,8 @@ def test_finished_directory_is_complete_and_up_to_date(source, output):
     assert (status.done.num_shards, status.done.num_rows, status.done.num_records) == (4, 24, 24)
     assert f"{output}: complete: 4 shards, 24 records" in str(status)
     assert "run_started" in str(status) and "run_finished" in str(status) and "up to date" in str(status)
-    assert status._repr_html_() == f"<pre>{status}</pre>"
+    shown = status._repr_html_()
+    assert "complete: 4 shards, 24 records" in shown and "run_finished" in shown and "up to date" in shown
 
 
 def test_live_run_is_reported_from_another_process(source, tmp_path):
