@@ -18,11 +18,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
+from datamat import codecs
 from datamat.directory.display import render_html
 from datamat.directory.ledger import LEDGER_FILE, Ledger, cut_text
-from datamat.errors import IncompleteRunError, OutputError, SampleError
+from datamat.directory.provenance import find_provenance
+from datamat.errors import DatamatError, IncompleteRunError, OutputError, SampleError
 from datamat.options import Remedies
-from datamat.run.timeline import FailedSample, Timeline, TimelineBuilder, Totals, find_pictures, render_page
+from datamat.run.timeline import FailedSample, Timeline, TimelineBuilder, Totals, render_page
 
 if TYPE_CHECKING:
     import pathlib
@@ -65,6 +69,8 @@ __all__ = [
 
 _LINE_EVERY_S, _DRAW_EVERY_S = 30.0, 0.1
 _BAR_WIDTH = 10
+_MOST_PICTURES = 24  # of samples that failed, on the page of a run
+_THUMBNAIL, _MOST_PIXELS = 128, 1 << 26
 
 # ---------------------------------------------------------------- events
 
@@ -1181,7 +1187,7 @@ class RunReport:
         """
         pictures = {}
         if self.source and isinstance(self.output, os.PathLike):
-            pictures = find_pictures(self.output, self.source, self.timeline.failed)
+            pictures = _pictures_of(self.output, self.source, self.timeline.failed)
         page = render_page(f"Run of {self.output}", self._facts, self.timeline, pictures)
         with open(path, "w", encoding="utf-8") as file:
             file.write(page)
@@ -1281,3 +1287,28 @@ class RunReport:
         if self.num_workers and not self.did_nothing:
             facts.append(("workers busy", f"{self.busy_share:.0%}"))
         return facts
+
+
+def _pictures_of(output: pathlib.Path, source: Any, failed: Sequence[FailedSample]) -> dict[str, bytes]:
+    """Return small PNG images of the samples that failed, by key, as far as an input file of theirs is a picture.
+
+    Args:
+        output: the finished directory, whose index names the input files.
+        source: source of the run.
+        failed: the samples; the first few get pictures.
+    """
+    found = {}
+    for sample in failed[:_MOST_PICTURES]:
+        with contextlib.suppress(DatamatError, OSError):
+            for path in find_provenance(output, source, sample.key).sources.values():
+                with contextlib.suppress(DatamatError, OSError):
+                    found[sample.key] = _thumbnail(codecs.read_file(path))
+                    break
+    return found
+
+
+def _thumbnail(data: bytes) -> bytes:
+    codecs.probe(data, max_pixels=_MOST_PIXELS)
+    image = codecs.decode_image(data, channels=3)
+    step = max(1, -(-max(image.shape[:2]) // _THUMBNAIL))
+    return codecs.encode_png(np.ascontiguousarray(image[::step, ::step]))

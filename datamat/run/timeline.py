@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import base64
 import collections
-import contextlib
 import dataclasses
 import html
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat import codecs
-from datamat.directory.provenance import find_provenance
-from datamat.errors import DatamatError
-
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterable, Mapping, Sequence
 
 
-__all__ = ["FailedSample", "PartTrace", "Timeline", "TimelineBuilder", "Totals", "find_pictures", "render_page"]
+__all__ = ["FailedSample", "PartTrace", "Timeline", "TimelineBuilder", "Totals", "render_page"]
 
 STAGES = ("read", "decode", "transform", "encode", "write")
 """Stages in their order; "read" is all that is none of the others."""
@@ -38,9 +32,7 @@ _REMEDIES = {
 _LEAST_AT_WORK, _LEAST_BUSY = 0.6, 0.5
 _MOST_PARTS = 20_000  # of which a run remembers when and where they were made: 10 MB
 _MOST_SLOW = 10
-_MOST_FAILED, _MOST_PICTURES = 200, 24
-_THUMBNAIL = 128
-_MOST_PIXELS = 1 << 26
+_MOST_FAILED = 200
 _US = 1e6
 
 
@@ -461,28 +453,3 @@ def _cards(failed: Sequence[FailedSample], pictures: Mapping[str, bytes]) -> str
             f'<span class="faint">({html.escape(sample.action)})</span></div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
-
-
-def find_pictures(output: pathlib.Path, source: Any, failed: Sequence[FailedSample]) -> dict[str, bytes]:
-    """Return small PNG images of the samples that failed, by key, as far as an input file of theirs is a picture.
-
-    Args:
-        output: the finished directory, whose index names the input files.
-        source: source of the run.
-        failed: the samples; the first few get pictures.
-    """
-    found = {}
-    for sample in failed[:_MOST_PICTURES]:
-        with contextlib.suppress(DatamatError, OSError):
-            for path in find_provenance(output, source, sample.key).sources.values():
-                with contextlib.suppress(DatamatError, OSError):
-                    found[sample.key] = _thumbnail(codecs.read_file(path))
-                    break
-    return found
-
-
-def _thumbnail(data: bytes) -> bytes:
-    codecs.probe(data, max_pixels=_MOST_PIXELS)
-    image = codecs.decode_image(data, channels=3)
-    step = max(1, -(-max(image.shape[:2]) // _THUMBNAIL))
-    return codecs.encode_png(np.ascontiguousarray(image[::step, ::step]))

@@ -213,7 +213,7 @@ def test_plan_prints_as_a_table(tmp_path):
     plan, _ = _plan(tmp_path, [f"{n}" for n in range(40)], ShardOptions(num_shards=2))
 
     assert "train" in repr(plan) and "40 records" in repr(plan)
-    assert plan._repr_html_().startswith("<table>")
+    assert "<table" in plan._repr_html_() and "40 records" in plan._repr_html_()
 
 
 def test_memory_of_a_plan_grows_with_parts_not_rows(tmp_path):
