@@ -442,7 +442,7 @@ class _Task:
         except OSError:
             if not claims.is_over:
                 raise
-            return run.report()
+            return run.end(is_complete=False)
 
     def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
         """Write the manifest, unless another task does."""
@@ -550,22 +550,19 @@ class Run:
         """
         if self._claims is not None:
             self._make_claimed(self._claims)
-            return self._end(is_complete=False)
+            return self.end(is_complete=False)
         self._is_current = self._is_up_to_date()
         if not self._is_current:
             if self._before is None:
                 self._withdraw()
             self._make()
-        return self._end(is_complete=not self._queue.stopped and self._finish())
+        return self.end(is_complete=not self._queue.stopped and self._finish())
 
-    def report(self, *, is_complete: bool = False) -> RunReport:
-        """Return the report of the run, as it is now."""
-        return self._events.tally.report(self._job, is_complete=is_complete, stopped=self._queue.stopped)
-
-    def _end(self, *, is_complete: bool) -> RunReport:
+    def end(self, *, is_complete: bool) -> RunReport:
+        """Tell hooks and ledger that the run is over, and return its report."""
         if self._queue.stopped:
             self._events.emit(self._events.tally.limit_reached(self._queue.stopped))
-        report = self.report(is_complete=is_complete)
+        report = self._events.tally.report(self._job, is_complete=is_complete, stopped=self._queue.stopped)
         self._events.emit(RunEnded(report=report, error=None))
         return report
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, Text, WorkerOptions
+from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, ShardOptions, Text, WorkerOptions
 from datamat.run import materializer
 
 NUM_SHARDS = 6
@@ -27,6 +27,17 @@ class Numbers(DatasetWriter):
     def read(self, row):
         _act("read")
         return {"x": int(row.key), "text": row.fields["path"].read_text()}
+
+
+class SayShards(RunHook):
+    """Writes down how many shards the report of a task counts."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+
+    def on_run_end(self, event):
+        report = event.report
+        self._path.write_text(f"{report and report.num_shards_written} shards, failed: {event.error is not None}")
 
 
 def add_noise(sample, rng):

@@ -143,6 +143,44 @@ def test_stopped_task_that_wakes_early_shares_on(source, wanted, tmp_path):
     _is_as_wanted(output, wanted)
 
 
+def test_report_of_a_late_waker_counts_what_it_made(source, wanted, tmp_path):
+    """It was stopped in its fifth shard; what it reads then has nowhere to go, and its report keeps the first four."""
+    output = tmp_path / "out"
+    said = tmp_path / "said"
+    named = f", hooks=[sliced_job.SayShards({str(said)!r})]"
+    act = f"read,31,{int(signal.SIGSTOP)},{tmp_path / 'tally'}"
+    stopped = start_task(source, output, 0, 2, act=act, options=named)
+    try:
+        sliced_job.wait_until_stopped(stopped)
+        made = len(list((output / ".datamat/slices/done").glob("*.json")))
+        report = _run(source, output)
+    finally:
+        sliced_job.wake(stopped)
+    _, err = stopped.communicate()
+
+    assert made + report.num_shards_written == sliced_job.NUM_SHARDS
+    assert said.read_text() == f"{made} shards, failed: False", err
+    _is_as_wanted(output, wanted)
+
+
+def test_leaving_task_gives_its_leases_back_at_once(source, wanted, tmp_path):
+    """It ends by a signal in mid-shard: nobody waits until its leases, of an hour, expire."""
+    output = tmp_path / "out"
+    act = f"read,10,{int(signal.SIGTERM)},{tmp_path / 'tally'}"
+    left = start_task(source, output, 0, 2, lease_s=3600, act=act)
+    left.communicate()
+    materializer._lease_s = 3600.0
+    held = {path.name for path in (output / ".datamat/slices/leases").iterdir()}
+    done = {f"{path.stem}.00000" for path in (output / ".datamat/slices/done").iterdir()}
+
+    report = sliced_job.job(source, output).run(task_index=1, num_tasks=2, deadline=60, progress=False)
+
+    assert left.returncode != 0
+    assert held - done
+    assert report.is_complete
+    _is_as_wanted(output, wanted)
+
+
 def test_task_of_another_definition_is_refused(source, tmp_path):
     """It names what differs; what the others made stays."""
     output = tmp_path / "out"
