@@ -475,10 +475,18 @@ class Feature(abc.ABC):
             width: width of the image in pixels.
 
         Returns:
-            float32 (k, 2) of (x, y) in pixels for each: a point for k = 1, else the vertices of a closed outline.
+            float32 (k, 2) of (x, y) in pixels for each: nothing for k = 0, a point for k = 1, else the vertices of a
+            closed outline. Labels and scores of the sample are drawn beside them where there are as many.
         """
         del value, height, width
         return []
+
+    def outline_names(self) -> tuple[str, ...]:
+        """Return the names of what `outlines` returns, as of the points of a face, in order; () where it has none.
+
+        Where `outlines` returns several times as many, the names repeat.
+        """
+        return ()
 
     def display(self, value: Any) -> np.ndarray:
         """Return a decoded value as previews draw it.

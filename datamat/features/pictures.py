@@ -33,7 +33,7 @@ from datamat.features.base import (
     tfds_shape,
     tfds_tensor,
 )
-from datamat.features.values import Tensor
+from datamat.features.values import Tensor, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -548,7 +548,10 @@ class Keypoints(Feature):
 
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
         del height, width
-        return [point for point in self.points(value)[:, None] if not np.isnan(point).any()]
+        return [point[~np.isnan(point).any(axis=1)] for point in self.points(value)[:, None]]
+
+    def outline_names(self) -> tuple[str, ...]:
+        return self.names
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return self._tensor.arrow_types(name)
@@ -660,7 +663,7 @@ class Polygons(Feature):
 
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
         del height, width
-        return [outline for row in value if len(outline := row[~np.isnan(row[:, 0])])]
+        return [row[~np.isnan(row[:, 0])] for row in value]
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("float32", (None, 2)), f"{name}/sizes": ("int64", (None,))}
@@ -917,13 +920,13 @@ class Video(Feature):
         return video_extension(data) or "bin"
 
     def display(self, value: Any) -> np.ndarray:
-        """Return four frames, from the first to the last, two in a row: uint8 (2 * height, 2 * width, 3)."""
+        """Return a strip of four frames, from the first to the last, with gaps: uint8 (height, width of all, 3)."""
 
         def numbers(num_frames: int) -> list[int]:
             return _spread_over(num_frames, _SHEET)
 
         frames = value[numbers(len(value))] if self.decoded else self.frames(value, numbers)
-        return np.concatenate([np.concatenate([*frames[row : row + 2]], axis=1) for row in (0, 2)])
+        return side_by_side([*frames])
 
     def decode_tf(self, name: str, columns: Mapping[str, Any]) -> Any:
         return Feature.decode_tf(self, name, columns) if self.decoded else columns[name][0]

@@ -712,6 +712,9 @@ class _OfAnother(Feature):
     def outlines(self, value: Any, height: int, width: int) -> list[np.ndarray]:
         return self._asked.outlines(value, height, width)
 
+    def outline_names(self) -> tuple[str, ...]:
+        return self._asked.outline_names()
+
     def display(self, value: Any) -> np.ndarray:
         return self._asked.display(value)
 

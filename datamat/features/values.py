@@ -53,6 +53,7 @@ __all__ = [
     "Tokens",
     "decode_raw",
     "numbers_in",
+    "side_by_side",
     "sound_extension",
 ]
 
@@ -691,6 +692,11 @@ class Tensor(Feature):
     dtype: str = "float32"
     encoding: Literal["list", "raw"] | None = None
 
+    @property
+    def preview(self) -> Any:  # type: ignore[override]  # a class has no single answer
+        """What previews draw: a picture of a map, a volume or frames; nothing of vectors and small matrices."""
+        return "image" if not self.dtype.startswith("complex") and _looks_like_pixels(self.shape) else None
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape, "Tensor"))
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype, "Tensor"))
@@ -708,6 +714,35 @@ class Tensor(Feature):
     def keeps_shape(self) -> bool:
         """Whether the shape of each value is stored in a column of its own."""
         return self.shape.count(None) > (0 if 0 in self.shape else 1)
+
+    def display(self, value: Any) -> np.ndarray:
+        """Return a map in grey, or four slices of a volume side by side, from a low to a high first index.
+
+        Two dimensions are (height, width), three (slices, height, width), four frames or a volume of several channels,
+        of which the first is drawn; a first or last dimension of 1 or 3 is that of channels. The least number is black,
+        the largest white.
+
+        Returns:
+            uint8 (height, width, 1 or 3).
+        """
+        levels = np.asarray(value).astype(np.float64)
+        if not levels.size or levels.ndim < 2:
+            return np.full((1, 1, 1), 255, np.uint8)
+        shown = levels[np.isfinite(levels)]
+        least, most = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 0.0)
+        pixels = np.nan_to_num(np.clip((levels - least) / max(most - least, 1e-12), 0, 1) * 255).astype(np.uint8)
+        if pixels.ndim == 2:
+            return pixels[..., None]
+        if pixels.ndim == 3 and pixels.shape[-1] in _CHANNELS:
+            return pixels
+        if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
+            return np.moveaxis(pixels, 0, -1)
+        while pixels.ndim > 4 or (pixels.ndim == 4 and pixels.shape[-1] not in _CHANNELS):
+            pixels = pixels[0]
+        if pixels.ndim == 3:
+            pixels = pixels[..., None]
+        # Those in the middle of four equal parts: the outermost slices of a volume tend to be empty.
+        return side_by_side([pixels[(2 * part + 1) * len(pixels) // 8] for part in range(4)])
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: self._kind, **({f"{name}/shape": "int64"} if self.keeps_shape else {})}
@@ -931,6 +966,30 @@ def _is_raw_by_default(shape: Shape, dtype: str) -> bool:
     return is_many or num_open > 1 or (num_open == 1 and is_narrow)
 
 
+_CHANNELS = (1, 3)
+_LEAST_PIXELS, _LEAST_MAP = 8, 16  # a dimension that is smaller is not one of a picture; a matrix is drawn from 16 on
+
+
+def _looks_like_pixels(shape: Shape) -> bool:
+    """Return whether arrays of a shape are maps, volumes or frames, which one looks at, rather than numbers."""
+    if len(shape) == 2:
+        return all(size is not None and size >= _LEAST_MAP for size in shape)
+    sizes = list(shape)
+    if len(sizes) > 2 and sizes[-1] in _CHANNELS:
+        sizes.pop()
+    elif len(sizes) > 2 and (sizes[0] in _CHANNELS or (len(sizes) == 4 and (sizes[0] or 0) < _LEAST_PIXELS)):
+        sizes.pop(0)
+    return 2 <= len(sizes) <= 3 and len(shape) <= 4 and all(size is None or size >= _LEAST_PIXELS for size in sizes)
+
+
+def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Return pictures of one size, uint8 (height, width, channels), in a row, with white gaps between them."""
+    height, width, channels = pictures[0].shape
+    gap = np.full((height, max(width // 40, 1), channels), 255, np.uint8)
+    row = [part for picture in pictures for part in (gap, picture)]
+    return np.concatenate(row[1:], axis=1)
+
+
 def decode_raw(dtype: str, values: Any) -> Any:
     """Return the numbers in a tensor of little-endian bytes, as a new last dimension, in a `tf.data` pipeline."""
     import tensorflow as tf
@@ -1145,8 +1204,13 @@ def _numbers_of(column: ColumnBlock, dtype: str) -> RaggedColumn:
 _SOUNDS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "MP3": "mp3", "OGG": "ogg"}
 """Formats of files that are kept, as soundfile names them, with their extensions."""
 _MOST_FLAC_CHANNELS, _MOST_FLAC_RATE = 8, 65_535
-_WAVE_WIDTH, _WAVE_HEIGHT = 320, 120
+_WAVE_WIDTH, _WAVE_HEIGHT = 320, 100
 _WAVE_INK, _WAVE_PAPER = (40, 90, 160), 255
+_SPECTRUM_HEIGHT, _SPECTRUM_GAP = 96, 4
+_SPECTRUM_WINDOW = 4 * _SPECTRUM_HEIGHT  # samples, so that each row is the mean of two frequencies
+_SPECTRUM_DB = 80.0
+_SPECTRUM_COLOURS = ((8, 8, 40), (70, 20, 110), (170, 45, 110), (240, 120, 70), (255, 240, 170))
+"""From silence to the loudest place, each lighter than the one before, so that it reads without colour, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -1232,12 +1296,17 @@ class Audio(Feature):
         return sound_extension(data) or "bin"
 
     def display(self, value: Any) -> np.ndarray:
-        """Return the waveform of all channels: uint8 (120, 320, 3)."""
-        picture = np.full((_WAVE_HEIGHT, _WAVE_WIDTH, 3), _WAVE_PAPER, np.uint8)
+        """Return the waveform of all channels above the spectrogram of their mean: uint8 (200, 320, 3).
+
+        The spectrogram shows 80 dB below its loudest place, low tones at the bottom, in equal steps up to half of the
+        sample rate.
+        """
+        picture = np.full((_WAVE_HEIGHT + _SPECTRUM_GAP + _SPECTRUM_HEIGHT, _WAVE_WIDTH, 3), _WAVE_PAPER, np.uint8)
         for column, part in enumerate(np.array_split(value, _WAVE_WIDTH)):
             low, high = (float(part.min()), float(part.max())) if part.size else (0.0, 0.0)
             top, bottom = (round((1 - np.clip(level, -1, 1)) / 2 * (_WAVE_HEIGHT - 1)) for level in (high, low))
             picture[top : bottom + 1, column] = _WAVE_INK
+        picture[-_SPECTRUM_HEIGHT:] = _spectrogram(value.mean(axis=1) if value.size else np.zeros(0, np.float32))
         return picture
 
     def hugging_face_type(self) -> str:
@@ -1284,6 +1353,20 @@ class Audio(Feature):
                     shift = 8 * np.dtype(dtype).itemsize - bits  # soundfile takes the upper bits
                     return _flac(np.left_shift(levels.astype(dtype), shift), self.sample_rate, f"PCM_{bits}")
         return _float_wav(samples, self.sample_rate)
+
+
+def _spectrogram(samples: np.ndarray) -> np.ndarray:
+    """Return the spectrogram of one channel, float32 (n,), as a picture: uint8 (96, 320, 3)."""
+    padded = np.pad(samples.astype(np.float64), _SPECTRUM_WINDOW // 2)
+    starts = np.linspace(0, len(samples), _WAVE_WIDTH).astype(np.int64)
+    frames = padded[starts[:, None] + np.arange(_SPECTRUM_WINDOW)] * np.hanning(_SPECTRUM_WINDOW)
+    power = np.abs(np.fft.rfft(frames)[:, : 2 * _SPECTRUM_HEIGHT]) ** 2
+    rows = power.reshape(_WAVE_WIDTH, _SPECTRUM_HEIGHT, 2).mean(axis=2).T[::-1]
+    loudest = max(float(rows.max()), 1e-12)
+    levels = 1 + np.clip(10 * np.log10(np.maximum(rows / loudest, 1e-30)) / _SPECTRUM_DB, -1, 0)
+    steps = np.linspace(0, 1, len(_SPECTRUM_COLOURS))
+    colours = [np.interp(levels, steps, channel) for channel in zip(*_SPECTRUM_COLOURS, strict=True)]
+    return np.stack(colours, axis=2).astype(np.uint8)
 
 
 def sound_extension(data: bytes) -> str:

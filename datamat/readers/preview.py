@@ -1,10 +1,17 @@
-"""Draws samples side by side, so that one sees a dataset before training on it."""
+"""Draws samples, so that one sees a dataset before training on it.
+
+    sample ──look_at──> Scene: panels of pixels with their legends, and all else in words ──> a sheet (`draw`),
+                                                                                              a page (`readers/view.py`)
+
+A sheet writes in the font that OpenCV 5 ships: Latin, Greek, Cyrillic, Chinese, Japanese and Korean, no emoji, for
+which a question mark stands. A page leaves text to the browser.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,22 +21,72 @@ from datamat.parallel.logs import get_logger
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from datamat.features import Feature, Features
 
 
-__all__ = ["Picture", "draw"]
+__all__ = ["Panel", "Picture", "Scene", "Swatch", "draw", "draw_drawn", "look_at", "palette_of"]
 
 _TILE_WIDTH, _TILE_HEIGHT, _MARGIN, _LINE = 320, 640, 8, 22
+_WIDE = 2.5  # times as wide as high: such pictures, as strips of frames and slices, get tiles of twice the width
 _LEGEND_WIDTH, _SWATCH_WIDTH, _GAP = 160, 20, 4
-_INK, _PAPER = (40, 40, 40), 255
+_INK, _FAINT, _CASING, _PAPER = (30, 30, 30), (95, 95, 95), (16, 16, 16), 255
 _OUTLINES = ((255, 64, 64), (64, 255, 64), (64, 160, 255), (255, 224, 32), (255, 64, 255), (32, 240, 240))
-"""Colours of boxes, keypoints and polygons, one for each field of them."""
+"""Colours of boxes, keypoints and polygons without classes, one for each field of them."""
 _MOST_LINES, _LINE_CELLS = 8, 44  # of the fields in words below a picture; a Korean letter takes two cells
-_MOST_ITEMS = 6
+_MOST_ITEMS, _MOST_IN_FULL = 6, 64  # of a list in words
+_MOST_LEGEND = 40
+_MOST_TAGS = 60  # labels beside boxes and points of one picture; more would hide it
+_TEXT, _TAG = 0.42, 0.38  # scales of OpenCV's font
 _FAR = 1e6  # pixels; OpenCV wraps coordinates that are much larger
+_SCORES = ("score", "confidence", "probability")
+_LABELS = ("label", "class", "category", "name")
 _logger = get_logger("datamat.readers")
+
+
+class Swatch(NamedTuple):
+    """An entry of a legend.
+
+    Attributes:
+        name: name of the class; of one without a name its number.
+        colour: red, green and blue, from 0 to 255.
+        number: number of the class, by which a legend is sorted.
+    """
+
+    name: str
+    colour: tuple[int, int, int]
+    number: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """A picture of one field of a sample, or of several that lie over one another.
+
+    Attributes:
+        fields: names of the fields that it shows.
+        pixels: uint8 (height, width, 3), RGB.
+        legend: what its colours mean: the classes that are in it, by the name of their field.
+    """
+
+    fields: tuple[str, ...]
+    pixels: np.ndarray
+    legend: Mapping[str, tuple[Swatch, ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scene:
+    """A sample as one sees it.
+
+    Attributes:
+        key: key of the sample.
+        panels: its pictures, the main one first.
+        words: name and text of each field that no picture shows.
+    """
+
+    key: str
+    panels: tuple[Panel, ...]
+    words: tuple[tuple[str, str], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -51,82 +108,279 @@ class Picture:
         return codecs.encode_png(self.array)
 
 
-def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int, opacity: float) -> Picture:
-    """Return the samples side by side: masks drawn over images, keys and other fields below, then the classes present.
+# ---------------------------------------------------------------- a sample as pictures and words
 
-    The first `Image` (where there is none, the first `Video` as four frames, or `Audio` as its waveform) and the first
-    `Mask` of the features are drawn, over them boxes, keypoints and polygons, and below them each `Depth`, near pixels
-    bright. A mask whose size differs from its image's is not drawn. Labels, texts, numbers and all else that is not
-    drawn stand below in words; a dataset without pictures has these alone.
+
+def look_at(
+    sample: Mapping[str, Any], features: Features, *, width: int, height: int, opacity: float, in_full: bool = False
+) -> Scene:
+    """Return a sample as pictures, with all that belongs into them, and words.
+
+    Masks, boxes, keypoints and polygons are drawn over the first `Image`; a second mask, and one of another size than
+    the image, has a panel of its own, as every further picture has. Boxes, polygons and points carry what another field
+    beside them says of each: a class, from a list of as many labels, and a score, from as many numbers.
 
     Args:
-        samples: decoded samples, each with its `key`.
-        features: schema of the samples, which says what is a picture, a mask or boxes.
-        columns: number of samples in a row, at least 1.
+        sample: decoded, with its `key`; a field that is missing counts as None.
+        features: schema of the sample.
+        width: most pixels from left to right of a picture.
+        height: most pixels from top to bottom.
         opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
-
-    Raises:
-        OptionError: an argument is out of range.
+        in_full: whether words are whole; else long lists end after a few values.
     """
-    depth_names = [name for name, feature in features.items() if feature.preview == "depth"]
-    pictures = [name for name, feature in features.items() if feature.preview == "image"]
-    image_name = min(pictures, key=lambda name: features[name].target() != "image", default=None)
-    outlined = [name for name, feature in features.items() if feature.preview == "outlines"]
-    if image_name is None and depth_names:
-        image_name = depth_names.pop(0)
-    mask_name = next((name for name, feature in features.items() if feature.preview == "mask"), None)
-    if columns < 1 or not 0 <= opacity <= 1:
-        raise OptionError(
-            f"preview: columns={columns}, opacity={opacity}; want at least 1 column and opacity in [0, 1]"
-        )
-    mask_feature = features[mask_name] if mask_name is not None else None
-    tiles, words, seen = [], list[str](), set[int]()
-    shown = {image_name, mask_name, *depth_names, *outlined}
-    for sample in map(features.nesting.split, samples):
-        mask = None if mask_name is None else _displayed(features[mask_name], sample[mask_name])
-        image = _image_of(sample, features, image_name, mask)
-        if mask is not None and mask.shape != image.shape[:2]:
-            mask = None
-        depths = [features[name].display(sample[name]) for name in depth_names if sample[name] is not None]
-        picture = _painted(image, mask, mask_feature, opacity)
-        for number, name in enumerate(outlined):
-            if sample[name] is not None:
-                lines = features[name].outlines(sample[name], *image.shape[:2])
-                _outline(picture, lines, _OUTLINES[number % len(_OUTLINES)])
-        caption = [str(sample["key"]), *_captions(sample, features, shown)]
-        tiles.append(_tile([picture, *depths], caption))
-        words += caption
-        if mask is not None:
-            seen.update(np.flatnonzero(np.bincount(mask.reshape(-1), minlength=1)).tolist())
-    labels = _labels(mask_feature, sorted(seen)) if mask_feature is not None else []
-    _warn_of_lost_letters([*words, *(name for name, _ in labels)])
-    width = min(columns, max(len(tiles), 1)) * (_TILE_WIDTH + _MARGIN) + _MARGIN
-    sheet = [_row(tiles[start : start + columns], width) for start in range(0, len(tiles), columns)]
-    if mask_feature is not None:
-        sheet.append(_legend(labels, width))
-    return Picture(np.concatenate(sheet) if sheet else np.full((1, width, 3), _PAPER, np.uint8))
+    values = features.nesting.split(sample)
+    easel = _Easel(values, features, width, height, opacity)
+    easel.draw_images()
+    easel.draw_masks()
+    easel.draw_outlines()
+    shown = {name for panel in easel.panels for name in panel.fields} | {"key"}
+    words = [(name, _in_words(one, values.get(name), in_full)) for name, one in features.items() if name not in shown]
+    return Scene(str(sample["key"]), tuple(map(_Canvas.panel, easel.panels)), tuple(words))
 
 
-def _image_of(sample: Mapping[str, Any], features: Features, name: str | None, mask: np.ndarray | None) -> np.ndarray:
-    """Return the picture of a sample; white paper under a mask alone, or where the picture is missing."""
-    image = None if name is None else _displayed(features[name], sample[name])
-    if image is not None:
-        return image
-    if name is None:
-        return np.full((1, _TILE_WIDTH, 1) if mask is None else (*mask.shape, 1), _PAPER, np.uint8)
-    return np.full((_TILE_HEIGHT, _TILE_WIDTH, 1), _PAPER, np.uint8)
+@dataclasses.dataclass(slots=True)
+class _Canvas:
+    """A panel in the making: a picture at its final size."""
+
+    fields: list[str]
+    size: tuple[int, int]  # height and width of what it shows, in pixels of the sample
+    pixels: np.ndarray
+    legend: dict[str, list[Swatch]]
+
+    def panel(self) -> Panel:
+        legend = {name: tuple(swatches) for name, swatches in self.legend.items()}
+        return Panel(tuple(self.fields), self.pixels, legend)
 
 
-def _captions(sample: Mapping[str, Any], features: Features, shown: Collection[str | None]) -> list[str]:
-    """Return the fields of a sample that are not drawn, in words, as lines that fit below its picture."""
-    lines: list[str] = []
-    for name, feature in features.items():
-        if name != "key" and name not in shown:
-            lines += _lines_of(f"{name}: {_in_words(feature, sample[name])}")
-    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "..."]
+class _Easel:
+    """Draws the panels of a sample."""
+
+    def __init__(self, values: Mapping[str, Any], features: Features, width: int, height: int, opacity: float) -> None:
+        self.panels: list[_Canvas] = []
+        self._values, self._features = values, features
+        self._width, self._height, self._opacity = width, height, opacity
+        self._main: np.ndarray | None = None  # the main picture, before it is shrunk
+        self._of_kind = {
+            kind: [name for name, feature in features.items() if feature.preview == kind]
+            for kind in ("image", "mask", "depth", "outlines")
+        }
+
+    def draw_images(self) -> None:
+        """Make a panel of each picture: those of cameras first, distances last."""
+        pictures = sorted(self._of_kind["image"], key=lambda name: self._features[name].target() != "image")
+        for name in [*pictures, *self._of_kind["depth"]]:
+            value = self._values.get(name)
+            if value is None:
+                continue
+            picture = _in_colours(self._features[name].display(value))
+            if not picture.size:
+                continue
+            self._main = picture if self._main is None else self._main
+            self._add([name], picture)
+
+    def draw_masks(self) -> None:
+        """Draw the first mask of the size of the main picture over it, each other one in a panel of its own."""
+        is_free = True
+        for name in self._of_kind["mask"]:
+            value = self._values.get(name)
+            if value is None:
+                continue
+            feature = self._features[name]
+            ids = feature.display(value)
+            if not ids.size:
+                continue
+            fits = self._main is not None and self._main.shape[:2] == ids.shape
+            under = self._main if fits and self._main is not None else np.full((*ids.shape, 3), _PAPER, np.uint8)
+            painted = _painted(under, ids, feature, self._opacity)
+            if fits and is_free:
+                self.panels[0].pixels = self._scaled(painted)
+                self.panels[0].fields.append(name)
+                panel, is_free = self.panels[0], False
+            else:
+                panel = self._add([name], painted)
+            seen = np.flatnonzero(np.bincount(ids.reshape(-1), minlength=1)).tolist()
+            panel.legend[name] = _labels(feature, seen)
+
+    def draw_outlines(self) -> None:
+        """Draw boxes, points and polygons over the main picture, or over paper where there is none."""
+        names = [name for name in self._of_kind["outlines"] if self._values.get(name) is not None]
+        if not names:
+            return
+        panel = self.panels[0] if self.panels else self._add([], self._paper_for(names))
+        for number, name in enumerate(names):
+            feature, value = self._features[name], self._values[name]
+            outlines = feature.outlines(value, *panel.size)
+            said = _Said.of(name, len(outlines), self._values, self._features, self._mask_colours())
+            _draw_outlines(panel, outlines, said, _OUTLINES[number % len(_OUTLINES)])
+            panel.fields += [name, *(field for field in said.fields if field not in panel.fields)]
+            swatches = said.swatches([number for number, outline in enumerate(outlines) if len(outline)])
+            if swatches:
+                panel.legend[said.fields[0] if said.classes_are_given else name] = swatches
+
+    def _mask_colours(self) -> dict[str, tuple[int, int, int]]:
+        """Return the colour of each class of the masks that are drawn: boxes of the same classes have it, too."""
+        return {
+            swatch.name: swatch.colour for panel in self.panels for part in panel.legend.values() for swatch in part
+        }
+
+    def _paper_for(self, names: Sequence[str]) -> np.ndarray:
+        """Return paper that what is to be drawn fits on."""
+        height, width = 240, _TILE_WIDTH
+        for name in names:
+            for outline in self._features[name].outlines(self._values[name], height, width):
+                if len(outline):
+                    width = max(width, round(min(float(outline[:, 0].max()), 4096.0)) + 8)
+                    height = max(height, round(min(float(outline[:, 1].max()), 4096.0)) + 8)
+        return np.full((height, width, 3), _PAPER, np.uint8)
+
+    def _add(self, fields: list[str], picture: np.ndarray) -> _Canvas:
+        height, width = picture.shape[:2]
+        self.panels.append(_Canvas(fields, (height, width), self._scaled(picture), {}))
+        return self.panels[-1]
+
+    def _scaled(self, picture: np.ndarray) -> np.ndarray:
+        import cv2
+
+        scale = min(self._width / picture.shape[1], self._height / picture.shape[0])
+        height, width = (max(round(size * scale), 1) for size in picture.shape[:2])
+        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST if scale >= 2 else cv2.INTER_LINEAR
+        scaled: np.ndarray = cv2.resize(np.ascontiguousarray(picture), (width, height), interpolation=how)
+        return scaled
 
 
-def _in_words(feature: Feature, value: Any) -> str:
+class _Said(NamedTuple):
+    """What other fields say of the boxes, polygons or points of one.
+
+    Attributes:
+        fields: names of the fields that say it, that of the classes first.
+        classes: number of the class of each; [] where there are none.
+        names: name of each; [] where there are none.
+        scores: score of each; [] where there are none.
+        colours: colours of classes by their names; of another it follows from its number.
+        classes_are_given: whether a field says the classes.
+    """
+
+    fields: list[str]
+    classes: list[int]
+    names: list[str]
+    scores: list[float]
+    colours: Mapping[str, tuple[int, int, int]]
+    classes_are_given: bool
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        count: int,
+        values: Mapping[str, Any],
+        features: Features,
+        colours: Mapping[str, tuple[int, int, int]],
+    ) -> _Said:
+        """Return what is said of `count` outlines of a field: by a field in the same dict first, else beside it."""
+        prefix = name.rpartition("/")[0]
+        others = [other for other in features if other not in {name, "key"} and values.get(other) is not None]
+        others.sort(key=lambda other: (other.rpartition("/")[0] != prefix, not _is_of(other, name)))
+        fields, classes, names, scores = list[str](), list[int](), list[str](), list[float]()
+        for other in others:
+            value, feature = values[other], features[other]
+            if feature.preview is not None or np.ndim(value) != 1 or not len(value) or len(value) != len(values[name]):
+                continue
+            times = count // len(value)  # of the points of several people, all of one belong to its label
+            plain = [one for one in np.asarray(value).tolist() for _ in range(times)]
+            last = other.rpartition("/")[2].lower()
+            known = feature.class_names()
+            if not names and known is not None:
+                classes, names = plain, [_name_of(known, number) for number in plain]
+                fields.insert(0, other)
+            elif not names and isinstance(plain[0], str) and any(word in last for word in _LABELS):
+                every = sorted(set(plain))
+                classes, names = [every.index(text) for text in plain], plain
+                fields.insert(0, other)
+            elif not scores and isinstance(plain[0], float) and any(word in last for word in _SCORES):
+                scores = plain
+                fields.append(other)
+        own = features[name].outline_names()
+        is_given = bool(names)
+        if not names and own and count % len(own) == 0:
+            classes, names = [*range(len(own))] * (count // len(own)), [*own] * (count // len(own))
+        return cls(fields, classes, names, scores, colours, is_given)
+
+    def colour(self, number: int, default: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return the colour of an outline."""
+        if not self.names:
+            return default
+        return self.colours.get(self.names[number]) or _class_colour(self.classes[number])
+
+    def tag(self, number: int) -> str:
+        """Return what stands beside an outline: its class and its score."""
+        score = [f"{self.scores[number]:.2f}"] if self.scores else []
+        return " ".join([*self.names[number : number + 1], *score])
+
+    def swatches(self, numbers: Iterable[int]) -> list[Swatch]:
+        """Return the legend of these outlines."""
+        if not self.names:
+            return []
+        found = {self.classes[number]: number for number in numbers}
+        return [Swatch(self.names[one], self.colour(one, (0, 0, 0)), number) for number, one in sorted(found.items())]
+
+
+def _is_of(other: str, name: str) -> bool:
+    """Return whether one field is named after another, as `box_labels` after `boxes`."""
+    stem = name.rpartition("/")[2].rstrip("s").removesuffix("e")
+    return stem in other.rpartition("/")[2]
+
+
+def _name_of(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else str(number)
+
+
+def _draw_outlines(panel: _Canvas, outlines: Sequence[np.ndarray], said: _Said, colour: tuple[int, int, int]) -> None:
+    """Draw points and closed lines, (k, 2) of (x, y) in pixels of the sample, with what is said of them on top."""
+    import cv2
+
+    scale = np.array(panel.pixels.shape[1::-1], np.float64) / panel.size[::-1]
+    tags = []
+    for number, outline in enumerate(outlines):
+        if not len(outline):
+            continue
+        vertices = np.rint(np.clip(outline * scale, -_FAR, _FAR)).astype(np.int32)
+        ink = said.colour(number, colour)
+        first = (int(vertices[:, 0].min()), int(vertices[:, 1].min()))
+        if len(vertices) == 1:
+            cv2.circle(panel.pixels, first, 6, _CASING, -1, cv2.LINE_AA)
+            cv2.circle(panel.pixels, first, 5, ink, -1)
+        else:
+            line = [vertices.reshape(-1, 1, 2)]
+            cv2.polylines(panel.pixels, line, True, _CASING, 4, cv2.LINE_AA)  # so that it is seen on its own colour
+            cv2.polylines(panel.pixels, line, True, ink, 2)
+        if text := said.tag(number):
+            tags.append((text, first, ink, len(vertices) == 1))
+    for text, place, ink, is_point in tags[:_MOST_TAGS]:
+        _draw_tag(panel.pixels, text, place, ink, is_point=is_point)
+
+
+def _draw_tag(
+    picture: np.ndarray, text: str, place: tuple[int, int], colour: tuple[int, int, int], *, is_point: bool
+) -> None:
+    """Write on a ground of a colour: above the left corner of a box, inside where there is no room, beside a point."""
+    import cv2
+
+    text = _drawable(text)
+    (wide, _), _ = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, _TAG, 1)
+    wide, high = wide + 6, 15
+    left, top = (place[0] + 8, place[1] - high // 2) if is_point else (place[0] - 1, place[1] - high)
+    left = max(min(left, picture.shape[1] - wide), 0)
+    top = max(min(top, picture.shape[0] - high), 0)
+    cv2.rectangle(picture, (left, top), (left + wide, top + high), colour, -1)
+    light = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+    ink = (0, 0, 0) if light > 130 else (255, 255, 255)
+    cv2.putText(picture, text, (left + 3, top + 12), cv2.FONT_HERSHEY_SIMPLEX, _TAG, ink, 1, cv2.LINE_AA)
+
+
+# ---------------------------------------------------------------- words
+
+
+def _in_words(feature: Feature, value: Any, in_full: bool = False) -> str:
     names = feature.class_names() or ()
     if value is None:
         return "missing"
@@ -137,9 +391,12 @@ def _in_words(feature: Feature, value: Any) -> str:
     if np.ndim(value) == 0 and isinstance(value, (np.generic, int, float)):
         return _number_in_words(value, names)
     if np.ndim(value) == 1 and isinstance(value, (np.ndarray, list, tuple)):
-        items = [one if isinstance(one, str) else _number_in_words(one, names) for one in list(value)[:_MOST_ITEMS]]
-        return ", ".join(items) + (f", ... ({len(value):,})" if len(value) > _MOST_ITEMS else "")
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else str(value)
+        most = _MOST_IN_FULL if in_full else _MOST_ITEMS
+        items = [one if isinstance(one, str) else _number_in_words(one, names) for one in list(value)[:most]]
+        return ", ".join(items) + (f", ... ({len(value):,})" if len(value) > most else "")
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}" if value.size > _MOST_ITEMS or not in_full else str(value.tolist())
+    return str(value)
 
 
 def _number_in_words(value: Any, names: Sequence[str]) -> str:
@@ -148,32 +405,12 @@ def _number_in_words(value: Any, names: Sequence[str]) -> str:
     return f"{value:.4g}" if isinstance(value, (np.floating, float)) else str(value)
 
 
-def _lines_of(text: str) -> list[str]:
-    """Return a text as lines that fit below a picture: broken at blanks where there are any."""
-    lines, line, width = [], "", 0
-    for letter in " ".join(text.split()):
-        wide = 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        if width + wide > _LINE_CELLS:
-            head, blank, tail = line.rpartition(" ")
-            lines.append(head if blank else line)
-            line = tail if blank else ""
-            width = sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in line)
-        line, width = line + letter, width + wide
-    return [*lines, line]
-
-
-def _displayed(feature: Feature, value: Any) -> np.ndarray | None:
-    """Return a value as it is drawn; None where it is missing."""
-    return None if value is None else feature.display(value)
+# ---------------------------------------------------------------- colours
 
 
 def palette_of(mask: Feature) -> np.ndarray:
     """Return the RGB colour of each class id, uint8 (ids, 3): the declared palette, else distinct colours."""
-    ids = np.arange(np.iinfo(mask.value_type()[0]).max + 1, dtype=np.int64)
-    # Hues a golden angle apart: neighbouring ids differ clearly, however many classes there are.
-    hue = (ids * 0.61803398875) % 1.0 * 6.0
-    up = np.clip(np.abs((hue[:, None] + np.array([0.0, 4.0, 2.0])) % 6.0 - 3.0) - 1.0, 0.0, 1.0)
-    colours: np.ndarray = np.rint(64 + 176 * up).astype(np.uint8)
+    colours = _hues(np.arange(np.iinfo(mask.value_type()[0]).max + 1, dtype=np.int64))
     colours[-1] = 0
     declared = mask.class_colours()
     if declared:
@@ -181,83 +418,202 @@ def palette_of(mask: Feature) -> np.ndarray:
     return colours
 
 
-def _painted(image: np.ndarray, mask: np.ndarray | None, feature: Feature | None, opacity: float) -> np.ndarray:
+def _hues(ids: np.ndarray) -> np.ndarray:
+    """Return colours, uint8 (n, 3), in which neighbouring numbers differ clearly: hues a golden angle apart."""
+    hue = (ids * 0.61803398875) % 1.0 * 6.0
+    up = np.clip(np.abs((hue[:, None] + np.array([0.0, 4.0, 2.0])) % 6.0 - 3.0) - 1.0, 0.0, 1.0)
+    colours: np.ndarray = np.rint(64 + 176 * up).astype(np.uint8)
+    return colours
+
+
+def _class_colour(number: int) -> tuple[int, int, int]:
+    """Return the colour of a class of boxes, which no declaration has."""
+    red, green, blue = _hues(np.array([number]))[0].tolist()
+    return red, green, blue
+
+
+def _painted(image: np.ndarray, mask: np.ndarray, feature: Feature, opacity: float) -> np.ndarray:
     import cv2
 
-    picture = _in_colours(image)
-    if mask is None or feature is None:
-        return picture
-    painted: np.ndarray = cv2.addWeighted(palette_of(feature)[mask], opacity, picture, 1 - opacity, 0)
+    painted: np.ndarray = cv2.addWeighted(palette_of(feature)[mask], opacity, image, 1 - opacity, 0)
     return painted
 
 
-def _outline(picture: np.ndarray, outlines: Sequence[np.ndarray], colour: tuple[int, int, int]) -> None:
-    """Draw points and closed lines, (k, 2) of (x, y) in pixels, into a picture."""
-    import cv2
-
-    width = max(round(max(picture.shape[:2]) / _TILE_WIDTH), 1)  # of lines that are seen when the picture is shrunk
-    for outline in outlines:
-        vertices = np.rint(np.clip(outline, -_FAR, _FAR)).astype(np.int32)
-        if len(vertices) == 1:
-            cv2.circle(picture, (int(vertices[0, 0]), int(vertices[0, 1])), 2 * width, colour, -1)
-        else:
-            cv2.polylines(picture, [vertices.reshape(-1, 1, 2)], True, colour, width)
-
-
 def _in_colours(image: np.ndarray) -> np.ndarray:
+    image = image[..., None] if image.ndim == 2 else image
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else np.array(image[..., :3])
 
 
-def _tile(pictures: Sequence[np.ndarray], lines: Sequence[str]) -> np.ndarray:
-    texts = [_text([(line, None)], _TILE_WIDTH, _TILE_WIDTH) for line in lines]
-    return np.concatenate([*map(_shrunk, pictures), *texts])
-
-
-def _shrunk(image: np.ndarray) -> np.ndarray:
-    import cv2
-
-    picture = _in_colours(image)
-    scale = min(_TILE_WIDTH / picture.shape[1], _TILE_HEIGHT / picture.shape[0])
-    height, width = (max(round(size * scale), 1) for size in picture.shape[:2])
-    tile = np.full((height, _TILE_WIDTH, 3), _PAPER, np.uint8)
-    tile[:, :width] = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
-    return tile
-
-
-def _row(tiles: Sequence[np.ndarray], width: int) -> np.ndarray:
-    height = max(tile.shape[0] for tile in tiles) + _MARGIN
-    row = np.full((height, width, 3), _PAPER, np.uint8)
-    for place, tile in enumerate(tiles):
-        left = _MARGIN + place * (_TILE_WIDTH + _MARGIN)
-        row[_MARGIN : _MARGIN + tile.shape[0], left : left + _TILE_WIDTH] = tile
-    return row
-
-
-def _labels(feature: Feature, ids: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+def _labels(feature: Feature, ids: Sequence[int]) -> list[Swatch]:
     """Return name and colour of each class id; an id past the names is its own name."""
     colours = palette_of(feature)
     names = feature.class_names() or ()
-    return [(names[number] if number < len(names) else f"{number}", tuple(colours[number].tolist())) for number in ids]
+    last = len(colours) - 1  # segmentation datasets use it for pixels without a label
+    words = {number: "not labelled" if names and number == last else _name_of(names, number) for number in ids}
+    return [Swatch(words[number], tuple(colours[number].tolist()), number) for number in ids]
 
 
-def _legend(labels: Sequence[tuple[str, tuple[int, ...]]], width: int) -> np.ndarray:
+# ---------------------------------------------------------------- a sheet of samples
+
+
+def draw(samples: Sequence[Mapping[str, Any]], features: Features, columns: int, opacity: float) -> Picture:
+    """Return samples side by side: their pictures, below them keys and all that is not drawn, then the legends.
+
+    Args:
+        samples: decoded samples, each with its `key`.
+        features: schema of the samples, which says what is a picture, a mask or boxes.
+        columns: number of samples in a row, at least 1.
+        opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
+
+    Raises:
+        OptionError: an argument is out of range.
+    """
+    if columns < 1 or not 0 <= opacity <= 1:
+        raise OptionError(
+            f"preview: columns={columns}, opacity={opacity}; want at least 1 column and opacity in [0, 1]"
+        )
+    scenes = _looked_at(samples, features, opacity)
+    return _sheet([(scene.key, scene) for scene in scenes], columns)
+
+
+def draw_drawn(rows: Sequence[Sequence[tuple[str, Mapping[str, Any]]]], features: Features, opacity: float) -> Picture:
+    """Return samples before and after a transform: a row for each, as it was read and then its copies.
+
+    Args:
+        rows: title and decoded sample of each picture, row by row.
+        features: schema of the samples.
+        opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
+
+    Raises:
+        OptionError: the opacity is out of range.
+    """
+    if not 0 <= opacity <= 1:
+        raise OptionError(f"preview: opacity={opacity}; want a number in [0, 1]")
+    columns = max(map(len, rows), default=1)
+    tiles: list[tuple[str, Scene | None]] = []
+    for row in rows:
+        scenes = _looked_at([sample for _, sample in row], features, opacity)
+        tiles += [(title, scene) for (title, _), scene in zip(row, scenes, strict=True)]
+        tiles += [("", None)] * (columns - len(row))
+    return _sheet(tiles, columns)
+
+
+def _looked_at(samples: Iterable[Mapping[str, Any]], features: Features, opacity: float) -> list[Scene]:
+    def looked(sample: Mapping[str, Any], width: int) -> Scene:
+        return look_at(sample, features, width=width, height=_TILE_HEIGHT, opacity=opacity)
+
+    return [looked(sample, _TILE_WIDTH if not _is_wide(sample, features) else 2 * _TILE_WIDTH) for sample in samples]
+
+
+def _is_wide(sample: Mapping[str, Any], features: Features) -> bool:
+    """Return whether the main picture of a sample is a strip."""
+    values = features.nesting.split(sample)
+    pictures = sorted(
+        (name for name, feature in features.items() if feature.preview == "image" and values.get(name) is not None),
+        key=lambda name: features[name].target() != "image",
+    )
+    if not pictures or features[pictures[0]].target() == "image":
+        return False
+    height, width = features[pictures[0]].display(values[pictures[0]]).shape[:2]
+    return bool(width > _WIDE * height)
+
+
+def _sheet(tiles: Sequence[tuple[str, Scene | None]], columns: int) -> Picture:
+    """Return titled scenes in rows, with the legends of all at the bottom."""
+    scenes = [scene for _, scene in tiles if scene is not None]
+    widest = max((panel.pixels.shape[1] for scene in scenes for panel in scene.panels), default=0)
+    tile_width = 2 * _TILE_WIDTH if widest > _TILE_WIDTH else _TILE_WIDTH
+    texts = [(title, [] if scene is None else _captions(scene, 2 if tile_width > _TILE_WIDTH else 1))
+             for title, scene in tiles]  # fmt: skip
+    drawn = [
+        _tile([] if scene is None else scene.panels, title, lines, tile_width)
+        for (_, scene), (title, lines) in zip(tiles, texts, strict=True)
+    ]
+    legends = _merged(panel.legend for scene in scenes for panel in scene.panels)
+    names = [swatch.name for swatches in legends.values() for swatch in swatches]
+    _warn_of_lost_letters([text for title, lines in texts for text in (title, *lines)] + names)
+    width = min(columns, max(len(drawn), 1)) * (tile_width + _MARGIN) + _MARGIN
+    rows = [_row(drawn[start : start + columns], width, tile_width) for start in range(0, len(drawn), columns)]
+    for name, swatches in legends.items():
+        titled = [Swatch(f"{name}:", (_PAPER,) * 3), *swatches] if len(legends) > 1 else swatches
+        rows.append(_legend(titled, width))
+    return Picture(np.concatenate(rows) if rows else np.full((1, width, 3), _PAPER, np.uint8))
+
+
+def _merged(legends: Iterable[Mapping[str, Sequence[Swatch]]]) -> dict[str, list[Swatch]]:
+    """Return all entries of several legends, each once, in the order of the classes."""
+    found: dict[str, dict[Swatch, None]] = {}
+    for legend in legends:
+        for name, swatches in legend.items():
+            found.setdefault(name, {}).update(dict.fromkeys(swatches))
+    return {name: sorted(swatches, key=lambda swatch: swatch.number) for name, swatches in found.items()}
+
+
+def _captions(scene: Scene, tiles: int = 1) -> list[str]:
+    """Return the fields of a sample that are not drawn, in words, as lines that fit below its picture."""
+    lines = [line for name, text in scene.words for line in _lines_of(f"{name}: {text}", tiles * _LINE_CELLS)]
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "..."]
+
+
+def _lines_of(text: str, cells: int) -> list[str]:
+    """Return a text as lines that fit below a picture: broken at blanks where there are any."""
+    lines, line, width = [], "", 0
+    for letter in " ".join(text.split()):
+        wide = _cells_of(letter)
+        if width + wide > cells:
+            head, blank, tail = line.rpartition(" ")
+            lines.append(head if blank else line)
+            line = tail if blank else ""
+            width = sum(map(_cells_of, line))
+        line, width = line + letter, width + wide
+    return [*lines, line]
+
+
+def _cells_of(letter: str) -> int:
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _tile(panels: Iterable[Panel], title: str, lines: Sequence[str], width: int) -> np.ndarray:
+    parts: list[np.ndarray] = []
+    for panel in panels:
+        part = np.full((panel.pixels.shape[0] + (_GAP if parts else 0), width, 3), _PAPER, np.uint8)
+        part[-panel.pixels.shape[0] :, : panel.pixels.shape[1]] = panel.pixels
+        parts.append(part)
+    return np.concatenate([*parts, _text(title, width, _INK), *(_text(line, width, _FAINT) for line in lines)])
+
+
+def _row(tiles: Sequence[np.ndarray], width: int, tile_width: int) -> np.ndarray:
+    height = max(tile.shape[0] for tile in tiles) + _MARGIN
+    row = np.full((height, width, 3), _PAPER, np.uint8)
+    for place, tile in enumerate(tiles):
+        left = _MARGIN + place * (tile_width + _MARGIN)
+        row[_MARGIN : _MARGIN + tile.shape[0], left : left + tile_width] = tile
+    return row
+
+
+def _legend(swatches: Sequence[Swatch], width: int) -> np.ndarray:
+    """Return a legend in cells of equal width, each a swatch of its colour and a name."""
+    import cv2
+
+    if len(swatches) > _MOST_LEGEND:
+        more = f"and {len(swatches) - _MOST_LEGEND + 1:,} more"
+        swatches = [*swatches[: _MOST_LEGEND - 1], Swatch(more, (_PAPER,) * 3)]
     per_line = max(width // _LEGEND_WIDTH, 1)
-    lines = [_text(labels[start : start + per_line], width, _LEGEND_WIDTH) for start in range(0, len(labels), per_line)]
-    return np.concatenate(lines) if lines else np.full((1, width, 3), _PAPER, np.uint8)
+    legend = np.full((max(-(-len(swatches) // per_line), 1) * _LINE, width, 3), _PAPER, np.uint8)
+    for number, (word, colour, _) in enumerate(swatches):
+        top, left = number // per_line * _LINE, _MARGIN + number % per_line * _LEGEND_WIDTH
+        cell = legend[top : top + _LINE, left : left + _LEGEND_WIDTH - _GAP]  # clips a long word
+        cv2.rectangle(cell, (0, 5), (14, 17), colour, -1)
+        cell[:, _SWATCH_WIDTH:] = _text(word, cell.shape[1] - _SWATCH_WIDTH, _INK)
+    return legend
 
 
-def _text(words: Sequence[tuple[str, Any]], width: int, cell_width: int) -> np.ndarray:
-    """Return one line of words in cells of equal width, each with a swatch of its colour before it if it has one."""
+def _text(word: str, width: int, colour: tuple[int, int, int]) -> np.ndarray:
+    """Return one line of words; a long one is clipped."""
     import cv2
 
     line = np.full((_LINE, width, 3), _PAPER, np.uint8)
-    for place, (word, colour) in enumerate(words):
-        left = _MARGIN + place * cell_width
-        cell = line[:, left : left + cell_width - _GAP]  # clips a long word, which would run into the next one
-        if colour is not None:
-            cv2.rectangle(cell, (0, 5), (14, 17), colour, -1)
-            cell = cell[:, _SWATCH_WIDTH:]
-        cv2.putText(cell, _drawable(word), (0, 16), cv2.FONT_HERSHEY_SIMPLEX, 0.42, _INK, 1, cv2.LINE_AA)
+    cv2.putText(line, _drawable(word), (0, 16), cv2.FONT_HERSHEY_SIMPLEX, _TEXT, colour, 1, cv2.LINE_AA)
     return line
 
 

@@ -42,7 +42,7 @@ from datamat.run.dispatch import count_workers
 from datamat.run.estimate import estimate
 from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
 from datamat.run.repair import end_repair, prepare_repair, set_aside
-from datamat.run.replay import replay, verify_sample
+from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
 from datamat.run.run import RunRequest, run_job, run_task, work_folder
 from datamat.run.slices import LEASE_S, TaskNumber, unfinished_shards
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from datamat.formats import ShardFormat
     from datamat.plan.changes import ReusedRows
     from datamat.plan.plan import PartSpec, Plan
+    from datamat.readers.preview import Picture
     from datamat.run.dispatch import Tasks
     from datamat.run.estimate import Estimate
     from datamat.run.receipts import Receipt, Sealed
@@ -265,6 +266,32 @@ class Materializer:
             SourceError, OptionError, FingerprintError: as for `plan`.
         """
         return estimate(self.job, num_samples)
+
+    def preview(self, count: int = 4, *, copies: int = 3, opacity: float = 0.5) -> Picture:
+        """Return a picture of a few rows before and after the transform, as a run would store them; writes nothing.
+
+        Each row of the picture is a sample as `read` gives it, and beside it its first copies, with the same random
+        draws as in the run. Everything happens in this process; the global random state is restored at the end.
+
+        Args:
+            count: number of rows, at least 1, spread evenly over the splits that the transform changes; over all, where
+                it changes none.
+            copies: how many copies of each to show at most, at least 1.
+            opacity: opacity of the masks, from 0 (invisible) to 1 (the image is hidden).
+
+        Returns:
+            A picture that a notebook displays; `.save(path)` writes a PNG, `.array` is uint8 (height, width, 3).
+
+        Raises:
+            OptionError: an argument is out of range.
+            SampleError: a row fails, as it does in a run.
+            SourceError, FingerprintError: as for `plan`.
+
+        Example:
+            >>> Materializer("camvid", "CamVid", "out/camvid", transform=augment).preview()   # doctest: +SKIP
+        """
+        with self.job.planned() as planned:
+            return preview_copies(planned, count, copies, opacity)
 
     def run(
         self,

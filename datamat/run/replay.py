@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,19 +12,21 @@ import numpy as np
 from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE
 from datamat.directory.verify import Problem, examine
-from datamat.errors import DatamatError, OptionError
+from datamat.errors import DatamatError, OptionError, SchemaError, Skip
+from datamat.readers.preview import draw_drawn
 from datamat.transforms.seeding import global_state_kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from datamat.directory.verify import VerifyReport
-    from datamat.features import Column
+    from datamat.features import Column, Features
     from datamat.plan.job import PlannedJob
+    from datamat.readers.preview import Picture
     from datamat.writers.base import Sample
 
 
-__all__ = ["Recomputation", "replay", "verify_sample"]
+__all__ = ["Recomputation", "preview_copies", "replay", "verify_sample"]
 
 
 def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
@@ -56,6 +59,48 @@ def replay(planned: PlannedJob, key: str, copy: int) -> Sample:
                 return planned.pipeline.features.decode(columns)
             found.append(name)
     raise OptionError(f"row {row.key!r} gives no record {str(wanted)!r}; it gives {', '.join(found)}")
+
+
+def preview_copies(planned: PlannedJob, count: int, copies: int, opacity: float) -> Picture:
+    """Return a picture of a few rows: each as it was read, and beside it the first copies that a run stores of it.
+
+    Everything happens in this process, as in `replay`, and nothing is written.
+
+    Args:
+        planned: job with its rows and its plan.
+        count: number of rows, at least 1, spread evenly over the splits that the transform changes; over all, where it
+            changes none.
+        copies: how many copies to show at most, at least 1.
+        opacity: opacity of the masks, from 0 to 1.
+
+    Raises:
+        OptionError: an argument is out of range.
+        SampleError: a row fails, as it does in a run.
+    """
+    if count < 1 or copies < 1:
+        raise OptionError(f"preview: count={count}, copies={copies}; want at least 1 of each")
+    pipeline, shards = planned.pipeline, [shard for shard in planned.chosen if shard.augmented] or planned.chosen
+    places = np.concatenate([np.zeros(0, np.int64), *(np.arange(shard.start, shard.stop) for shard in shards)])
+    chosen = places[np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(int)]
+    pipeline.setup_worker()
+    drawn = []
+    with global_state_kept():
+        for row in planned.store.read(np.asarray(planned.store.order[chosen])):
+            _, shard = planned.find(row.key)
+            samples = [sample for sample in pipeline.samples(row) if not isinstance(sample, Skip)]
+            if samples:
+                made = pipeline.records(row, copies=min(copies, shard.copies), augmented=shard.augmented)
+                stored = [(key, pipeline.features.decode(columns)) for key, columns in itertools.islice(made, copies)]
+                drawn.append([(f"{row.key} as read", _as_read(pipeline.features, samples[0])), *stored])
+    return draw_drawn(drawn, pipeline.features, opacity)
+
+
+def _as_read(features: Features, sample: Sample) -> Mapping[str, Any]:
+    """Return a sample as it would be stored, or as the transform gets it where only what that makes can be stored."""
+    try:
+        return features.decode(features.encode(sample))
+    except SchemaError:
+        return features.prepare(sample)
 
 
 def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyReport:

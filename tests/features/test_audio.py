@@ -136,12 +136,27 @@ def test_declarations_are_checked():
     assert Schema.from_json(Features({"x": Audio(9, 1)}).to_json())["x"] == Audio(9, 1)
 
 
-def test_waveform_is_displayed():
+def test_waveform_and_spectrogram_are_displayed():
     loud = Audio().display(SHARES)
 
-    assert (loud.shape, loud.dtype) == ((120, 320, 3), np.uint8)
-    assert (loud != 255).any(axis=(0, 2)).all()
-    assert (Audio().display(np.zeros((0, 1), np.float32))[60] != 255).any()
+    assert (loud.shape, loud.dtype) == ((200, 320, 3), np.uint8)
+    assert (loud[:100] != 255).any(axis=(0, 2)).all()
+    assert (loud[104:] != 255).any(axis=2).all()
+    assert (Audio().display(np.zeros((0, 1), np.float32))[50] != 255).any()
+
+
+@pytest.mark.parametrize(("share", "row"), [(0.02, 94), (0.25, 71), (0.5, 47), (0.95, 4)])
+def test_spectrogram_shows_a_tone_at_its_height(share, row):
+    """A tone at a share of the highest frequency is a bright line as far up; both halves show what each holds."""
+    times = np.arange(16_000, dtype=np.float32)
+    tone = (0.5 * np.sin(np.pi * share * times)).astype(np.float32)
+    tone[8_000:] = 0
+
+    spectrum = Audio().display(tone[:, None])[104:].astype(int).sum(axis=2)
+
+    assert abs(int(spectrum[:, 80].argmax()) - row) <= 1
+    assert spectrum[:, 80].max() > 550
+    assert spectrum[:, 240].max() < 100
 
 
 @pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])

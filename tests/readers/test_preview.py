@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import PIL.Image
 import pytest
+import small_pairs
 from every_feature import ONE_WORKER
 
 from datamat import (
@@ -33,7 +34,7 @@ from datamat import (
 )
 from datamat.codecs import decode_image
 from datamat.features import Text
-from datamat.readers.preview import _captions, draw, palette_of
+from datamat.readers.preview import _captions, draw, look_at, palette_of
 
 BLACK_TO_WHITE = ((0, 0, 0), (90, 90, 90), (180, 180, 180), (250, 250, 250))
 
@@ -132,14 +133,15 @@ def test_mask_of_ids_past_the_names_is_drawn():
     assert shows(picture, (50, 50, 50))
 
 
-def test_mask_of_another_size_than_the_image_is_left_out():
-    """It belongs to another picture; the image is still drawn."""
+def test_mask_of_another_size_than_the_image_has_a_panel_of_its_own():
+    """It belongs to another picture, as does a second mask: nothing is drawn over what it does not fit."""
     image, mask = np.full((40, 60, 3), 100, np.uint8), np.ones((20, 30), np.uint8)
+    schema = features(mask=Mask(palette=BLACK_TO_WHITE))
 
-    picture = draw([sample(image, mask)], features(mask=Mask(palette=BLACK_TO_WHITE)), 1, 1.0)
+    scene = look_at(sample(image, mask), schema, width=320, height=640, opacity=1.0)
 
-    assert shows(picture, (100, 100, 100))
-    assert not shows(picture, (90, 90, 90))
+    assert [panel.fields for panel in scene.panels] == [("image",), ("mask",)]
+    assert (scene.panels[0].pixels == 100).all() and (scene.panels[1].pixels == 90).all()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5000), (5000, 1), (31, 17)])
@@ -244,8 +246,7 @@ def test_dataset_without_images_shows_its_fields_in_words(tmp_path):
 
 def captions(fields, values):
     """Return the lines below a sample."""
-    given = Features(fields)
-    return _captions(given.nesting.split({"key": "a", **values}), given, set())
+    return _captions(look_at({"key": "a", **values}, Features(fields), width=320, height=320, opacity=0.5))
 
 
 @pytest.mark.parametrize(
@@ -342,3 +343,226 @@ def test_points_and_outlines_are_drawn_over_the_image(feature, value):
 
     assert shows(picture, (255, 64, 64))
     assert not image.any()
+
+
+def pixels_of(panel, colour):
+    """Return rows and columns of the pixels of a colour in a panel."""
+    return np.nonzero((panel.pixels == np.array(colour, np.uint8)).all(2))
+
+
+def boxed(**others):
+    """Return a scene of a black image of 100 by 100 with two boxes, and other fields with their values."""
+    schema = Features({"image": Image(), "boxes": BBoxes(), **{name: feature for name, (feature, _) in others.items()}})
+    values = {name: value for name, (_, value) in others.items()}
+    boxes = np.array([[0.2, 0.1, 0.5, 0.4], [0.5, 0.6, 0.9, 0.95]], np.float32)
+    given = {"key": "a", "image": np.zeros((100, 100, 3), np.uint8), "boxes": boxes, **values}
+    return look_at(given, schema, width=400, height=400, opacity=0.5)
+
+
+KINDS = Sequence(ClassLabel(names=("cat", "개", "bird")))
+
+
+def test_boxes_are_drawn_at_their_places_in_the_colours_of_their_classes():
+    """Pixels under each edge have the colour that the legend gives the class; the legend has no other class."""
+    scene = boxed(kinds=(KINDS, np.array([2, 0])))
+
+    (panel,) = scene.panels
+    legend = panel.legend["kinds"]
+    assert [swatch.name for swatch in legend] == ["cat", "bird"]
+    colours = {swatch.name: swatch.colour for swatch in legend}
+    for name, (top, left, bottom, right) in {"bird": (80, 40, 200, 160), "cat": (200, 240, 360, 380)}.items():
+        rows, columns = pixels_of(panel, colours[name])
+        assert (abs(rows.max() - bottom), abs(columns.min() - left), abs(columns.max() - right)) < (3, 3, 3)
+        for row, column in ((bottom, (left + right) // 2), ((top + bottom) // 2, left), ((top + bottom) // 2, right)):
+            near = panel.pixels[row - 1 : row + 2, column - 1 : column + 2].reshape(-1, 3)
+            assert (near == colours[name]).all(1).any(), f"{name}: no edge at {row}, {column}"
+
+
+@pytest.mark.parametrize(("kinds", "scores"), [([1, 0], [0.25, 0.5]), ([2, 0], [0.75, 0.5])])
+def test_class_and_score_of_a_box_are_written_at_its_corner(kinds, scores):
+    """Another score, and another class, are other letters above the corner of that box, and not of the other one."""
+
+    def drawn_with(kinds, scores):
+        fields = {"kinds": (KINDS, np.array(kinds)), "scores": (Sequence(Scalar("float32")), np.float32(scores))}
+        return boxed(**fields).panels[0].pixels
+
+    rows, columns = np.nonzero((drawn_with([1, 0], [0.75, 0.5]) != drawn_with(kinds, scores)).any(2))
+
+    assert rows.min() > 80 - 20 and columns.min() >= 35 and columns.max() < 170
+    assert rows.max() < (85 if kinds == [1, 0] else 205)
+
+
+def test_labels_of_another_length_belong_to_no_box():
+    """Three tags of an image with two boxes are not the classes of these."""
+    scene = boxed(tags=(KINDS, np.array([0, 1, 2])))
+
+    assert scene.panels[0].legend == {}
+    assert pixels_of(scene.panels[0], (255, 64, 64))[0].size > 400
+    assert scene.words == (("tags", "cat, 개, bird"),)
+
+
+def test_labels_in_the_dict_of_the_boxes_are_theirs():
+    """Of two lists of labels of the same length, that of the same dict is meant; texts count as classes, too."""
+    schema = Features(
+        {
+            "image": Image(),
+            "others": Sequence(ClassLabel(names=("x", "y"))),
+            "objects": {"area": BBoxes(), "label": Sequence(Text())},
+        }
+    )
+    objects = {"area": np.array([[0, 0, 0.5, 0.5], [0.5, 0.5, 1, 1]], np.float32), "label": ["하나", "둘"]}
+
+    scene = look_at(
+        {"key": "a", "image": np.zeros((50, 50, 3), np.uint8), "others": np.array([0, 1]), "objects": objects},
+        schema, width=200, height=200, opacity=0.5,
+    )  # fmt: skip
+
+    assert [swatch.name for swatch in scene.panels[0].legend["objects/label"]] == ["둘", "하나"]
+
+
+def test_points_have_the_names_that_were_declared():
+    """The legend names those points that have a place, in the colours of their circles."""
+    schema = Features({"image": Image(), "face": Keypoints((3, 3), names=("left", "nose", "오른쪽"))})
+    face = np.array([[10, 10, 2], [0, 0, 0], [40, 20, 1]], np.float32)
+
+    scene = look_at(
+        {"key": "a", "image": np.zeros((50, 50, 3), np.uint8), "face": face}, schema, width=200, height=200, opacity=0.5
+    )
+
+    legend = scene.panels[0].legend["face"]
+    assert [swatch.name for swatch in legend] == ["left", "오른쪽"]
+    for swatch, (x, y) in zip(legend, ((40, 40), (160, 80)), strict=True):
+        assert tuple(scene.panels[0].pixels[y, x]) == swatch.colour
+
+
+def test_polygons_without_vertices_shift_no_label():
+    """The label of the second polygon stays with it where the first left the image."""
+    schema = Features({"image": Image(), "areas": Polygons(), "area_labels": KINDS})
+    areas = Polygons().prepare("x", [[], [[10, 10], [40, 10], [40, 40]]])
+
+    scene = look_at(
+        {"key": "a", "image": np.zeros((50, 50, 3), np.uint8), "areas": areas, "area_labels": np.array([0, 1])},
+        schema, width=200, height=200, opacity=0.5,
+    )  # fmt: skip
+
+    ((swatch,),) = scene.panels[0].legend.values()
+    assert swatch.name == "개"
+    assert pixels_of(scene.panels[0], swatch.colour)[0].size > 200
+
+
+def test_every_picture_and_mask_is_drawn():
+    """Two cameras and two masks: the second ones have panels of their own, each with its legend."""
+    mask = np.ones((40, 60), np.uint8)
+    schema = Features(
+        {
+            "left": Image(),
+            "right": Image(),
+            "parts": Mask(names=("a", "b"), palette=BLACK_TO_WHITE[:2]),
+            "kinds": Mask(names=("c", "d"), palette=BLACK_TO_WHITE[2:]),
+        }
+    )
+
+    scene = look_at(
+        {"key": "a", "left": np.full((40, 60, 3), 9, np.uint8), "right": np.full((40, 60, 3), 33, np.uint8),
+         "parts": mask, "kinds": mask}, schema, width=60, height=60, opacity=1.0,
+    )  # fmt: skip
+
+    assert [panel.fields for panel in scene.panels] == [("left", "parts"), ("right",), ("kinds",)]
+    assert [int(panel.pixels.mean()) for panel in scene.panels] == [90, 33, 250]
+    assert [swatch.name for swatch in scene.panels[2].legend["kinds"]] == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "drawn_shape"),
+    [
+        ((16, 20), (16, 20, 1)),
+        ((24, 16, 20), (16, 83, 1)),
+        ((16, 20, 3), (16, 20, 3)),
+        ((3, 16, 20), (16, 20, 3)),
+        ((24, 16, 20, 3), (16, 83, 3)),
+        ((2, 24, 16, 20), (16, 83, 1)),
+    ],
+)
+def test_maps_volumes_and_frames_are_drawn(shape, drawn_shape):
+    """A volume is four slices, from a low to a high index, each brighter here; a map is one picture."""
+    axis = 1 if shape[0] == 2 else 0
+    value = np.zeros(shape, np.float32) + np.arange(shape[axis]).reshape([-1] + [1] * (len(shape) - 1 - axis))
+    feature = Tensor(shape, "float32")
+
+    picture = feature.display(value)
+
+    assert feature.preview == "image"
+    assert (picture.shape, picture.dtype) == (drawn_shape, np.uint8)
+    if drawn_shape[1] == 83:
+        slices = [int(picture[0, 21 * part, 0]) for part in range(4)]
+        assert slices == sorted(set(slices)) and slices[0] < 60 and slices[-1] > 180
+        assert (picture[:, 20] == 255).all()
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 3), (None, 4), (None, None), (2, 2, 2), (None, 2, None)])
+def test_vectors_and_small_matrices_are_words(shape):
+    """They are numbers, at which one does not look."""
+    assert Tensor(shape, "float32").preview is None
+
+
+def test_rows_are_shown_before_and_after_the_transform(tmp_path):
+    """Left is the picture as it was read, beside it the copies that a run stores; nothing is written."""
+    source = small_pairs.make_pairs(tmp_path / "source", num_train=6, num_val=2)
+    copies = {"train": 3}
+    job = small_pairs.job(source, tmp_path / "out", transform=small_pairs.jitter, copies=copies)
+
+    picture = job.preview(2, copies=2, opacity=0.0).array
+    assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").iterdir()]
+
+    job.run(progress=False)
+    plain = small_pairs.job(source, tmp_path / "plain")
+    plain.run(progress=False)
+    after, before = load(tmp_path / "out", "train"), load(tmp_path / "plain", "train")
+    tiles = [picture[8:248, 8 + 328 * column : 328 + 328 * column] for column in range(3)]
+    (key,) = [name for name in sorted(before.keys()) if (tiles[0] == enlarged(before[name]["image"])).all()]
+    assert np.array_equal(tiles[1], enlarged(after[f"{key}#0"]["image"]))
+    assert np.array_equal(tiles[2], enlarged(after[f"{key}#1"]["image"]))
+
+
+def enlarged(image):
+    """Return a picture of 24 by 32 at ten times its size."""
+    return np.repeat(np.repeat(image, 10, 0), 10, 1)
+
+
+def test_transform_that_crops_is_shown_beside_the_whole_picture(tmp_path):
+    """What was read need not be as declared, where the transform makes it so."""
+
+    class Whole(small_pairs.Pairs):
+        features = Features({"image": Image((12, 16, 3)), "mask": Mask((12, 16), names=small_pairs.NAMES)})
+
+    def crop(sample, rng):
+        return {**sample, "image": sample["image"][:12, :16], "mask": sample["mask"][:12, :16]}
+
+    source = small_pairs.make_pairs(tmp_path / "source", num_train=2, num_val=1)
+    job = small_pairs.job(source, tmp_path / "out", Whole(), transform=crop, copies=1)
+
+    assert job.preview(1).array.shape[1] == 2 * 328 + 8
+    for arguments, message in (({"count": 0}, "count=0"), ({"copies": 0}, "copies=0"), ({"opacity": 2}, "opacity=2")):
+        with pytest.raises(OptionError, match=f"preview: .*{message}"):
+            job.preview(**arguments)
+
+
+def test_boxes_have_the_colours_of_the_mask_where_its_classes_are_theirs():
+    """One class has one colour in a picture; its legends are in the order of the classes, over all samples."""
+    schema = Features(
+        {"image": Image(), "mask": Mask(names=("a", "b", "c"), palette=BLACK_TO_WHITE[:3]), "boxes": BBoxes(),
+         "kinds": Sequence(ClassLabel(names=("c", "x")))}
+    )  # fmt: skip
+    given = {"key": "a", "image": np.zeros((50, 50, 3), np.uint8), "boxes": np.float32([[0, 0, 1, 1], [0, 0, 1, 0.5]])}
+
+    scene = look_at({**given, "mask": np.full((50, 50), 2, np.uint8), "kinds": np.array([0, 1])}, schema, width=100,
+                    height=100, opacity=0.0)  # fmt: skip
+
+    legend = scene.panels[0].legend
+    assert [swatch.name for swatch in legend["kinds"]] == ["c", "x"]
+    assert legend["kinds"][0].colour == legend["mask"][0].colour == BLACK_TO_WHITE[2]
+    assert legend["kinds"][1].colour not in BLACK_TO_WHITE
+    assert scene.words == ()  # what stands beside the boxes is not said again
+    both = [{**given, "mask": np.full((50, 50), number, np.uint8), "kinds": np.array([0, 1])} for number in (2, 0)]
+    swatches = draw(both, schema, 2, 0.0).array[-2 * 22 : -22, 8 + 160 : 8 + 160 + 14]
+    assert (swatches[11] == BLACK_TO_WHITE[0]).all()
