@@ -1,92 +1,95 @@
-"""Train one small model per target on all cores, from inside a class, without a guard.
+"""A training class makes its own shards: the job and the augmentation are methods, and nothing needs a guard.
 
-    python examples/train_in_a_class.py [--targets 1000] [--rounds 1]
+    python examples/train_in_a_class.py [FOLDER]
 
-`Analyzer.train` maps the bound method `self.algorithm.fit` over thousands of targets. The data that `self` holds travel
-once per worker, not once per target; its logger and its lock are live in the workers. Nothing here is written for
-multiprocessing except the line that makes the pool.
-At the end a table compares one process with 2 to n.
+`Materializer` is called in the middle of a class that has a logger, a lock and settings, as training classes do. The
+methods that it is given run in worker processes, where `self` has all of these. A second `Trainer` of the same folder
+finds the shards finished; one with other settings writes only what these change.
 """
 
-from __future__ import annotations
-
-import argparse
 import logging
-import random
+import pathlib
+import sys
 import threading
-import time
 
-from datamat.parallel import PathosExecutor, get_logger, physical_cores
+import numpy as np
+from shapes import SIZE, draw
+
+from datamat import ClassLabel, DatasetWriter, Features, Image, IndexRow, Materializer, load
 
 logging.basicConfig(level=logging.WARNING, format="%(processName)s %(name)s: %(message)s")
-logger = get_logger("example.training")
 
 
-class RidgeRegression:
-    """A model that is slow enough to be worth a process: gradient descent in plain Python."""
+class Shapes(DatasetWriter):
+    """Discs and squares. Your own samples go in the place of `draw`."""
 
-    def __init__(self, frames: dict[str, list[tuple[float, float]]], logger: logging.Logger, steps: int = 1200):
-        self.frames = frames
-        self.logger = logger
-        self.lock = threading.RLock()  # as real models have them
-        self.steps = steps
+    name = "shapes"
+    features = Features({"image": Image((SIZE, SIZE, 3)), "label": ClassLabel(names=("disc", "square"))})
 
-    def fit(self, target: str) -> tuple[float, float]:
-        """Return slope and intercept for one target."""
-        frame = self.frames[target]
-        slope = intercept = 0.0
-        for _ in range(self.steps):
-            errors = [(slope * x + intercept - y, x) for x, y in frame]
-            slope -= 0.1 * (sum(error * x for error, x in errors) / len(frame) + 1e-3 * slope)
-            intercept -= 0.1 * sum(error for error, _ in errors) / len(frame)
+    def index(self, source: int) -> list[IndexRow]:
+        return [IndexRow(f"shape{number:04d}", fields={"number": number}) for number in range(source)]
+
+    def read(self, row: IndexRow, rng: np.random.Generator) -> dict:
+        return draw(row.fields["number"], rng)
+
+
+class Trainer:
+    """Owns the data, the augmentation and the model."""
+
+    def __init__(self, folder: pathlib.Path, noise: float = 12.0, count: int = 400):
+        self.folder, self.noise, self.count = folder, noise, count
+        self.logger = logging.getLogger("trainer")
+        self.lock = threading.RLock()  # neither can be pickled, and neither is in the way
+        self.weights = np.zeros(3)
+
+    def augment(self, sample: dict, rng: np.random.Generator) -> dict:
+        """Add noise, and turn the picture: in a worker process, on another `self`."""
         with self.lock:
-            self.logger.info("fitted %s", target)
-        return slope, intercept
+            self.logger.debug("augmenting %s", sample["key"])
+        pixels = sample["image"] + rng.normal(0, self.noise, sample["image"].shape)
+        return {**sample, "image": np.rot90(pixels.clip(0, 255).astype(np.uint8), rng.integers(4)).copy()}
+
+    def prepare(self) -> None:
+        """Write the shards; do nothing where they are finished."""
+        job = Materializer(
+            Shapes,
+            source=self.count,
+            output=self.folder,
+            splits={"train": 0.8, "val": 0.2},
+            copies={"train": 2},
+            transform=self.augment,
+        )
+        report = job.run(progress=False)
+        print("nothing to do" if report.did_nothing else f"wrote {report.num_records} records")
+
+    def describe(self, images: np.ndarray) -> np.ndarray:
+        """Return, for each picture, float64 (3,): a constant, the area of the shape, and how full its box is."""
+        lit = images.max(axis=3) > 100
+        area = lit.sum(axis=(1, 2))
+        box = lit.any(axis=1).sum(axis=1) * lit.any(axis=2).sum(axis=1)
+        return np.stack([np.ones(len(images)), area / SIZE**2, area / box], axis=1)
+
+    def fit(self, epochs: int = 40) -> None:
+        """Train by gradient descent on shuffled batches."""
+        train = load(self.folder, "train")
+        batches = train.to_numpy(32, shuffle=True, seed=1)
+        for _ in range(epochs):
+            for batch in batches:
+                inputs, targets = self.describe(batch["image"]), batch["label"]
+                guesses = 1 / (1 + np.exp(-inputs @ self.weights))
+                self.weights -= 2 * inputs.T @ (guesses - targets) / len(targets)
+
+    def accuracy(self) -> float:
+        """Return the share of the validation pictures that the model tells right."""
+        right = [
+            (self.describe(batch["image"]) @ self.weights > 0) == batch["label"]
+            for batch in load(self.folder, "val").to_numpy(64)
+        ]
+        return float(np.concatenate(right).mean())
 
 
-class Analyzer:
-    """Owns the algorithm and decides where it runs."""
-
-    def __init__(self, algorithm: RidgeRegression, logger: logging.Logger):
-        self.algorithm = algorithm
-        self.logger = logger
-
-    def train(self, targets: list[str], num_processes: int | None = None) -> dict[str, tuple[float, float]]:
-        """Return the fitted parameters of each target."""
-        cores = len(physical_cores()) if num_processes is None else num_processes
-        if cores == 1:
-            self.logger.info("one core: training in this process")
-            return {target: self.algorithm.fit(target) for target in targets}
-        with PathosExecutor(cores) as pool:
-            return dict(zip(targets, pool.map(self.algorithm.fit, targets), strict=True))
-
-
-def make_frames(num_targets: int) -> dict[str, list[tuple[float, float]]]:
-    """Return noisy lines, one for each target."""
-    rng = random.Random(0)
-    points = [i / 100 for i in range(100)]
-    return {f"target-{n:04}": [(x, n * x + 1 + rng.gauss(0, 0.1)) for x in points] for n in range(num_targets)}
-
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--targets", type=int, default=1000)
-parser.add_argument("--rounds", type=int, default=1)
-arguments = parser.parse_args()
-
-frames = make_frames(arguments.targets)
-analyzer = Analyzer(RidgeRegression(frames, logger), logger)
-counts = range(1, max(2, len(physical_cores())) + 1)
-times = {count: [] for count in counts}
-expected = None
-for _ in range(arguments.rounds):  # interleaved, so that a busy moment of the machine hits all alike
-    for count in counts:
-        begin = time.perf_counter()
-        fitted = analyzer.train(list(frames), count)
-        times[count].append(time.perf_counter() - begin)
-        expected = expected or fitted
-        assert fitted == expected  # the same, whoever computes it
-
-print(f"{len(frames)} targets\nprocesses  seconds  speed-up  per process")
-for count in counts:
-    best, alone = min(times[count]), min(times[1])
-    print(f"{count:9}  {best:7.2f}  {alone / best:7.2f}x  {alone / best / count:10.0%}")
+trainer = Trainer(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out"))
+trainer.prepare()
+trainer.prepare()
+trainer.fit()
+print(f"accuracy {trainer.accuracy():.2f}")

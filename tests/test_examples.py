@@ -81,18 +81,80 @@ def test_street_holds_the_classes_of_a_street(street):
 
 
 @pytest.mark.slow
-def test_quickstart_writes_and_reads_back(tmp_path):
+def test_camvid_example_writes_and_reads_back(tmp_path):
     """Without CamVid it draws its own; train samples come fourfold."""
-    said = run("quickstart.py", "raw", "out", "--pairs", 10, folder=tmp_path)
+    said = run("camvid.py", "raw", "out", "--pairs", 10, folder=tmp_path)
 
     assert "24 samples" in said
     assert "'image': (8, 320, 320, 3)" in said
     assert len(load(tmp_path / "out", "train")) == 24
 
 
-def test_own_writer_runs_without_a_guard(tmp_path):
+def test_pedestrian_example_keeps_classes_of_colours(tmp_path):
+    """Each training picture comes thrice, and the tactile strip is a class of its own."""
+    said = run("pedestrian.py", folder=tmp_path)
+
+    rows = {key.split("#")[0] for key in load(tmp_path / "out/sidewalk").keys()}  # noqa: SIM118
+    assert len(rows) == 24
+    assert len(load(tmp_path / "out/sidewalk", "train")) == 3 * (24 - len(load(tmp_path / "out/sidewalk", "val")))
+    assert "braille_guide_blocks_normal: " in said
+    assert (tmp_path / "out/sidewalk.png").stat().st_size > 1000
+
+
+def test_detection_example_moves_boxes_with_pictures(tmp_path):
+    """The brightest thing of a picture with one box lies in that box, wherever the copy has moved it."""
+    said = run("detection.py", folder=tmp_path)
+
+    train = load(tmp_path / "out/coco", "train")
+    alone = [sample for sample in train if len(sample["objects/bbox"]) == 1]
+    height, width = train[0]["image"].shape[:2]
+    inside = []
+    for sample in alone:
+        lit = sample["image"].astype(int).max(axis=2)
+        top, left, bottom, right = (sample["objects/bbox"][0] * [height, width, height, width]).round().astype(int)
+        inside.append(lit[top:bottom, left:right].mean() > lit.mean())
+    assert "72 pictures, " in said
+    assert len(alone) > 10
+    assert np.mean(inside) > 0.9
+
+
+def test_class_makes_its_own_shards(tmp_path):
+    """The method of the class augments in workers; the second call has nothing to do, and the model learns."""
+    said = run("train_in_a_class.py", folder=tmp_path)
+
+    assert said.splitlines()[0].startswith("wrote ")
+    assert said.splitlines()[1] == "nothing to do"
+    assert float(said.split()[-1]) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_dataset_of_torch_becomes_shards(tmp_path):
+    """The script itself compares a record with the item of the dataset that it came from."""
+    pytest.importorskip("torch")
+
+    said = run("from_torch_dataset.py", folder=tmp_path, timeout_s=110)
+
+    assert len(load(tmp_path / "out/spirals")) == 600
+    assert "a batch torch.float32 (32, 32, 2)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_torch_example_resumes_in_mid_epoch(tmp_path):
+    """The interrupted epoch has every record once."""
+    pytest.importorskip("torch")
+
+    said = run("torch_training.py", folder=tmp_path, timeout_s=110)
+
+    num_train = len(load(tmp_path / "out", "train"))
+    assert f"160 records before, {num_train - 160} after: {num_train} of {num_train}" in said
+    assert float(said.split()[-1]) > 0.9
+
+
+def test_custom_writer_runs_without_a_guard(tmp_path):
     """The script defines a writer, augmented by its own hook."""
-    said = run("own_writer.py", "leaves", 20, folder=tmp_path)
+    said = run("custom_writer.py", "leaves", 20, folder=tmp_path)
 
     keys = list(load(tmp_path / "leaves" / "out", "train").keys())
     rows = {key.split("#")[0] for key in keys}

@@ -23,9 +23,9 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_training_in_a_class_prints_its_table():
+def test_training_of_many_models_prints_its_table():
     """It compares one process with two, which give the same result."""
-    lines = run("examples/train_in_a_class.py", "--targets", "60").splitlines()
+    lines = run("examples/many_models.py", "--targets", "60").splitlines()
 
     assert lines[0] == "60 targets"
     assert lines[2].split()[0] == "1"

@@ -1,6 +1,6 @@
 """A dataset of your own: say what a sample holds, which samples there are, and how one is read.
 
-    python examples/own_writer.py [FOLDER [NUMBER]]
+    python examples/custom_writer.py [FOLDER [NUMBER]]
 
 The folder holds pictures of leaves, each with a JSON file beside it. It may all stand in a notebook or, as here, in a
 script without `if __name__ == "__main__":`.

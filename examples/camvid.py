@@ -1,6 +1,6 @@
 """CamVid, augmented fourfold, as TFRecord shards; then read back.
 
-    python examples/quickstart.py CamVid out/camvid
+    python examples/camvid.py CamVid out/camvid
 
 Where there is no folder CamVid, a small street set of the same layout is drawn there first.
 """
@@ -23,7 +23,7 @@ if not pathlib.Path(source).exists():
 
     make_street_set(source, options.pairs)
 
-# ---- the quickstart: write, read
+# ---- write, read
 
 augment = A.Compose([A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=0.8), A.RandomCrop(320, 320)])
 Materializer("camvid", source=source, output=output, copies={"train": 4}, transform=augment).run()
