@@ -1,68 +1,442 @@
-"""The command `datamat`: check, repair and convert directories without writing Python.
+"""The command `datamat`: make, check, see, measure, repair and convert directories without writing Python.
 
     datamat run module:job        make what is missing in the output of a job; with others, as a task of an array
-    datamat finalize module:job   write the manifest over what the tasks of an array have made
-    datamat status DIR            show how far it is and what its last run did
+    datamat run job.toml          the same; the file holds the arguments of a Materializer
+    datamat plan JOB              show which rows go to which shard
+    datamat estimate JOB          process a few rows, and say what the whole run will take
+    datamat finalize JOB          write the manifest over what the tasks of an array have made
+    datamat status DIR [--watch]  show how far it is and what its last run did
     datamat verify DIR [--deep]   compare it with its manifest, byte for byte
-    datamat repair DIR            repair what can be repaired without the source
+    datamat repair DIR            repair what can be repaired without the source; of a JOB, all
+    datamat preview DIR           draw samples into a picture
+    datamat bench DIR             measure how fast it is read on this machine
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
     datamat merge A B --output C  make one finished directory of several, without writing a record again
     datamat inspect FILE          show what any TFRecord, Parquet, tar or ArrayRecord file holds
-    datamat serve --workers 4     prepare batches in separate processes, for to_tf(service=...)
+    datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
+    datamat completion bash       print what has the shell complete all this
+
+Every command takes --json: standard output is then one JSON object, with the same keys each time.
 
 EXIT CODES
     0   all is well: the directory is complete or being written; nothing is damaged, or all damage was repaired
-    1   something is wrong: the run stopped early, also by --deadline or --max-disk, or something is damaged
+    1   something is wrong: the run stopped early, also by --deadline or --max-disk, or something is damaged, or the
+        disk has not the room for what was estimated
     2   nothing was done: no such directory, no manifest, or the command line makes no sense
+    130 interrupted by Ctrl-C; what is finished stays, and the next run continues there
+    141 whoever read the output has gone, such as `| head`
+    143 ended by SIGTERM; as for Ctrl-C
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import datetime
 import importlib
+import inspect as signatures
+import json
 import os
 import pathlib
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from datamat.directory.files import printable
 from datamat.directory.inspect import inspect
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
-from datamat.directory.verify import verify
+from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError
 from datamat.formats import format_names
-from datamat.options import WorkerOptions
+from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
+from datamat.readers.dataset import ShardedDataset, load
+from datamat.readers.speed import READERS, measure_reading
 from datamat.readers.tf.service import check_address, serving
 from datamat.run.convert import convert
 from datamat.run.limits import Deadline, seconds_until, signals_raised
 from datamat.run.materializer import Materializer
 from datamat.run.merge import merge
 from datamat.run.repair import repair_offsets
-from datamat.run.status import read_status
+from datamat.run.status import State, Status, read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import TextIO
+
+    from datamat.run.report import RunReport
 
 
-__all__ = ["main"]
-
-# ---------------------------------------------------------------- console
-#
-# What the commands share: exit codes, and how they print.
-
+__all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
 OK, NOT_WELL, NOTHING_THERE = 0, 1, 2
+INTERRUPTED, PIPE_CLOSED, TERMINATED = (128 + number for number in (2, 13, 15))  # as shells count signals
+
+# ---------------------------------------------------------------- the console
+#
+# What the commands share: how they answer, in words or as JSON.
 
 
-def say(text: str, *, error: bool = False) -> None:
-    """Print lines without control characters: file names and messages may come from others."""
-    shown = "\n".join(map(printable, text.split("\n")))
-    print(f"datamat: {shown}" if error else shown, file=sys.stderr if error else sys.stdout)
+class Console:
+    """Takes the answer of a command, in words for people and as facts for programs; shows one of them.
+
+    Args:
+        command: name of the command.
+        as_json: whether to show the facts, as a JSON object.
+        out: where the answer goes.
+    """
+
+    def __init__(self, command: str, *, as_json: bool, out: TextIO) -> None:
+        self.as_json = as_json
+        self._command = command
+        self._out = out
+
+    def answer(self, code: int, text: str, facts: Mapping[str, Any], *, error: bool = False) -> int:
+        """Show the answer; return its exit code.
+
+        Args:
+            code: exit code.
+            text: the answer in words.
+            facts: the answer by keys; those that the command declares.
+            error: whether the words go to standard error.
+        """
+        if self.as_json:
+            found = {"command": self._command, "exit_code": code, "ok": code == OK, **_plain(facts)}
+            print(json.dumps(found), file=self._out, flush=True)
+        else:
+            self.say(text, error=error)
+        return code
+
+    def fail(self, code: int, error: BaseException | str) -> int:
+        """Show why there is no answer; return the exit code."""
+        kind = type(error).__name__ if isinstance(error, BaseException) else "OutputError"
+        return self.answer(code, str(error), {"error": {"type": kind, "message": str(error)}}, error=True)
+
+    def say(self, text: str, *, error: bool = False) -> None:
+        """Print lines without control characters: file names and messages may come from others."""
+        shown = "\n".join(map(printable, text.split("\n")))
+        if error or self.as_json:
+            sys.stderr.write(f"datamat: {shown}\n")
+        else:
+            print(shown, file=self._out, flush=True)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks at the answer as it comes."""
+        return not self.as_json and self._out.isatty()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; what JSON does not have, as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@contextlib.contextmanager
+def _console(command: str, *, as_json: bool) -> Iterator[Console]:
+    """Give a command its console; where that shows JSON, all else that is printed goes to standard error.
+
+    Jobs print, and so do their workers and the libraries in them, below Python.
+    """
+    out = sys.stdout
+    if not as_json:
+        yield Console(command, as_json=False, out=out)
+        return
+    try:
+        number = out.fileno()
+    except (OSError, ValueError):  # something else than a file has replaced it, as in a test
+        with contextlib.redirect_stdout(sys.stderr):
+            yield Console(command, as_json=True, out=out)
+        return
+    out.flush()
+    before = os.dup(1)
+    with open(os.dup(number), "w", encoding="utf-8") as answers, contextlib.redirect_stdout(sys.stderr):
+        os.dup2(2, 1)
+        try:
+            yield Console(command, as_json=True, out=answers)
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+
+
+# ---------------------------------------------------------------- a command
+#
+# What the table below holds of each; parsers, pages and completion are made of it.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command.
+
+    Attributes:
+        name: the word of the command line.
+        does: what it does, in one line.
+        about: more, for its `--help`; "" where that is all.
+        add: declares its arguments.
+        run: does it; returns the exit code.
+        python: what does the same in Python, whose parameters its options are named as.
+        keys: keys of its JSON object, each with its meaning.
+    """
+
+    name: str
+    does: str
+    about: str = ""
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Console], int]
+    python: tuple[Callable[..., Any], ...]
+    keys: Mapping[str, str]
+
+
+def _attributes(found: object, keys: Collection[str]) -> dict[str, Any]:
+    """Return the attributes of an answer that have a key."""
+    return {key: getattr(found, key) for key in keys}
+
+
+def _add_directory(command: argparse.ArgumentParser) -> None:
+    command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("job", metavar="JOB", help=_JOB)
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", metavar="DIR|JOB", help=f"the output of a run; or {_JOB}")
+
+
+def _target(options: argparse.Namespace) -> Materializer | pathlib.Path:
+    """Return the job that the command line names, or the directory.
+
+    Raises:
+        OutputError: it is neither.
+    """
+    path = pathlib.Path(options.target)
+    if path.is_dir():
+        return path
+    if path.suffix == ".toml" or (":" in options.target and os.sep not in options.target.partition(":")[0]):
+        return _find_job(options.target)
+    raise OutputError(f"{path} is not a directory; pass the output of a run")
+
+
+def _add_progress(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="show a bar where standard error is a terminal",
+    )
+
+
+def _shows_bar(options: argparse.Namespace) -> bool:
+    return bool(options.progress) and sys.stderr.isatty()
+
+
+def _answer_run(report: RunReport, options: argparse.Namespace, console: Console) -> int:
+    """Show the report of a run; the bar has shown it where somebody saw that."""
+    code = OK if report.is_complete else NOT_WELL
+    if console.is_terminal and _shows_bar(options):
+        return code
+    return console.answer(code, str(report), _attributes(report, _REPORT), error=not report.is_complete)
+
+
+_REPORT = {
+    "output": "folder or URL of the output",
+    "is_complete": "whether the output is finished",
+    "num_rows": "input rows that are done, also by earlier runs",
+    "num_records": "records that are there",
+    "num_bytes": "size of the shards, in bytes",
+    "num_failed": "rows that failed",
+    "num_dropped": "rows that were left out on purpose",
+    "num_dropped_records": "records that were left out of other rows",
+    "num_shards_written": "shards that this run made",
+    "num_shards_reused": "shards that were there before",
+    "num_parts_written": "parts that this run made",
+    "num_parts_resumed": "parts taken over from a run that was stopped",
+    "num_workers": "worker processes",
+    "elapsed_s": "wall time, in seconds",
+    "busy_share": "share of it in which the workers were at work, 0 to 1",
+    "stopped": "`deadline` or `max_disk` where that ended the run, else empty",
+    "limit": "what limited the run, and what to change",
+}
+
+# ---------------------------------------------------------------- bench
+#
+# `datamat bench`: how fast a directory is read.
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    _add_directory(command)
+    command.add_argument("--split", metavar="NAME", help="split to read (all)")
+    command.add_argument("--format", metavar="F", help="which of several formats to read (the first)")
+    command.add_argument("--batch-size", type=int, default=32, metavar="N", help="records in a batch (32)")
+    command.add_argument(
+        "--reader",
+        dest="readers",
+        action="append",
+        choices=READERS,
+        help="reader to measure; may be given several times (those that are installed)",
+    )
+    command.add_argument(
+        "--num-workers",
+        action="append",
+        type=int,
+        metavar="N",
+        help="worker processes of numpy and torch, 0 for threads; may be given several times (0, and one per core)",
+    )
+    command.add_argument("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (2)")
+
+
+def _bench(options: argparse.Namespace, console: Console) -> int:
+    found = measure_reading(
+        options.directory,
+        options.split,
+        format=options.format,
+        batch_size=options.batch_size,
+        readers=options.readers,
+        num_workers=options.num_workers,
+        seconds=options.seconds,
+    )
+    code = NOT_WELL if any(row.problem for row in found.rows) else OK
+    return console.answer(code, str(found), _attributes(found, _BENCH))
+
+
+_BENCH = {
+    "path": "the directory",
+    "split": "the split; null where all were read",
+    "format": "format of the shards",
+    "num_records": "records in it",
+    "num_bytes": "size of their shards, in bytes",
+    "rows": "a measurement each: `reader`, `num_workers`, `num_records`, `num_bytes` of the shards, `seconds`, "
+    "`start_s` until the first batch was there, `problem` where it could not be measured",
+}
+
+
+# ---------------------------------------------------------------- completion
+#
+# `datamat completion`: scripts that have a shell complete commands, options and their values, made of the parsers.
+
+
+def _add_completion(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shell", choices=tuple(_SHELLS), help="the shell")
+
+
+def _complete(options: argparse.Namespace, console: Console) -> int:
+    script = _SHELLS[options.shell]()
+    return console.answer(OK, script, {"shell": options.shell, "script": script})
+
+
+def _option_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS]
+
+
+def _values(action: argparse.Action) -> list[str]:
+    return [str(value) for value in action.choices or ()]
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command, by name."""
+    parser = build_parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+def _bash() -> str:
+    words, values = [], []
+    for name, parser in _parsers().items():
+        actions = _option_actions(parser)
+        words.append(
+            f'        {name}) words="{" ".join(word for action in actions for word in action.option_strings)}" ;;'
+        )
+        values += [
+            f'        "{name} {word}") words="{" ".join(_values(action))}" ;;'
+            for action in actions
+            if action.choices
+            for word in action.option_strings
+        ]
+        places = [action for action in parser._actions if not action.option_strings and action.choices]
+        values += [f'        "{name} {name}") words="{" ".join(_values(action))}" ;;' for action in places]
+    return "\n".join(
+        [
+            '# datamat: completion for bash; load it with: eval "$(datamat completion bash)"',
+            "_datamat() {",
+            '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" words=""',
+            '    if [ "$COMP_CWORD" -eq 1 ]; then',
+            f'        words="{" ".join(_parsers())}"',
+            "    else",
+            '        case "${COMP_WORDS[1]} $previous" in',
+            *("    " + line for line in values),
+            "        esac",
+            '        if [ -z "$words" ] && [ "${current:0:1}" = - ]; then',
+            '            case "${COMP_WORDS[1]}" in',
+            *("        " + line for line in words),
+            "            esac",
+            "        fi",
+            "    fi",
+            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+            "}",
+            "complete -o default -F _datamat datamat",  # where nothing fits, bash completes names of files
+        ]
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _zsh() -> str:
+    lines = ["#compdef datamat", '# completion for zsh; load it with: eval "$(datamat completion zsh)"', "_datamat() {"]
+    lines += ["    local -a found", "    if (( CURRENT == 2 )); then", "        found=("]
+    lines += [f"            {_quoted(f'{command.name}:{command.does}')}" for command in COMMANDS]
+    lines += ["        )", "        _describe command found", "        return", "    fi"]
+    lines += ['    case "${words[2]} ${words[CURRENT-1]}" in']
+    for name, parser in _parsers().items():
+        for action in parser._actions:
+            if action.choices:
+                names = action.option_strings or [name]
+                lines += [f'        "{name} {word}") compadd {" ".join(_values(action))}; return ;;' for word in names]
+    lines += ["    esac", '    if [[ "${words[CURRENT]}" != -* ]]; then', "        _files", "        return", "    fi"]
+    lines += ['    case "${words[2]}" in']
+    for name, parser in _parsers().items():
+        lines.append(f"        {name}) found=(")
+        for action in _option_actions(parser):
+            text = (action.help or "").replace("%%", "%")
+            lines += [f"            {_quoted(f'{word}:{text}')}" for word in action.option_strings]
+        lines.append("        ) ;;")
+    return "\n".join([*lines, "    esac", "    _describe option found", "}", "compdef _datamat datamat"])
+
+
+def _fish() -> str:
+    lines = ["# datamat: completion for fish; load it with: datamat completion fish | source"]
+    lines += [
+        f"complete -c datamat -f -n __fish_use_subcommand -a {command.name} -d {_quoted(command.does)}"
+        for command in COMMANDS
+    ]
+    for name, parser in _parsers().items():
+        begin = f"complete -c datamat -n '__fish_seen_subcommand_from {name}'"
+        for action in parser._actions:
+            names = [f"-{'l' if word[:2] == '--' else 's'} {word.lstrip('-')}" for word in action.option_strings]
+            takes = f" -x -a {_quoted(' '.join(_values(action)))}" if action.choices else " -r"
+            takes = "" if action.nargs == 0 else takes
+            if names or action.choices:
+                lines.append(
+                    " ".join([begin, *names]) + takes + f" -d {_quoted((action.help or '').replace('%%', '%'))}"
+                )
+    return "\n".join(lines)
+
+
+_SHELLS: dict[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
 
 
 # ---------------------------------------------------------------- convert
@@ -70,15 +444,12 @@ def say(text: str, *, error: bool = False) -> None:
 # `datamat convert`: a finished directory in another format, or in other shards.
 
 
-_CONVERT_DOES = "rewrite a finished directory in another format or number of shards, without computing a sample again"
 _FORMATS = f"{', '.join(format_names())}; may be given several times (default: unchanged)"
 _WHERE = "the new directory (default: DIR-FORMAT, or DIR-N-shards where the format is unchanged)"
 
 
-def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    command = commands.add_parser("convert", help=_CONVERT_DOES, description=_CONVERT_DOES)
-    command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
+def _add_convert(command: argparse.ArgumentParser) -> None:
+    _add_directory(command)
     command.add_argument("--format", action="append", metavar="F", help=_FORMATS)
     command.add_argument("--num-shards", type=int, metavar="N", help="shards in each split (default: unchanged)")
     command.add_argument("--output", metavar="OUT", type=pathlib.Path, help=_WHERE)
@@ -87,10 +458,10 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument(
         "--max-disk", metavar="SIZE", help="stop before OUT grows larger than this, as in 20GB; exit code 1"
     )
-    command.set_defaults(run=_convert)
+    _add_progress(command)
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: argparse.Namespace, console: Console) -> int:
     output = options.output or _beside(options.directory, options.format, options.num_shards)
     report = convert(
         options.directory,
@@ -100,11 +471,14 @@ def _convert(options: argparse.Namespace) -> int:
         workers=WorkerOptions(num_workers=options.num_workers),
         deadline=options.deadline,
         max_disk=options.max_disk,
+        progress=_shows_bar(options),
     )
-    say(str(output))
-    if not report.is_complete:
-        say(str(report), error=True)
-    return OK if report.is_complete else NOT_WELL
+    facts = _attributes(report, _REPORT)
+    if report.is_complete:
+        return console.answer(OK, str(output), facts)
+    if not console.as_json:
+        console.say(str(output))
+    return console.answer(NOT_WELL, str(report), facts, error=True)
 
 
 def _beside(directory: pathlib.Path, formats: list[str] | None, num_shards: int | None) -> pathlib.Path:
@@ -118,17 +492,18 @@ def _beside(directory: pathlib.Path, formats: list[str] | None, num_shards: int 
 # `datamat export`: write the files that other readers need beside the shards.
 
 
-def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    does = "write the files that other readers need beside the shards, where they are missing or wrong"
-    command = commands.add_parser("export", help=does, description=does)
-    command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
-    command.set_defaults(run=_export)
+def _export(options: argparse.Namespace, console: Console) -> int:
+    report = export(options.directory)
+    return console.answer(OK, str(report), _attributes(report, _EXPORT))
 
 
-def _export(options: argparse.Namespace) -> int:
-    say(str(export(options.directory)))
-    return OK
+_EXPORT = {
+    "path": "the directory",
+    "written": "files that were missing or out of date",
+    "unchanged": "files that were up to date",
+    "kept": "files that are not datamat's, or that somebody had edited for people; they stay as they are",
+    "edited": "files for programs that somebody had edited; their edited versions are in `.datamat/quarantine/edited`",
+}
 
 
 # ---------------------------------------------------------------- inspect
@@ -136,27 +511,34 @@ def _export(options: argparse.Namespace) -> int:
 # `datamat inspect`: what is in a file of records, whoever wrote it.
 
 
-_INSPECT_DOES = "show what a TFRecord, Parquet, tar or ArrayRecord file or a directory holds, whoever wrote it"
-
-
-def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    command = commands.add_parser("inspect", help=_INSPECT_DOES, description=_INSPECT_DOES)
+def _add_inspect(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", type=pathlib.Path, help="a file of records, or the output of a run")
     command.add_argument(
         "--records", type=int, default=1, metavar="N", help="how many records to show, from the first (1)"
     )
-    command.set_defaults(run=_inspect)
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _inspect(options: argparse.Namespace, console: Console) -> int:
     try:
         found = inspect(options.file, records=options.records)
     except (FileNotFoundError, InputError) as error:
-        say(str(error), error=True)
-        return NOTHING_THERE
-    say(str(found))
-    return OK if found.ok else NOT_WELL
+        return console.fail(NOTHING_THERE, error)
+    facts = _attributes(found, _INSPECTION)
+    facts["fields"] = [{**_plain(field), "feature": field.feature and repr(field.feature)} for field in found.fields]
+    return console.answer(OK if found.ok else NOT_WELL, str(found), facts)
+
+
+_INSPECTION = {
+    "path": "the file or directory",
+    "format": "its format, in words",
+    "num_bytes": "size of the file, or of all shards",
+    "num_records": "records that could be read",
+    "contents": "number of records of each kind; of a directory, by split",
+    "fields": "for each field `name`, `kind`, `num_records`, `lengths`, `details` and `feature`",
+    "num_looked_into": "records that `fields` describes",
+    "records": "the first records, as text",
+    "problem": "the first damage; empty where there is none",
+}
 
 
 # ---------------------------------------------------------------- merge
@@ -164,108 +546,253 @@ def _inspect(options: argparse.Namespace) -> int:
 # `datamat merge`: several finished directories as one.
 
 
-_MERGE_DOES = "make one finished directory of several that were made apart, without writing a record again"
-
-
-def _add_merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    command = commands.add_parser("merge", help=_MERGE_DOES, description=_MERGE_DOES)
+def _add_merge(command: argparse.ArgumentParser) -> None:
     command.add_argument("directories", metavar="DIR", type=pathlib.Path, nargs="+", help="the outputs of runs")
     command.add_argument("--output", metavar="OUT", type=pathlib.Path, required=True, help="the new directory")
     command.add_argument("--name", metavar="NAME", help="name of the new dataset (default: theirs, if it is the same)")
-    command.set_defaults(run=_merge)
 
 
-def _merge(options: argparse.Namespace) -> int:
+def _merge(options: argparse.Namespace, console: Console) -> int:
     manifest = merge(options.directories, options.output, name=options.name)
-    say(f"{options.output}: {len(manifest.shards)} shards, {manifest.num_records:,} records")
-    return OK
+    facts = {"output": options.output, "num_shards": len(manifest.shards), "num_records": manifest.num_records}
+    text = f"{options.output}: {len(manifest.shards)} shards, {manifest.num_records:,} records"
+    return console.answer(OK, text, facts)
 
 
-# ---------------------------------------------------------------- maintenance
+_MERGED = {"output": "the new directory", "num_shards": "its shards", "num_records": "its records"}
+
+
+# ---------------------------------------------------------------- plan and estimate
 #
-# `datamat status`, `verify` and `repair`: the state of the output of a run.
+# `datamat plan` and `datamat estimate`: what a run would do; nothing is written.
 
 
-_IN_PYTHON = "the rest needs the source: in Python, give Materializer the arguments of the run and call repair()"
+def _plan(options: argparse.Namespace, console: Console) -> int:
+    plan = _find_job(options.job).plan()
+    shards = [
+        {
+            "name": shard.name,
+            "split": shard.split,
+            "num_rows": shard.num_rows,
+            "copies": shard.copies,
+            "num_parts": len(shard.parts),
+        }
+        for shard in plan.shards
+    ]
+    return console.answer(OK, str(plan), {**_attributes(plan, [*_PLAN][:-1]), "shards": shards})
 
 
-def _add_maintenance(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the commands."""
-    for name, does, run in (
-        ("status", "show how far a directory is, while its run is alive or after it crashed", _status),
-        ("verify", "compare a finished directory with its manifest: every file and every record", _verify),
-        ("repair", "rewrite damaged offsets and sidecars, and say how to repair the rest", _repair),
-    ):
-        command = commands.add_parser(name, help=does, description=does)
-        command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
-        command.set_defaults(run=run)
-        if name == "verify":
-            command.add_argument("--deep", action="store_true", help="decode every record, pixels included")
+_PLAN = {
+    "name": "name of the dataset",
+    "num_rows": "input rows",
+    "num_records": "records, where every draw of the transform gives one",
+    "ranks": "training processes that share the shards; null where nobody said",
+    "shards": "each file with `name`, `split`, `num_rows`, `copies` and `num_parts`",
+}
 
 
-def _status(options: argparse.Namespace) -> int:
-    status = read_status(options.directory)
-    say(str(status))
-    if status.state == "empty":
-        return NOTHING_THERE
-    return OK if status.state in {"complete", "running"} else NOT_WELL
+def _add_estimate(command: argparse.ArgumentParser) -> None:
+    _add_job(command)
+    command.add_argument("--num-samples", type=int, default=32, metavar="N", help="rows to process (32)")
 
 
-def _verify(options: argparse.Namespace) -> int:
-    report = verify(options.directory, options.deep)
-    say(str(report))
-    return OK if report.ok else NOT_WELL
+def _estimate(options: argparse.Namespace, console: Console) -> int:
+    found = _find_job(options.job).estimate(options.num_samples)
+    return console.answer(OK if found.fits else NOT_WELL, str(found), _attributes(found, _ESTIMATE))
 
 
-def _repair(options: argparse.Namespace) -> int:
-    report = verify(options.directory)
+_ESTIMATE = {
+    "num_samples": "rows that were processed",
+    "num_rows": "rows of the run",
+    "num_workers": "workers that will share the work",
+    "seconds": "wall time of the run",
+    "num_bytes": "size of the shards",
+    "needed_bytes": "room on the disk that the run takes at most",
+    "free_bytes": "room on the disk",
+    "fits": "whether there is room enough",
+    "worker_bytes": "peak memory of each worker",
+    "stages": "seconds per row on one core, by stage",
+    "failed": "messages of the rows that failed",
+}
+
+
+# ---------------------------------------------------------------- preview
+#
+# `datamat preview`: samples, drawn into a file.
+
+
+def _add_preview(command: argparse.ArgumentParser) -> None:
+    _add_directory(command)
+    command.add_argument("--split", metavar="NAME", help="split to draw from (all)")
+    command.add_argument("--count", type=int, default=8, metavar="N", help="samples, spread over the split (8)")
+    command.add_argument("--columns", type=int, default=4, metavar="N", help="samples in a row (4)")
+    command.add_argument("--opacity", type=float, default=0.5, metavar="X", help="of the masks, 0 to 1 (0.5)")
+    command.add_argument(
+        "--output", type=pathlib.Path, metavar="PNG", help="the picture (default: DIR-preview.png, here)"
+    )
+
+
+def _preview(options: argparse.Namespace, console: Console) -> int:
+    output = options.output or pathlib.Path(f"{options.directory.resolve().name}-preview.png")
+    samples = load(options.directory, options.split)
+    picture = samples.preview(options.count, columns=options.columns, opacity=options.opacity)
+    picture.save(output)
+    height, width = picture.array.shape[:2]
+    return console.answer(OK, str(output), {"output": output, "height": height, "width": width})
+
+
+_PICTURE = {"output": "the picture, a PNG file", "height": "its height in pixels", "width": "its width"}
+
+
+# ---------------------------------------------------------------- status, verify and repair
+#
+# The state of the output of a run.
+
+
+_IN_PYTHON = "the rest needs the source: name the job in place of the directory, or call repair() of its Materializer"
+
+
+def _add_status(command: argparse.ArgumentParser) -> None:
+    _add_target(command)
+    command.add_argument(
+        "--watch", action="store_true", help="show it again when it changes, until no process is at work"
+    )
+    command.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (2)")
+
+
+def _status(options: argparse.Namespace, console: Console) -> int:
+    target = _target(options)
+    if not options.interval > 0:
+        raise OptionError(f"--interval is {options.interval:g}; want a positive number of seconds")
+    status = target.status() if isinstance(target, Materializer) else read_status(target)
+    while options.watch and status.is_running:
+        _show_status(status, console)
+        shown = str(status)
+        while status.is_running and str(status) == shown:
+            time.sleep(options.interval)
+            status = read_status(status.output)
+    return _show_status(status, console)
+
+
+def _show_status(status: Status, console: Console) -> int:
+    return console.answer(_STATES[status.state], str(status), _attributes(status, _STATUS))
+
+
+_STATES: dict[State, int] = {
+    "complete": OK,
+    "running": OK,
+    "unfinished": NOT_WELL,
+    "damaged": NOT_WELL,
+    "empty": NOTHING_THERE,
+}
+_STATUS = {
+    "output": "the directory",
+    "state": "`empty`, `running`, `unfinished`, `complete` or `damaged`",
+    "holder": "the process at work; empty where there is none",
+    "done": "what is there: `num_shards`, `num_rows`, `num_failed`, `num_dropped`, `num_dropped_records`, "
+    "`num_records`, `num_bytes`",
+    "num_shards": "planned shards of an unfinished run; null where no plan is known",
+    "num_rows": "planned rows of it",
+    "events": "first and last ledger lines of the last run: `time`, `run`, `event`, `values`",
+    "changes": "of a JOB, the shards that `run` would make: `shard`, `reasons`; null for a DIR",
+    "obsolete": "of a JOB, the shards that `run` would remove",
+    "note": "why this is incomplete; empty where it is not",
+}
+
+
+def _add_verify(command: argparse.ArgumentParser) -> None:
+    _add_target(command)
+    command.add_argument("--deep", action="store_true", help="decode every record, pixels included")
+    command.add_argument(
+        "--sample", type=float, metavar="X", help="of a JOB: also make this share of the rows again, and compare"
+    )
+
+
+def _verify(options: argparse.Namespace, console: Console) -> int:
+    target = _target(options)
+    if isinstance(target, Materializer):
+        report = target.verify(options.deep, sample=options.sample)
+    elif options.sample is not None:
+        raise OptionError(
+            "--sample makes records again, which takes the source; name the JOB in place of the directory"
+        )
+    else:
+        report = verify(target, options.deep)
+    return _answer_verify(report, "", [], console)
+
+
+def _answer_verify(report: VerifyReport, note: str, rewritten: list[str], console: Console) -> int:
+    text = "\n".join([*rewritten, str(report), *([note] if note and not report.ok else [])])
+    code = OK if report.ok else NOT_WELL
+    return console.answer(code, text, _attributes(report, _VERIFIED))
+
+
+_VERIFIED = {
+    "path": "the directory",
+    "num_shards": "shards that were read, in every format",
+    "num_records": "records that the manifest counts",
+    "num_formats": "formats that hold them",
+    "problems": "a line for each damage",
+    "files": "the damaged files",
+}
+
+
+def _repair(options: argparse.Namespace, console: Console) -> int:
+    target = _target(options)
+    if isinstance(target, Materializer):
+        target.repair(progress=_shows_bar(options))
+        return _answer_verify(target.verify(), "", [], console)
+    done = []
+    report = verify(target)
     if not report.ok and MANIFEST_FILE not in report.files:
-        for name in sorted(repair_offsets(options.directory, set(report.files))):
-            say(f"{name}: rewritten from its shard")
-        report = verify(options.directory)
-        names = sidecar_names(Manifest.read(options.directory)) | known_sidecars(options.directory)
+        done += [f"{name}: rewritten from its shard" for name in sorted(repair_offsets(target, set(report.files)))]
+        report = verify(target)
+        names = sidecar_names(Manifest.read(target)) | known_sidecars(target)
         if not report.ok and set(report.files) <= names:
-            say(str(export(options.directory)))
-            report = verify(options.directory)
-    say(str(report))
-    if not report.ok:
-        say(_IN_PYTHON)
-    return OK if report.ok else NOT_WELL
+            done.append(str(export(target)))
+            report = verify(target)
+    return _answer_verify(report, _IN_PYTHON, done, console)
+
+
+def _add_repair(command: argparse.ArgumentParser) -> None:
+    _add_target(command)
+    _add_progress(command)
 
 
 # ---------------------------------------------------------------- run
 #
-# `datamat run` and `datamat finalize`: a job that a module names, alone or as one task of several.
+# `datamat run` and `datamat finalize`: a job that a module or a file names, alone or as one task of several.
 
 
 _RUN_DOES = """\
 Make what is missing in the output of a job. MODULE:JOB names a Materializer, or a function without arguments that
-returns one; the module is imported as a program in this folder would. With --task-index and --num-tasks, or in an array
-job of Slurm, several such processes make one output together, on a file system that they share."""
-_FINALIZE_DOES = "write the manifest over what tasks have made that share an output; make nothing"
-_JOB = "a Materializer, or a function that returns one, in a module that can be imported from this folder"
+returns one; the module is imported as a program in this folder would. FILE.toml holds the arguments of a Materializer
+by name; tables called shards, workers and errors those of ShardOptions, WorkerOptions and ErrorPolicy; transform,
+logger, sidecars, hooks and executor are named as MODULE:NAME. With --task-index and --num-tasks, or in an array job of
+Slurm, several such processes make one output together, on a file system that they share."""
+_JOB = "MODULE:JOB, a Materializer or a function that returns one, in a module that can be imported here; or FILE.toml"
 _SLURM = {"ID": "", "MIN": "0", "STEP": "1", "COUNT": ""}  # SLURM_ARRAY_TASK_..., and what they are where not set
 _ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the commands."""
-    command = commands.add_parser("run", help="make what is missing in the output of a job", description=_RUN_DOES)
-    command.add_argument("job", metavar="MODULE:JOB", help=_JOB)
+def _add_run(command: argparse.ArgumentParser) -> None:
+    _add_job(command)
     command.add_argument("--task-index", type=int, metavar="I", help="number of this task, from 0 (Slurm's)")
     command.add_argument("--num-tasks", type=int, metavar="N", help="how many there are (Slurm's)")
     command.add_argument(
         "--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m (a minute before Slurm's); exit 1"
     )
     command.add_argument("--max-disk", metavar="SIZE", help="stop before the output grows larger, as in 20GB; exit 1")
-    command.set_defaults(run=_run)
-    command = commands.add_parser("finalize", help=_FINALIZE_DOES, description=_FINALIZE_DOES)
-    command.add_argument("job", metavar="MODULE:JOB", help=_JOB)
-    command.set_defaults(run=_finalize)
+    command.add_argument(
+        "--rebuild",
+        choices=("allow", "refuse"),
+        default="allow",
+        help="whether finished shards may be replaced or removed (allow)",
+    )
+    _add_progress(command)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, console: Console) -> int:
     index, count = options.task_index, options.num_tasks
     if index is None and count is None:
         index, count = _task_of_slurm(os.environ)
@@ -273,17 +800,24 @@ def _run(options: argparse.Namespace) -> int:
     ends = [left_s for left_s in (given, _seconds_of_slurm(os.environ)) if left_s is not None]
     deadline = Deadline(min(ends, default=None), may_be_called=True)
     with _usr1_calls(deadline):
-        job = _job(options.job)
-        report = job.run(
-            deadline=deadline, max_disk=options.max_disk, progress=False, task_index=index, num_tasks=count
+        report = _find_job(options.job).run(
+            deadline=deadline,
+            max_disk=options.max_disk,
+            progress=_shows_bar(options),
+            rebuild=options.rebuild,
+            task_index=index,
+            num_tasks=count,
         )
-    say(str(report), error=not report.is_complete)
-    return OK if report.is_complete else NOT_WELL
+    return _answer_run(report, options, console)
 
 
-def _finalize(options: argparse.Namespace) -> int:
-    say(str(_job(options.job).finalize(progress=False)))
-    return OK
+def _add_finalize(command: argparse.ArgumentParser) -> None:
+    _add_job(command)
+    _add_progress(command)
+
+
+def _finalize(options: argparse.Namespace, console: Console) -> int:
+    return _answer_run(_find_job(options.job).finalize(progress=_shows_bar(options)), options, console)
 
 
 @contextlib.contextmanager
@@ -323,17 +857,35 @@ def _seconds_of_slurm(environ: Mapping[str, str]) -> float | None:
     return max(left_s - _ENDS_BEFORE_S, 0.0)
 
 
-def _job(name: str) -> Materializer:
-    """Return the job that "module:job" names.
+def _find_job(name: str) -> Materializer:
+    """Return the job that "module:job" or the name of a TOML file stands for.
 
     Raises:
         OptionError: there is none of that name, or it is something else.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise OptionError(f"{name!r} names no job; want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as for `python -m`
+    if name.endswith(".toml"):
+        return _job_of_file(pathlib.Path(name))
+    if not all(name.partition(":")):
+        raise OptionError(
+            f"{name!r} names no job; want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py, or the name of a "
+            "TOML file"
+        )
+    found = _find_object(name, "want a Materializer, or a function that returns one")
+    job = found if isinstance(found, Materializer) else found() if callable(found) else found
+    if not isinstance(job, Materializer):
+        raise OptionError(f"{name} gives {job!r}; want a Materializer, or a function that returns one")
+    return job
+
+
+def _find_object(name: str, wanted: str) -> Any:
+    """Return what "module:name" stands for, in a module that a program in this folder can import.
+
+    Raises:
+        OptionError: there is no such module, or nothing of that name in it.
+    """
+    module_name, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -345,14 +897,58 @@ def _job(name: str) -> Materializer:
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise OptionError(
-                f"{module_name} has no {attribute!r}; want a Materializer, or a function that returns one"
-            )
+            raise OptionError(f"{module_name} has no {attribute!r}; {wanted}")
         found = getattr(found, part)
-    job = found if isinstance(found, Materializer) else found() if callable(found) else found
-    if not isinstance(job, Materializer):
-        raise OptionError(f"{name} gives {job!r}; want a Materializer, or a function that returns one")
-    return job
+    return found
+
+
+_OPTIONS: dict[str, type] = {"shards": ShardOptions, "workers": WorkerOptions, "errors": ErrorPolicy}
+_NAMED = ("transform", "executor", "logger", "sidecars", "hooks")  # arguments that no file can hold, but name
+
+
+def _job_of_file(path: pathlib.Path) -> Materializer:
+    """Return the job whose arguments a TOML file holds; paths in it are those of the current folder.
+
+    Raises:
+        OptionError: the file cannot be read, or its arguments are not those of a `Materializer`.
+    """
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror}); want a TOML file of arguments") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is no TOML ({error}); correct it there") from error
+    arguments = {}
+    for name, value in given.items():
+        _refuse_unknown(path, "", name, Materializer)
+        if name in _OPTIONS and isinstance(value, dict):
+            for option in value:
+                _refuse_unknown(path, f"{name}.", option, _OPTIONS[name])
+            value = _OPTIONS[name](**value)  # noqa: PLW2901 -- the same argument, as Python has it
+        arguments[name] = _named_objects(path, name, value) if name in _NAMED else value
+    return Materializer(**arguments)
+
+
+def _refuse_unknown(path: pathlib.Path, table: str, name: str, taker: Callable[..., Any]) -> None:
+    known = list(signatures.signature(taker).parameters)
+    if name not in known:
+        raise OptionError(f"{path}: {table}{name} is no argument of {taker.__name__}; it takes {', '.join(known)}")
+
+
+def _named_objects(path: pathlib.Path, argument: str, value: Any) -> Any:
+    """Return what MODULE:NAME stands for, also in a list; other text, such as "ray", as it is."""
+    if isinstance(value, list):
+        return [_named_objects(path, argument, inner) for inner in value]
+    if isinstance(value, str) and (argument != "executor" or ("://" not in value and ":" in value)):
+        wanted = f"{path} names it as its {argument}; name what is in the module"
+        return _find_object(value, wanted) if ":" in value else _refuse_word(path, argument, value)
+    return value
+
+
+def _refuse_word(path: pathlib.Path, argument: str, value: str) -> str:
+    if argument == "executor":
+        return value
+    raise OptionError(f"{path}: {argument} is {value!r}; want MODULE:NAME, as in jobs:augment for `augment` in jobs.py")
 
 
 # ---------------------------------------------------------------- serve
@@ -366,10 +962,8 @@ serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no
 ports can have the workers read and write files; use it in networks that you trust."""
 
 
-def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    command = commands.add_parser("serve", help="start a tf.data service", description=_ABOUT)
-    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that prepare batches (1)")
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--num-workers", type=int, default=1, metavar="N", help="processes that prepare batches (1)")
     command.add_argument("--port", type=int, default=0, help="port of the dispatcher (any that is free)")
     command.add_argument(
         "--host", default="localhost", help="name under which consumers reach this machine (localhost)"
@@ -381,28 +975,156 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="how often to restart when a worker dies; consumers then get an error instead of waiting (3)",
     )
-    command.set_defaults(run=_serve)
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace, console: Console) -> int:
     with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised():  # a request to end is a success
         port = options.port
         for restarts_left in range(max(options.restarts, 0), -1, -1):
-            with serving(options.workers, port=port, host=options.host) as service:
+            with serving(options.num_workers, port=port, host=options.host) as service:
                 _, port = check_address(service.address)
-                say(service.address)
-                sys.stdout.flush()  # the reader of a pipe waits for it
+                if restarts_left == max(options.restarts, 0) or not console.as_json:
+                    console.answer(OK, service.address, {"address": service.address})  # while it serves
                 try:
                     service.wait()
                 except ParallelError as error:
                     if not restarts_left:
                         raise
-                    say(f"{error}; restarting", error=True)
+                    console.say(f"{error}; restarting", error=True)
     return OK
 
 
-# Each declares commands, and sets the function that runs one as `run`.
-_COMMANDS = (_add_run, _add_maintenance, _add_convert, _add_merge, _add_export, _add_inspect, _add_serve)
+# ---------------------------------------------------------------- the table of commands
+
+
+COMMANDS = (
+    Command(
+        name="run",
+        does="make what is missing in the output of a job",
+        about=_RUN_DOES,
+        add=_add_run,
+        run=_run,
+        python=(Materializer.run,),
+        keys=_REPORT,
+    ),
+    Command(
+        name="plan",
+        does="show which rows of a job go to which shard; nothing is written",
+        add=_add_job,
+        run=_plan,
+        python=(Materializer.plan,),
+        keys=_PLAN,
+    ),
+    Command(
+        name="estimate",
+        does="process a few rows of a job, and say what time, room and memory the run will take; nothing is written",
+        add=_add_estimate,
+        run=_estimate,
+        python=(Materializer.estimate,),
+        keys=_ESTIMATE,
+    ),
+    Command(
+        name="finalize",
+        does="write the manifest over what tasks have made that share an output; make nothing",
+        add=_add_finalize,
+        run=_finalize,
+        python=(Materializer.finalize,),
+        keys=_REPORT,
+    ),
+    Command(
+        name="status",
+        does="show how far a directory is, while its run is alive or after it crashed",
+        about="Of a JOB, it also says which shards `datamat run` would make, and why. With --watch and --json, each "
+        "change is an object in a line of its own.",
+        add=_add_status,
+        run=_status,
+        python=(Materializer.status,),
+        keys=_STATUS,
+    ),
+    Command(
+        name="verify",
+        does="compare a finished directory with its manifest: every file and every record",
+        add=_add_verify,
+        run=_verify,
+        python=(Materializer.verify,),
+        keys=_VERIFIED,
+    ),
+    Command(
+        name="repair",
+        does="rewrite damaged offsets and sidecars; of a JOB, also shards, index and manifest",
+        add=_add_repair,
+        run=_repair,
+        python=(Materializer.repair,),
+        keys=_VERIFIED,
+    ),
+    Command(
+        name="inspect",
+        does="show what a TFRecord, Parquet, tar or ArrayRecord file or a directory holds, whoever wrote it",
+        add=_add_inspect,
+        run=_inspect,
+        python=(inspect,),
+        keys=_INSPECTION,
+    ),
+    Command(
+        name="preview",
+        does="draw samples of a finished directory into a PNG file",
+        add=_add_preview,
+        run=_preview,
+        python=(load, ShardedDataset.preview, Materializer),
+        keys=_PICTURE,
+    ),
+    Command(
+        name="bench",
+        does="measure how fast a finished directory is read on this machine, beside its files alone",
+        add=_add_bench,
+        run=_bench,
+        python=(measure_reading,),
+        keys=_BENCH,
+    ),
+    Command(
+        name="convert",
+        does="rewrite a finished directory in another format or number of shards, without computing a sample again",
+        add=_add_convert,
+        run=_convert,
+        python=(convert, ShardOptions, WorkerOptions),
+        keys=_REPORT,
+    ),
+    Command(
+        name="merge",
+        does="make one finished directory of several that were made apart, without writing a record again",
+        add=_add_merge,
+        run=_merge,
+        python=(merge,),
+        keys=_MERGED,
+    ),
+    Command(
+        name="export",
+        does="write the files that other readers need beside the shards, where they are missing or wrong",
+        add=_add_directory,
+        run=_export,
+        python=(export,),
+        keys=_EXPORT,
+    ),
+    Command(
+        name="serve",
+        does="start a tf.data service",
+        about=_ABOUT,
+        add=_add_serve,
+        run=_serve,
+        python=(serving,),
+        keys={"address": "address for `to_tf(service=...)`; the object comes as soon as it is served"},
+    ),
+    Command(
+        name="completion",
+        does="print a script that has the shell complete commands and options",
+        about='Load it with eval "$(datamat completion bash)" in ~/.bashrc, eval "$(datamat completion zsh)" behind '
+        "compinit in ~/.zshrc, or datamat completion fish | source in config.fish.",
+        add=_add_completion,
+        run=_complete,
+        python=(),
+        keys={"shell": "the shell", "script": "the script"},
+    ),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -411,22 +1133,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words of the command line; None takes those of the process.
     """
-    options = _parser().parse_args(arguments)
-    if "directory" in options and not options.directory.is_dir():
-        say(f"{options.directory} is not a directory; pass the output of a run", error=True)
-        return NOTHING_THERE
+    options = build_parser().parse_args(arguments)
     try:
-        code: int = options.run(options)
+        with _console(options.command, as_json=options.json) as console:
+            return _ended(options, console)
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left
+        return PIPE_CLOSED
+
+
+def _ended(options: argparse.Namespace, console: Console) -> int:
+    """Run the command; show why it did not end well."""
+    if "directory" in options and not options.directory.is_dir():
+        return console.fail(NOTHING_THERE, f"{options.directory} is not a directory; pass the output of a run")
+    try:
+        code: int = options.run(options, console)
     except (OptionError, OutputError) as error:
-        say(str(error), error=True)
-        return NOTHING_THERE
+        return console.fail(NOTHING_THERE, error)
+    except BrokenPipeError:
+        raise
     except (DatamatError, OSError) as error:
-        say(str(error), error=True)
-        return NOT_WELL
+        return console.fail(NOT_WELL, error)
+    except KeyboardInterrupt:
+        return console.fail(INTERRUPTED, KeyboardInterrupt("interrupted; the same command continues from here"))
+    except SystemExit as error:
+        if error.code != TERMINATED:
+            raise
+        return console.fail(TERMINATED, SystemExit("ended by SIGTERM; the same command continues from here"))
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     about, _, codes = (__doc__ or "").partition("EXIT CODES\n")
     parser = argparse.ArgumentParser(
         prog="datamat",
@@ -435,8 +1173,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add_commands in _COMMANDS:
-        add_commands(commands)
+    for command in COMMANDS:
+        about = command.about or f"{command.does[0].upper()}{command.does[1:]}."
+        sub = commands.add_parser(command.name, help=command.does, description=about)
+        command.add(sub)
+        sub.add_argument("--json", action="store_true", help="answer with one JSON object, and print nothing else")
+        sub.set_defaults(run=command.run)
     return parser
 
 

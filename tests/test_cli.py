@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
+import json
 import os
 import pathlib
+import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -12,8 +17,12 @@ import tomllib
 import pytest
 import small_pairs
 
-from datamat import Materializer, ShardOptions, WorkerOptions
-from datamat.cli import main
+import datamat.run.status
+from datamat import Materializer, ShardOptions, WorkerOptions, verify
+from datamat.cli import COMMANDS, build_parser, main
+from datamat.readers.speed import measure_reading
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +63,7 @@ def test_damage_gives_one_and_is_named(output, capsys):
 
     assert codes == [1, 1]
     assert f"{shard.name}: record 0 is cut off" in (found := capsys.readouterr().out)
-    assert "give Materializer the arguments of the run and call repair()" in found
+    assert "name the job in place of the directory" in found
 
 
 def test_repair_writes_offsets_without_the_source(output, template, capsys):
@@ -150,3 +159,359 @@ def test_package_installs_the_command():
     project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
     assert project["scripts"] == {"datamat": f"{main.__module__}:{main.__name__}"}
+
+
+# ---------------------------------------------------------------- jobs
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A folder with a module and files that name jobs; the current one."""
+    source = small_pairs.make_pairs(tmp_path / "source")
+    (tmp_path / "cli_jobs.py").write_text(
+        "import os, small_pairs\n"
+        "os.write(1, b'printed below Python\\n')\n"
+        "print('printed')\n\n"
+        "def augment(sample, rng):\n    return small_pairs.jitter(sample, rng)\n\n"
+        f"def build():\n    return small_pairs.job({str(source)!r}, 'out')\n"
+    )
+    (tmp_path / "job.toml").write_text(
+        'writer = "small_pairs:Pairs"\nsource = "source"\noutput = "out"\ncopies = {train = 2}\n'
+        'transform = "cli_jobs:augment"\nerrors = "skip"\n'
+        "[shards]\nnum_shards = 2\n[workers]\nnum_workers = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("cli_jobs", None)
+
+
+def _json(capfd, *arguments):
+    """Run a command with `--json`; return its exit code and the one object on standard output."""
+    capfd.readouterr()
+    code = main([*map(str, arguments), "--json"])
+    (line,) = capfd.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert (found.pop("command"), found.pop("exit_code"), found.pop("ok")) == (arguments[0], code, code == 0)
+    return code, found
+
+
+def test_json_of_each_command_has_the_documented_keys_and_nothing_else_is_printed(jobs, capfd):
+    """This holds for jobs that print, in Python and below it."""
+    steps = [
+        ("plan", "cli_jobs:build"),
+        ("estimate", "cli_jobs:build", "--num-samples", 2),
+        ("run", "cli_jobs:build"),
+        ("finalize", "cli_jobs:build"),
+        ("status", "out"),
+        ("verify", "out"),
+        ("repair", "out"),
+        ("inspect", "out"),
+        ("preview", "out"),
+        ("bench", "out", "--seconds", 0.01, "--reader", "numpy", "--num-workers", 0),
+        ("convert", "out", "--num-shards", 1, "--output", "one", "--num-workers", 1),
+        ("export", "out"),
+        ("completion", "bash"),
+    ]
+    keys = {command.name: list(command.keys) for command in COMMANDS}
+
+    for step in steps:
+        code, found = _json(capfd, *step)
+        assert (code, list(found)) == (0, keys[step[0]]), step
+
+    assert set(keys) - {step[0] for step in steps} <= {"merge", "serve", "view"}  # tested with what they show
+
+
+def test_json_says_why_there_is_no_answer(output, tmp_path, capfd):
+    """The error has a kind and a message, and the code is that of the words."""
+    next(output.glob("*-train-00001-*.tfrecord")).unlink()
+
+    nothing = _json(capfd, "status", tmp_path / "nothing")
+    wrong = _json(capfd, "merge", output, output, "--output", tmp_path / "m")
+    damaged = _json(capfd, "verify", output)
+
+    assert nothing == (
+        2,
+        {
+            "error": {
+                "type": "OutputError",
+                "message": f"{tmp_path}/nothing is not a directory; pass the output of a run",
+            }
+        },
+    )
+    assert wrong[0] == 2 and wrong[1]["error"]["type"] == "OptionError"
+    assert damaged[0] == 1 and damaged[1]["problems"][0].endswith("No such file or directory")
+
+
+def test_merged_directory_is_described(output, tmp_path, capfd):
+    """Two outputs of other keys."""
+    other = small_pairs.make_pairs(tmp_path / "other", seed=1)
+    for path in sorted(other.rglob("train*.png")) + sorted(other.rglob("val*.png")):
+        path.rename(path.with_name(f"b{path.name}"))
+    for path in other.glob("*.txt"):
+        path.write_text(path.read_text().replace("/train0", "/btrain0").replace("/val0", "/bval0"))
+    small_pairs.job(other, tmp_path / "b").run(progress=False)
+
+    code, found = _json(capfd, "merge", output, tmp_path / "b", "--output", tmp_path / "m")
+
+    assert (code, found) == (0, {"output": str(tmp_path / "m"), "num_shards": 8, "num_records": 48})
+
+
+def test_file_of_arguments_makes_what_python_makes(jobs, capfd):
+    """Names in it are those of modules in the current folder."""
+    python = Materializer(
+        small_pairs.Pairs(),
+        "source",
+        "python",
+        copies={"train": 2},
+        transform=small_pairs.jitter,
+        errors="skip",
+        shards=ShardOptions(num_shards=2),
+        workers=WorkerOptions(num_workers=1),
+    )
+    python.run(progress=False)
+
+    assert main(["run", "job.toml"]) == 0
+
+    shards = sorted(path.name for path in pathlib.Path("out").glob("*.tfrecord"))
+    assert len(shards) == 4
+    assert all((jobs / "out" / name).read_bytes() == (jobs / "python" / name).read_bytes() for name in shards)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("output = ", "job.toml is no TOML ("),
+        ('writer = "camvid"\nsorce = "x"', "job.toml: sorce is no argument of Materializer; it takes writer, source"),
+        ("[shards]\nshards = 3", "job.toml: shards.shards is no argument of ShardOptions; it takes num_shards"),
+        ('transform = "flip"', "job.toml: transform is 'flip'; want MODULE:NAME"),
+        ('transform = "cli_jobs:flip"', "cli_jobs has no 'flip'; job.toml names it as its transform"),
+        ("[workers]\nnum_workers = 0", "num_workers is 0; want a positive number"),
+        ('writer = "camvid"\nsource = "x"', "output is missing"),
+        (None, "job.toml cannot be read (No such file or directory)"),
+    ],
+)
+def test_wrong_file_of_arguments_is_refused(jobs, capfd, text, message):
+    """With code 2, the file and what is wrong in it."""
+    (jobs / "job.toml").unlink()
+    if text is not None:
+        (jobs / "job.toml").write_text(text)
+
+    assert main(["plan", "job.toml"]) == 2
+
+    assert message in capfd.readouterr().err
+
+
+def test_job_in_place_of_a_directory_is_compared_and_repaired_with_its_source(jobs, capfd):
+    """A directory alone lacks what `run` would make, the share of rows to make again, and the shards."""
+    main(["run", "cli_jobs:build"])
+    before = small_pairs.digests("out")
+    status = _json(capfd, "status", "cli_jobs:build")
+    sampled = main(["verify", "cli_jobs:build", "--sample", "0.5"])
+    alone = main(["verify", "out", "--sample", "0.5"])
+    os.truncate(next(pathlib.Path("out").glob("*-train-00001-*.tfrecord")), 100)
+
+    repaired = main(["repair", "out"]), main(["repair", "cli_jobs:build"])
+
+    assert status[1]["changes"] == [] and (sampled, alone, repaired) == (0, 2, (1, 0))
+    assert small_pairs.digests("out") == before and verify("out").ok
+
+
+def test_watched_status_ends_with_the_run(jobs, monkeypatch, capfd):
+    """It is shown when it changes, and with its exit code in the end."""
+    main(["run", "cli_jobs:build"])
+    ended = datamat.run.status.read_status("out")
+    looks = iter([*["running"] * 3, "complete"])
+    monkeypatch.setattr(
+        "datamat.cli.read_status",
+        lambda path: datamat.run.status.Status(ended.output, next(looks), done=ended.done),
+    )
+    capfd.readouterr()
+
+    code = main(["status", "out", "--watch", "--interval", "0.001", "--json"])
+
+    shown = [json.loads(line)["state"] for line in capfd.readouterr().out.splitlines()]
+    assert (code, shown) == (0, ["running", "complete"])
+    assert main(["status", "out", "--watch", "--interval", "0"]) == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_run_has_the_code_of_its_signal(jobs, number, code):
+    """One line says so, no traceback; the next run continues."""
+    (jobs / "stopped.py").write_text(
+        "import os, signal, small_pairs\n\n"
+        "class Stopped(small_pairs.Pairs):\n"
+        "    def read(self, row):\n"
+        f"        os.kill(os.getppid() if DRIVER is None else DRIVER, {int(number)})\n"
+        "        signal.pause()\n\n"
+        "DRIVER = os.getpid()\n"
+        "job = small_pairs.job('source', 'stopped', Stopped())\n"
+    )
+
+    ended = _command("run", "stopped:job", cwd=jobs)
+
+    assert ended.returncode == code, ended
+    assert "the same command continues from here" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_closed_pipe_is_no_error(output):
+    """`| head` ends the command without a word."""
+    read, write = os.pipe()
+    os.close(read)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "datamat.cli", "status", output], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def _command(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "datamat.cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+
+
+# ---------------------------------------------------------------- what is made of the parsers
+
+# Options that no call has: how the command is called, and what it shows.
+_ONLY_HERE = {
+    "help",
+    "json",
+    "watch",
+    "interval",
+    "job",
+    "target",
+    "directory",
+    "directories",
+    "file",
+    "shell",
+    "restarts",
+}
+# Parameters that a command line cannot hold, or that another option stands for.
+_ONLY_THERE = {
+    *("self", "path", "paths", "executor", "logger", "sidecars", "hooks", "storage_options"),
+    *("shards", "workers", "errors", "cache", "cache_dir", "cache_bytes"),
+}
+
+
+def _parsers():
+    (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_options_are_named_as_in_python(command):
+    """And what the first of the calls takes, the command takes, too."""
+    parameters = [set(inspect.signature(call).parameters) for call in command.python]
+    actions = _parsers()[command.name]._actions
+
+    names = {action.dest for action in actions} - _ONLY_HERE
+    assert names <= set().union(*parameters)
+    assert (
+        not command.python
+        or parameters[0] - _ONLY_THERE - ({"format"} if command.name == "preview" else set()) <= names
+    )
+    for action in actions:
+        word = "reader" if action.dest == "readers" else action.dest
+        assert not action.option_strings or f"--{word.replace('_', '-')}" in action.option_strings
+
+
+@pytest.mark.parametrize("name", ["command-line.md"])
+def test_page_is_as_the_code_makes_it(name):
+    """`python docs/pages.py` writes it anew."""
+    pages = runpy.run_path(str(ROOT / "docs/pages.py"))["PAGES"]
+
+    assert (ROOT / "docs" / name).read_text() == pages[name]()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ver"], {"verify"}),
+        (["verify", "--d"], {"--deep"}),
+        (["run", "jobs:x", "--rebuild", ""], {"allow", "refuse"}),
+        (["run", "jobs:x", "--re"], {"--rebuild"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+        (["bench", "out", "--reader", "t"], {"torch", "tf"}),
+        (["verify", "ou"], set()),  # bash completes the names of files
+    ],
+)
+def test_bash_completes(words, found, capsys):
+    """Real bash does, with what the command prints."""
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    quoted = " ".join(f"'{word}'" for word in ["datamat", *words])
+    ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _datamat; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+
+    ended = subprocess.run(
+        ["bash", "--norc", "-u"], input=f"{script}\ncomplete -p datamat >&2\n{ask}\n", capture_output=True, text=True
+    )
+
+    assert ended.returncode == 0 and "-F _datamat datamat" in ended.stderr, ended
+    assert set(ended.stdout.split()) == found
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_every_command_and_option(shell, capsys):
+    """Where the shell is installed, it accepts the script."""
+    main(["completion", shell])
+    script = capsys.readouterr().out
+
+    for name, parser in _parsers().items():
+        long = [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
+        assert name in script and all(word.removeprefix("--") in script for word in long)
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=script, text=True, check=False).returncode == 0
+
+
+# ---------------------------------------------------------------- bench
+
+
+def test_bench_measures_every_reader_beside_the_files(output):
+    """Each gives whole records; a reader that cannot is named with the reason."""
+    found = measure_reading(output, "train", readers=["numpy", "records"], num_workers=[0, 1], seconds=0.01)
+
+    rows = {(row.reader, row.num_workers): row for row in found.rows}
+    assert list(rows) == [("files", 0), ("files again", 0), ("numpy", 0), ("numpy", 1), ("records", 0)]
+    assert found.num_records == 20 and rows["files", 0].num_bytes == found.num_bytes
+    assert all(row.num_records >= 1 and row.seconds > 0 and not row.problem for row in found.rows)
+    assert [line.split()[0] for line in str(found).splitlines()[1:]] == [
+        "reader",
+        "files",
+        "files",
+        "numpy",
+        "numpy",
+        "records",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "bench: batch_size=32 and seconds=0; want positive numbers"),
+        (["--num-workers=-1"], "bench: num_workers is -1; want 0 or more"),
+        (["--split", "test"], "has no split 'test'; it has train, val"),
+    ],
+)
+def test_bench_refuses_wrong_arguments(output, capsys, arguments, message):
+    """With code 2."""
+    assert main(["bench", str(output), *arguments]) == 2
+
+    assert message in capsys.readouterr().err
+
+
+def test_preview_is_a_picture(output, tmp_path, capsys):
+    """In the file that is named."""
+    assert main(["preview", str(output), "--split", "val", "--count", "2", "--output", str(tmp_path / "x.png")]) == 0
+
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == f"{tmp_path / 'x.png'}\n"
+    assert main(["preview", str(output), "--count", "0"]) == 2

@@ -225,7 +225,7 @@ def test_formats_that_workers_cannot_read_are_refused(make_pairs_output, tmp_pat
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
     """It prints the address alone, ends with 0, and leaves no process; this holds with a consumer at work."""
-    with started("-m", "datamat.cli", "serve", "--workers", "2") as served:
+    with started("-m", "datamat.cli", "serve", "--num-workers", "2") as served:
         address = served.stdout.readline().strip()
         servers = children_of(served.pid)
         keys = load(many_shards, "train").to_tf(1, service=address).as_numpy_iterator()
@@ -246,7 +246,7 @@ def test_dead_worker_is_reported_and_its_consumers_get_an_error(many_shards):
     """They get no short epoch, nor wait for an hour: a service restarted at the same port does not know them."""
     import tensorflow as tf
 
-    with started("-m", "datamat.cli", "serve", "--workers", "2", "--restarts", "1") as served:
+    with started("-m", "datamat.cli", "serve", "--num-workers", "2", "--restarts", "1") as served:
         address = served.stdout.readline().strip()
         batches = iter(load(many_shards, "train").to_tf(1, service=address))
         next(batches)
@@ -288,7 +288,7 @@ def test_taken_port_is_an_error(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "0"], "num_workers is 0; want 1 or more"),
+        (["--num-workers", "0"], "num_workers is 0; want 1 or more"),
         (["--port", "70000"], "port is 70000; want 1 to 65535, or 0"),
     ],
 )

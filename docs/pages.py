@@ -1,0 +1,81 @@
+"""Makes the pages that are made of the code: `python docs/pages.py` writes them; tests compare them with it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+from typing import TYPE_CHECKING
+
+from datamat.cli import COMMANDS, Command, build_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FOLDER = pathlib.Path(__file__).parent
+
+# ---------------------------------------------------------------- docs/command-line.md
+
+_MADE = "<!-- From here on: made by"
+_ERRORS_OF_JOBS = """
+A job that raises an error of its own, such as `ImportError`, ends with 1 and its traceback.
+"""
+
+
+def _prose(name: str) -> str:
+    """Return what is written by hand in a page, with the line that ends it."""
+    before, mark, after = (FOLDER / name).read_text(encoding="utf-8").partition(_MADE)
+    return before + mark + after.partition("\n")[0] + "\n"
+
+
+def command_line() -> str:
+    """Return the page about the commands."""
+    parser = build_parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    codes = re.split(r"\s*^ {4}(?=\d)", (parser.epilog or "").partition("\n")[2], flags=re.MULTILINE)[1:]
+    rows = [f"| {code.split(None, 1)[0]} | {_line(code.split(None, 1)[1])} |" for code in codes]
+    sections = [_section(command, commands.choices[command.name]) for command in COMMANDS]
+    table = "\n".join(["| code | meaning |", "| --- | --- |", *rows, _ERRORS_OF_JOBS])
+    return "\n".join([_prose("command-line.md"), "## Exit codes\n", table, "## Commands\n", "\n\n".join(sections), ""])
+
+
+def _section(command: Command, parser: argparse.ArgumentParser) -> str:
+    usage = _line(" ".join([action.metavar or action.dest for action in parser._actions if not action.option_strings]))
+    lines = [
+        f"### datamat {command.name} {usage}".rstrip().replace("\\|", "|"),
+        "",
+        _line(parser.description or ""),
+        "",
+    ]
+    if names := [f"`{_public_name(call)}`" for call in command.python]:
+        lines += [f"In Python: {', '.join(names)}.", ""]
+    lines += ["| argument | meaning |", "| --- | --- |"]
+    for action in parser._actions:
+        if "-h" not in action.option_strings:
+            lines.append(f"| {_argument(action)} | {_line(action.help or '')} |")
+    lines += ["", "| key of `--json` | meaning |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| `{key}` | {meaning} |" for key, meaning in command.keys.items())])
+
+
+def _argument(action: argparse.Action) -> str:
+    names = action.option_strings or [action.metavar or "|".join(action.choices or ()) or action.dest]
+    value = ""
+    if action.option_strings and action.nargs != 0:
+        value = " " + (action.metavar or "|".join(map(str, action.choices or ())) or action.dest.upper())
+    return "`" + ", ".join(f"{name}{value}" for name in names).replace("|", "\\|") + "`"
+
+
+def _public_name(call: Callable[..., object]) -> str:
+    return call.__qualname__
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+PAGES: dict[str, Callable[[], str]] = {"command-line.md": command_line}
+
+
+if __name__ == "__main__":
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), encoding="utf-8")
