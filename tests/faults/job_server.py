@@ -16,7 +16,6 @@ import traceback
 
 import cv2  # noqa: F401 -- what a run imports is imported once, here
 import pyarrow.parquet  # noqa: F401
-import tqdm.auto  # noqa: F401
 from job import Job
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h

@@ -366,7 +366,11 @@ class Kernel:
     def __init__(self, folder: pathlib.Path) -> None:
         from jupyter_client import KernelManager
 
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "NO_ALBUMENTATIONS_UPDATE": "1"}
+        quiet = {
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "NO_ALBUMENTATIONS_UPDATE": "1",
+            "PYTHONWARNINGS": "ignore:IProgress not found",  # what tqdm says of a kernel without ipywidgets
+        }
         self._mark = uuid.uuid4().hex
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
