@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).parent
@@ -24,6 +26,19 @@ def wait_for(found, *, seconds=50):
     return value
 
 
+def free_ports(count):
+    """Return ports of this machine that nobody has."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in taken]
+
+
+def answers(port):
+    """Return whether a server answers at a port."""
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
 def waiting_pids(flags):
     """Return the processes that wait in the row that is held."""
     return {int(path.name.partition("-")[2]) for path in pathlib.Path(flags).glob("at-*")}
@@ -35,6 +50,19 @@ def environment(*first):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "RAY_AUTH_MODE": "disabled"}
 
 
+@contextlib.contextmanager
+def ray_alone():
+    """Give an environment in which `ray.init` starts a Ray of its own.
+
+    It looks in a folder that all programs of a machine share for the address of another, which may have been killed.
+    """
+    ours = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, for sockets
+    try:
+        yield {**environment(), "RAY_DEDUP_LOGS": "0", "RAY_TMPDIR": ours, "TMPDIR": "/tmp"}
+    finally:
+        shutil.rmtree(ours, ignore_errors=True)
+
+
 class Programs:
     """Processes that end with a test."""
 
@@ -44,13 +72,20 @@ class Programs:
 
     def start(self, *command, path=()):
         """Start a Python program."""
-        with open(self.folder / f"log-{len(self.running)}.txt", "w") as log:
+        with open(self._log(len(self.running)), "w") as log:
             process = subprocess.Popen(
                 [sys.executable, *map(str, command)], cwd=self.folder, env=environment(*path), stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
         self.running.append(process)
         return process
+
+    def log(self, process):
+        """Return what a process has written."""
+        return self._log(self.running.index(process)).read_text()
+
+    def _log(self, number):
+        return self.folder / f"log-{number}.txt"
 
     def kill(self, process):
         """Kill a process, and all that it has started."""
@@ -74,9 +109,7 @@ class DaskCluster:
 
     def __init__(self, programs, num_workers=2, path=()):
         self.programs = programs
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.start_scheduler()
         for _ in range(num_workers):

@@ -69,4 +69,4 @@ def digests(output):
 if __name__ == "__main__":
     import engine_job  # its classes go by name, and not as those of `__main__`
 
-    engine_job.job(sys.argv[1], sys.argv[3], executor=sys.argv[2]).run(progress=False)
+    print(engine_job.job(sys.argv[1], sys.argv[3], executor=sys.argv[2]).run(progress=False).num_parts_resumed)

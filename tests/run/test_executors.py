@@ -13,7 +13,7 @@ import sys
 
 import engine_job
 import pytest
-from clusters import HERE, environment
+from clusters import HERE, environment, ray_alone
 
 from datamat import BrokenPoolError, Features, OptionError, Scalar, load, materialize
 
@@ -166,9 +166,9 @@ def test_code_of_the_guide_runs(tmp_path, number):
     script = pathlib.Path(tmp_path / "page.py")
     script.write_text(pieces[number])
 
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env={**environment(), "TMPDIR": "/tmp"}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    with ray_alone() as env:
+        done = subprocess.run(
+            [sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
 
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 
+import psutil
 import pytest
 
 pytest.importorskip("ray", reason="make test-interop installs Ray")
 
 import engine_job
-from clusters import environment
+from clusters import HERE, Programs, answers, free_ports, ray_alone, wait_for, waiting_pids
+
+from datamat import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -65,10 +72,10 @@ def test_ray_gives_the_bytes_of_this_machine(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
 
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**environment(), "RAY_DEDUP_LOGS": "0", "TMPDIR": "/tmp"},
-    )  # fmt: skip
+    with ray_alone() as env:
+        done = subprocess.run(
+            [sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -77,3 +84,93 @@ def test_ray_gives_the_bytes_of_this_machine(tmp_path):
     assert engine_job.digests(tmp_path / "out") == engine_job.digests(tmp_path / "here")
     assert engine_job.digests(tmp_path / "killed") == engine_job.digests(tmp_path / "held")
     assert len(os.listdir(tmp_path / "lambda")) > 3
+
+
+@pytest.fixture
+def address(tmp_path_factory):
+    """The address of a cluster of Ray that is nobody's child: two processors, and a server for clients."""
+    programs = Programs(tmp_path_factory.mktemp("cluster"))
+    ours = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, for sockets; others do not find this cluster by it
+    ports = free_ports(2)
+    head = programs.start(
+        "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1",
+        f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", "--include-dashboard=false",
+        f"--object-store-memory={80 << 20}", "--disable-usage-stats", f"--temp-dir={ours}",
+    )  # fmt: skip
+    try:
+        wait_for(lambda: head.poll() is not None or answers(ports[1]), seconds=90)
+        yield f"ray://127.0.0.1:{ports[1]}"
+    finally:
+        servers = psutil.Process(head.pid).children(recursive=True)  # in groups of their own
+        programs.close()
+        for server in servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.kill()
+        shutil.rmtree(ours, ignore_errors=True)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Starts programs, and ends them with the test."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    found = Programs(folder)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """The folder of the file that one row waits for."""
+    folder = tmp_path / "flags"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """The digests of the job whose row waits, made here."""
+    folder = tmp_path_factory.mktemp("held")
+    (folder / "go").touch()
+    engine_job.job(folder / "out", folder).run(progress=False)
+    return engine_job.digests(folder / "out")
+
+
+def driver_at(programs, output, address, flags, known=frozenset()):
+    """Start a run, and wait until its row waits in a process that is not known; return both.
+
+    Ray's server for clients starts one more for each client, which on a busy machine it may give up.
+    """
+    for _ in range(3):
+        driver = programs.start(HERE / "engine_job.py", output, address, flags)
+        wait_for(lambda driver=driver: driver.poll() is not None or waiting_pids(flags) - known, seconds=80)
+        if driver.poll() is None:
+            return driver, waiting_pids(flags) - known
+        assert "Starting Ray client server failed" in programs.log(driver), programs.log(driver)
+    raise AssertionError(programs.log(driver))
+
+
+def test_worker_killed_on_a_cluster_elsewhere(tmp_path, address, programs, flags, held):
+    """By the address for clients: Ray makes the part again, and no record is lost or there twice."""
+    driver, (first,) = driver_at(programs, tmp_path / "out", address, flags)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: waiting_pids(flags) - {first})
+    (flags / "go").touch()
+
+    assert driver.wait(120) == 0, programs.log(driver)
+    assert engine_job.digests(tmp_path / "out") == held
+    assert verify(tmp_path / "out", deep=True).ok
+
+
+def test_driver_killed_and_run_again(tmp_path, address, programs, flags, held):
+    """On the same cluster, where a worker is still at a part of the one that was killed: its parts stay."""
+    driver, first = driver_at(programs, tmp_path / "out", address, flags)
+    wait_for(lambda: list((tmp_path / "out" / ".datamat" / "parts").glob("*/*.json")))  # of the other worker
+    programs.kill(driver)
+
+    again, _ = driver_at(programs, tmp_path / "out", address, flags, first)
+    (flags / "go").touch()
+
+    assert again.wait(120) == 0, programs.log(again)
+    assert int(programs.log(again).splitlines()[-1]) > 0  # parts that it has taken over
+    assert engine_job.digests(tmp_path / "out") == held
