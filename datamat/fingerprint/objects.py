@@ -136,7 +136,8 @@ def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
         counts: predicate for the names of attributes that count; None if all do.
     """
     kind = type(value)
-    reduce = copyreg.dispatch_table.get(kind)
+    # Those who want tracebacks to travel register every exception, in the process that imports them (tblib, for Dask).
+    reduce = None if isinstance(value, BaseException) else copyreg.dispatch_table.get(kind)
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):  # a global, by the name that pickle finds it under
         module = getattr(value, "__module__", None) or kind.__module__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import copy
+import copyreg
 import dataclasses
 import datetime
 import decimal
@@ -755,6 +756,16 @@ def test_getstate_decides_what_counts(load):
     finally:
         for writer in (one, same, other):
             writer.conn.close()
+
+
+def test_pickling_that_packages_register_for_exceptions_does_not_count(monkeypatch):
+    """What imports Dask has exceptions pickled with their tracebacks, which a worker need not have imported."""
+    error = ConnectionResetError("try later")
+    before = digest(error)
+
+    monkeypatch.setitem(copyreg.dispatch_table, ConnectionResetError, lambda error: (sqlite3.Error, error.args))
+
+    assert digest(error) == before != digest(ConnectionResetError("never"))
 
 
 def test_every_part_of_a_custom_state_counts(load):

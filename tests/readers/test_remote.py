@@ -316,7 +316,8 @@ def test_offsets_are_scanned_once(web, cache, monkeypatch):
         list(data), [data[place] for place in (0, -1, 1, -2)]
 
     assert len(data.files) == 2
-    assert len(tested) == 2 * 2  # what came from the server, and the file that was made of it
+    # What came from the server, and the file that was made of it; the thread that looks ahead may do so, too.
+    assert 2 * 2 <= len(tested) <= 2 * 3
     assert all(web.count(info.index_file) == 1 for info in data.manifest.splits["train"])
 
 
