@@ -52,6 +52,7 @@ _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)\s*d(?:ays?)?)?\s*(?:(\d+(?:\.\d+)?)\s*h(?:(?:ou)?rs?)?)?\s*"
     r"(?:(\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?\Z"
 )
+_BETWEEN = re.compile(r"\s*,\s*|\s+and\s+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\Z", re.IGNORECASE)
 _MOST_NAMED = 10
 _ALL_FAIL = 100  # rows: if none of so many, and of half of all, gave a record, the others will not either
@@ -72,9 +73,11 @@ def parse_duration(text: str) -> float:
         >>> parse_duration("1h30m")
         5400.0
     """
-    found = _DURATION.match(text.strip().lower())
+    found = _DURATION.match(_BETWEEN.sub(" ", text.strip().lower()))
     if not found or not any(found.groups()):
-        raise OptionError(f"duration {text!r}: want days, hours, minutes and seconds, as in '23h30m' or '45s'")
+        raise OptionError(
+            f"duration {text!r}: want days, hours, minutes and seconds, as in '23h30m', '1 day, 2 hours' or '45s'"
+        )
     return sum(float(number) * unit for number, unit in zip(found.groups(), _UNIT_S.values(), strict=True) if number)
 
 

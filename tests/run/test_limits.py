@@ -11,6 +11,12 @@ from datamat.directory.ledger import FailedRow
 from datamat.run.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, parse_duration, seconds_until, tree_bytes
 
 
+@pytest.mark.parametrize("text", ["1 day, 2 hours", "1 day and 2 hours", "1d,2h", "1 Day , 2 Hours"])
+def test_duration_in_words_may_be_joined(text):
+    """A comma or an "and" may stand between two units, as people write them."""
+    assert parse_duration(text) == 26 * 3600
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
