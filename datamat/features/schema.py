@@ -495,11 +495,11 @@ class Features(Mapping[str, Feature]):
         """Return a schema that stores `sample` exactly, for functions that declare none.
 
         Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
-        Lists become a `Sequence` where all items are texts, numbers, bytes or times; other lists, also empty ones,
-        become `Json`. So do dicts, unless arrays, bytes or times are in them, which become fields of their own; times
-        are `Timestamp`. `bytes` must be a file of an image, of sound or a video, so that a broken one is not taken for
-        something else: declare `Bytes` for others. Nothing is inferred to be missing in other samples: declare
-        `Optional` for a field that may be None.
+        Lists become a `Sequence` where all items are texts, numbers, bytes, times or pictures of Pillow; other lists,
+        also empty ones, become `Json`. So do dicts, unless arrays, pictures, bytes or times are in them, which become
+        fields of their own; lists of such dicts become a `Sequence` of dicts. Times are `Timestamp`. `bytes` must be a
+        file of an image, of sound or a video, so that a broken one is not taken for something else: declare `Bytes` for
+        others. Nothing is inferred to be missing in other samples: declare `Optional` for a field that may be None.
 
         Raises:
             SchemaError: a value has no feature.
@@ -1763,6 +1763,7 @@ def _column_of(name: str, feature: Feature, values: Any) -> Any:
 
 
 def _inferred(name: str, value: Any) -> Any:
+    value = as_array(value)
     for kinds, feature_of in _FEATURE_OF_TYPES:
         if isinstance(value, kinds):
             return feature_of(name, value)
@@ -1780,7 +1781,9 @@ def _of_bytes(name: str, value: bytes) -> Feature:
     try:
         info = codecs.probe(value, name=name)
     except InputError as error:
-        raise InputError(f"{error}; if it is to be no image, pass features= with {name!r}: Bytes()") from error
+        outer, _, inner = name.partition("[].")
+        wanted = f"{outer!r}: Sequence({{{inner!r}: Bytes(), ...}})" if inner else f"{name!r}: Bytes()"
+        raise InputError(f"{error}; if it is to be no image, pass features= with {wanted}") from error
     if info.is_float:
         raise InputError(
             f"{name!r}: a TIFF of floats, of unknown unit; pass features=, with Depth(dtype='float32') for metres"
@@ -1794,7 +1797,11 @@ def _of_time(_: str, value: Any) -> Feature:
     return Timestamp("UTC" if getattr(value, "tzinfo", None) else None)
 
 
-def _of_list(_: str, value: Any) -> Feature:
+def _of_list(name: str, value: Any) -> Feature:
+    if value and all(isinstance(item, dict) for item in value):
+        return _of_dicts(name, value)
+    if value and all(hasattr(item, "getbands") for item in value):  # Pillow
+        return Sequence(_inferred(name, value[0]))
     kinds = set(map(type, value))
     if kinds == {int, float} and all(abs(item) <= _EXACT for item in value if type(item) is int):
         return Sequence(Scalar("float64"))
@@ -1810,6 +1817,32 @@ def _of_list(_: str, value: Any) -> Feature:
     return Sequence(_inferred("", first)) if isinstance(first, (str, int, float, np.generic)) else Json()
 
 
+def _of_dicts(name: str, value: collections.abc.Sequence[dict[Any, Any]]) -> Feature:
+    """Return the feature of a list of dicts: JSON, unless they share their fields, and hold what JSON has not."""
+    columns = {key: [row.get(key) for row in value] for key in value[0]}
+    are_alike = all(row.keys() == columns.keys() for row in value)
+    is_full = not any(item is None for column in columns.values() for item in column)
+    if not (are_alike and is_full and any(map(_is_no_json, value))):
+        return Json()
+    fields: Any = {key: _of_items(f"{name}[].{key}", column) for key, column in columns.items()}
+    # Lists of dicts in lists of dicts have no feature.
+    return Json() if any(map(_lists_dicts, fields.values())) else Sequence(fields)
+
+
+def _of_items(name: str, values: list[Any]) -> Any:
+    """Return the feature of a field in dicts of a list."""
+    if any(map(_is_no_json, values)):
+        return _inferred(name, values[0])
+    found = _of_list(name, values)
+    return found.feature if isinstance(found, Sequence) else Json()
+
+
+def _lists_dicts(feature: Any) -> bool:
+    if isinstance(feature, Mapping):
+        return any(map(_lists_dicts, feature.values()))
+    return isinstance(feature, Sequence) and isinstance(feature.feature, Mapping)
+
+
 def _of_dict(name: str, value: dict[Any, Any]) -> Any:
     if value and all(isinstance(key, str) for key in value) and any(map(_is_no_json, value.values())):
         return {key: _inferred(f"{name}/{key}", item) for key, item in value.items()}
@@ -1817,9 +1850,12 @@ def _of_dict(name: str, value: dict[Any, Any]) -> Any:
 
 
 def _is_no_json(value: Any) -> bool:
-    """Return whether a value is an array, bytes or a time, or a dict that holds one: JSON would make others of them."""
+    """Return whether JSON would make another of it: an array, bytes, a time, or a dict or list of dicts with one."""
     if isinstance(value, dict):
         return any(map(_is_no_json, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(item, dict) and _is_no_json(item) for item in value)
+    value = as_array(value)
     return isinstance(value, (bytes, datetime.datetime, np.datetime64)) or (
         isinstance(value, np.ndarray) and value.ndim > 0
     )

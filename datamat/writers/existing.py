@@ -5,10 +5,12 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import datetime
 import decimal
 import fnmatch
 import functools
 import glob
+import io
 import itertools
 import json
 import os
@@ -54,7 +56,7 @@ from datamat.features import (
     holds_numbers,
 )
 from datamat.features import Sequence as ListOf
-from datamat.features.base import as_array
+from datamat.features.base import as_array, is_number_dtype
 from datamat.formats import get_format
 from datamat.formats.example import decode_example, encode_example
 from datamat.formats.tfrecord import frame, read_payload
@@ -100,7 +102,9 @@ __all__ = [
     "listed_column",
     "names_of",
     "open_source",
+    "packed",
     "table_of",
+    "unpacked",
     "without_items",
 ]
 
@@ -283,7 +287,6 @@ _OF_ROWS = frozenset({"key", "split"})
 _HF_NOTE = b"huggingface"
 _HF_FILE = {"bytes", "path"}  # of a struct that holds an encoded file
 _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
-_LISTED_FILES = [ListOf(feature) for feature in _HF_FILES_OF.values()]
 _OF_FILES_ALONE = (Image, Audio, Video, Mask, Depth, Bytes)
 
 
@@ -1760,7 +1763,8 @@ class RecordsSource(DataSource):
 #
 # An iterator is read once, by the driver, and each row is written to disk as it comes:
 #
-#     iterator ── sample ──> rows.tfrecord    encoded; pictures as they came, so that workers compress them
+#     iterator ── sample ──> rows.tfrecord    encoded; pictures as they came, so that workers compress them, and
+#                                             lists and dicts with pictures or bytes in them as they are, `packed`
 #                            rows.offsets     uint64 per row: where it begins
 #                            rows.jsonl       [key, split, digest] per row
 #                            state.json       how many rows are complete, their features, and the state of the source
@@ -1931,6 +1935,8 @@ class RowStream:
 
 def _undecoded(kind: Any) -> Any:
     """Return a type of Hugging Face whose encoded files, if any, are left as they are."""
+    if isinstance(kind, dict):
+        return {name: _undecoded(inner) for name, inner in kind.items()}
     if hasattr(kind, "decode"):
         return dataclasses.replace(kind, decode=False)
     inner = getattr(kind, "feature", None)
@@ -1974,6 +1980,7 @@ class SpooledSource(DataSource):
         self.features = dict(stream.features)
         self.refused = stream.refused
         self.dicts: frozenset[str] = frozenset()
+        self._packed: frozenset[str] = frozenset()
         self._wanted: list[str] | None = None
         self._first: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
@@ -2009,7 +2016,8 @@ class SpooledSource(DataSource):
             columns = decode_example(payload)
         except CorruptDataError as error:
             raise CorruptDataError(f"{self._folder}: row {number} is damaged: {error}; remove the folder") from error
-        return {name: feature.decode(name, columns) for name, feature in self._stored.items()}
+        sample = {name: feature.decode(name, columns) for name, feature in self._stored.items()}
+        return {name: unpacked(value) if name in self._packed else value for name, value in sample.items()}
 
     def field_names(self) -> list[str]:
         """Return the names of the fields, by the first row."""
@@ -2076,7 +2084,7 @@ class SpooledSource(DataSource):
             found: dict[str, Any] = read_json(path)
             stored = Features.from_json(found["features"])
             self._stored: dict[str, Feature] = {name: stored[name] for name in found["fields"] if name in stored}
-            self.dicts = frozenset(found.get("dicts", ()))
+            self.dicts, self._packed = frozenset(found["dicts"]), frozenset(found["packed"])
             return found
         except (OSError, ValueError, KeyError) as error:
             raise SourceError(f"{path} is damaged: {error}; remove the folder {self._folder}") from error
@@ -2171,6 +2179,7 @@ class SpooledSource(DataSource):
                 **dict(zip(("count", "num_bytes", "name_bytes"), size, strict=True)),
                 "fields": self._fields,
                 "dicts": sorted(self.dicts),
+                "packed": sorted(self._packed),
                 "features": {name: feature.to_json() for name, feature in self._stored.items()},
                 "declared": {name: feature.to_json() for name, feature in self._declared.items()},
                 "state": found,
@@ -2193,6 +2202,9 @@ class SpooledSource(DataSource):
                 raise SchemaError(f"it {has} {odd!r}, unlike the first row; give all rows the same fields")
             for name, feature in self._stored.items():
                 value = sample[name]
+                if name in self._packed:  # what its feature refuses is refused when the sample is encoded
+                    columns |= feature.encode(name, packed(name, value))
+                    continue
                 if value is None and not feature.takes_none:
                     raise SchemaError(
                         f"field {name!r} is None; fill it in, declare it with features={{{name!r}: Optional(...)}}, "
@@ -2212,42 +2224,171 @@ class SpooledSource(DataSource):
         self._known = frozenset(sample)
         if number == 0:
             names = self._fields if self._wanted is None else self._wanted
-            self._stored = {name: self._stored_as(name, sample[name]) for name in names}
+            found = {name: self._stored_as(name, sample[name]) for name in names}
+            self._packed = frozenset(name for name, feature in found.items() if feature is None)
+            self._stored = {name: feature or Bytes() for name, feature in found.items()}
         self._kinds = {
             column: kind for name, feature in self._stored.items() for column, kind in feature.columns(name).items()
         }
 
-    def _stored_as(self, name: str, value: Any) -> Feature:
-        """Return how a field is stored: pictures as they come, all else by its feature."""
-        feature = self.features.get(name)
-        if isinstance(feature, (Optional, ListOf)) and isinstance(feature.feature, Mapping):
-            if any(isinstance(part, _OF_FILES_ALONE) for part in feature.feature.values()):
-                raise SchemaError(
-                    f"field {name!r} holds files in dicts, which rows of an iterator cannot keep; give samples by "
-                    f"position in its place (a list, a Dataset, Parquet files), or leave it out with drop=[{name!r}]"
-                )
-            return Json()  # dicts, which only a sample as a whole divides into its fields
+    def _stored_as(self, name: str, value: Any) -> Feature | None:
+        """Return how a field is stored: pictures as they come, all else by its feature; None if as it is."""
+        feature: Any = self.features.get(name)
+        if _holds_files(feature):
+            return None
+        stored: Feature | None = feature
         if isinstance(feature, Optional):
-            return feature
-        if feature in _LISTED_FILES and (value or name not in self._declared) and _are_bytes(value):
-            return ListOf(Bytes())
+            return stored
         if isinstance(value, (bytes, bytearray)):
             return Text() if feature is not None and feature.value_type() == ("string", ()) else Bytes()
         is_number = isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufcV"
         if is_number and (feature is None or feature.target() in {"image", "mask"}):
             return Tensor((None,) * value.ndim, value.dtype.name)
-        if feature is not None:
-            return feature
+        if stored is not None:
+            return stored
         try:
-            return Features.infer({name: value})[name]
+            found = Features.infer({name: value})[name]
         except (SchemaError, InputError) as error:
             raise SchemaError(
                 f"{error}; or declare its feature with features={{{name!r}: ...}}, or leave it out with drop=[{name!r}]"
             ) from error
+        return None if _holds_files(found) else found
 
 
-def _are_bytes(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, bytes) for item in value)
+def _holds_files(feature: Any) -> bool:
+    """Return whether a feature is of dicts, or of a list, or may be missing, and pictures or bytes may be in it."""
+    inner = feature
+    while isinstance(inner, (Optional, ListOf)):
+        inner = inner.feature
+    return inner is not feature and isinstance(inner, (Mapping, *_OF_FILES_ALONE))
+
+
+# A value as it is, whatever lists and dicts it is made of: the length of a JSON text, uint64, that text, and the bytes
+# of what JSON has not, one after another. What JSON has not is a dict with the name of its kind there:
+#
+#     {"dict": [[key, value], ...]}    {"tuple": [...]}    {"bytes": length}    {"array": [dtype, shape, length]}
+#     {"scalar": [dtype, length]}      {"objects": [shape, [...]]}              {"datetime": text}, and so on
+
+
+def packed(name: str, value: Any) -> bytes:
+    """Return the bytes that `unpacked` makes an equal value of; pictures and tensors are arrays there.
+
+    Args:
+        name: name of its field, for messages.
+        value: dicts, lists and tuples of str, numbers, None, bytes, arrays, pictures, tensors, times, decimals and
+            paths.
+
+    Raises:
+        SchemaError: something else is in it.
+
+    Example:
+        >>> unpacked(packed("boxes", [{"data": b"a", "size": (1, 2.5)}]))
+        [{'data': b'a', 'size': (1, 2.5)}]
+    """
+    parts: list[bytes] = []
+    try:
+        text = json.dumps(_tree_of(name, value, "", parts), separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise SchemaError(f"field {name!r} is nested too deep, or holds itself; flatten it in the source") from error
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the value that `packed` was given.
+
+    Args:
+        data: what it returned.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    return _value_of(json.loads(data[8:end]), io.BytesIO(data[end:]))
+
+
+def _tree_of(name: str, value: Any, place: str, parts: list[bytes]) -> Any:
+    """Return a value as JSON has it, and add to `parts` the bytes that it has not."""
+    value = as_array(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _tree_of_array(name, value, place, parts)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, (bytes, bytearray)):
+        parts.append(bytes(value))
+        return {"bytes": len(value)}
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return {
+            "dict": [
+                [_tree_of(name, key, place, parts), _tree_of(name, item, f"{place}[{key!r}]", parts)]
+                for key, item in pairs
+            ]
+        }
+    if isinstance(value, (list, tuple)):
+        items = [_tree_of(name, item, f"{place}[{number}]", parts) for number, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    for kind, (types, text_of, _) in _WRITTEN_OUT.items():
+        if isinstance(value, types):
+            return {kind: text_of(value)}
+    raise SchemaError(
+        f"field {name!r} holds a {type(value).__name__}{place and f' at {place}'}, which rows of an iterator cannot "
+        "keep; give dicts, lists, str, numbers, bytes, arrays, pictures and times, or leave it out with "
+        f"drop=[{name!r}]"
+    )
+
+
+def _tree_of_array(name: str, value: Any, place: str, parts: list[bytes]) -> Any:
+    if value.dtype.kind in "OT":  # of Python's objects, such as text
+        flat = enumerate(value.ravel().tolist())
+        return {"objects": [value.shape, [_tree_of(name, item, f"{place}[{number}]", parts) for number, item in flat]]}
+    is_plain = is_number_dtype(value.dtype) or value.dtype.kind in "SU"
+    if not is_plain:
+        raise SchemaError(
+            f"field {name!r} holds an array of {value.dtype}{place and f' at {place}'}, which rows of an iterator "
+            "cannot keep; give one array for each of its fields"
+        )
+    parts.append(value.tobytes())
+    dtype = value.dtype.name if value.dtype.kind == "V" else value.dtype.str
+    if isinstance(value, np.generic):
+        return {"scalar": [dtype, len(parts[-1])]}
+    return {"array": [dtype, value.shape, len(parts[-1])]}
+
+
+def _value_of(tree: Any, parts: io.BytesIO) -> Any:  # noqa: PLR0911 -- one for each kind
+    """Return the value of what `_tree_of` returned, whose bytes come next in a file."""
+    if isinstance(tree, list):
+        return [_value_of(item, parts) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, held),) = tree.items()
+    match kind:
+        case "dict":
+            return {_value_of(key, parts): _value_of(item, parts) for key, item in held}
+        case "tuple":
+            return tuple(_value_of(item, parts) for item in held)
+        case "bytes":
+            return parts.read(held)
+        case "array":
+            dtype, shape, length = held
+            return np.ndarray(shape, dtype_of(dtype), bytearray(parts.read(length)))  # which may be written to
+        case "scalar":
+            dtype, length = held
+            return np.ndarray((), dtype_of(dtype), parts.read(length))[()]
+        case "objects":
+            shape, items = held
+            found = np.empty(len(items), object)
+            found[:] = [_value_of(item, parts) for item in items]
+            return found.reshape(shape)
+    return _WRITTEN_OUT[kind][2](held)
+
+
+_WRITTEN_OUT: dict[str, tuple[Any, Callable[[Any], str], Callable[[str], Any]]] = {
+    "float": (float, repr, float),
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "decimal": (decimal.Decimal, str, decimal.Decimal),
+    "path": (pathlib.PurePath, str, pathlib.Path),
+}
+"""Types whose values are written as text, by kind: how, and how they are read."""
 
 
 @final
@@ -2343,7 +2484,7 @@ def _plain(value: Any) -> Any:
 
 def _listed_numbers(value: Sequence[Any]) -> Any:
     """Return lists of numbers as an array, and any other list as it is: JSON holds it, also one without items."""
-    if not len(value):
+    if not len(value) or hasattr(value[0], "getbands"):  # pictures of Pillow, one of which may be as large as another
         return value
     try:
         array = np.asarray(value)
@@ -2360,6 +2501,8 @@ def without_items(value: Any, feature: Feature | None) -> Any:
         feature: feature of the field.
     """
     if feature is None or not isinstance(value, (list, tuple)) or value:
+        return value
+    if isinstance(getattr(feature, "feature", None), Mapping):  # a list of dicts, which needs no type
         return value
     dtype, shape = feature.value_type()
     if not shape or not holds_numbers(dtype):

@@ -16,6 +16,7 @@ from datamat import (
     Features,
     Image,
     IndexRow,
+    InputError,
     Json,
     Mask,
     Materializer,
@@ -326,11 +327,26 @@ def test_none_of_a_field_that_is_not_optional_is_refused_with_the_remedy(tmp_pat
         ([2**60, 0.5], Json()),
         ([[1], [2]], Json()),
         ([{"a": 1}], Json()),
+        ([{"a": NOON, "b": 1}, {"a": NOON, "b": 2.5}], Sequence({"a": Timestamp(), "b": Scalar("float64")})),
+        (
+            [{"a": np.zeros(2), "b": 1}, {"a": np.zeros(3), "b": "c"}],
+            Sequence({"a": Tensor((None,), "float64"), "b": Json()}),
+        ),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2), "b": 1}], Json()),
+        ([{"a": np.zeros(2)}, {"a": None}], Json()),
+        ([{"a": NOON, "b": [{"c": np.zeros(2)}]}], Json()),
+        ({"a": [{"b": NOON}]}, Features({"a": Sequence({"b": Timestamp()})})),
     ],
 )
 def test_lists_of_one_type_are_inferred(value, feature):
     """All others are JSON."""
-    assert Features.infer({"x": value})["x"] == feature
+    assert Features.infer({"x": value}) == Features({"x": feature})
+
+
+def test_bytes_in_dicts_of_a_list_are_to_be_declared():
+    """As bytes alone are, with the declaration that takes them."""
+    with pytest.raises(InputError, match=r"pass features= with 'x': Sequence\(\{'a': Bytes\(\), \.\.\.\}\)"):
+        Features.infer({"x": [{"a": b"ply"}]})
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

@@ -193,6 +193,37 @@ def test_lists_of_pictures_of_hugging_face_are_stored_as_they_are(albums, tmp_pa
         assert all(np.array_equal(found, np.asarray(one)) for found, one in zip(sample["images"], wanted, strict=True))
 
 
+@pytest.mark.parametrize("form", ["map", "stream", "filtered stream"])
+def test_dicts_with_pictures_in_lists_of_hugging_face_keep_their_bytes(tmp_path, form):
+    """The client's own pixels and labels, row by row; the first row has none."""
+    datasets = pytest.importorskip("datasets", reason="it makes the dataset")
+    pytest.importorskip("PIL.Image", reason="datasets needs it for pictures")
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))}
+    features = datasets.Features({"crops": datasets.List(kinds), "n": datasets.Value("int64")})
+    files = [encode_jpeg(pixels) for pixels in PIXELS]
+    rows = [
+        {"n": n, "crops": [{"image": {"bytes": files[(n + k) % 7], "path": None}, "label": k} for k in range(n % 3)]}
+        for n in range(7)
+    ]
+    table = datasets.Dataset.from_list(rows, features=features)
+    stream = table.to_iterable_dataset()
+    source = {"map": table, "stream": stream, "filtered stream": stream.filter(lambda row: row["n"] >= 0)}[form]
+
+    data = imported(source, tmp_path / "out")
+
+    assert len(data) == 7
+    for sample in data:
+        number = int(sample["n"])
+        wanted = table[number]["crops"]
+        assert list(sample["crops"]["label"]) == [crop["label"] for crop in wanted] == list(range(number % 3))
+        for found, crop in zip(sample["crops"]["image"], wanted, strict=True):
+            assert np.array_equal(found, np.asarray(crop["image"]))
+    if form == "stream":
+        writer = Materializer(ImportWriter(), source, tmp_path / "unused").writer
+        found = [[crop["image"] for crop in writer.read(row)["crops"]] for row in writer.index(None)]
+        assert found == [[crop["image"]["bytes"] for crop in row["crops"]] for row in rows]
+
+
 @pytest.mark.parametrize("form", ["map", "stream", "parquet"])
 def test_structs_of_hugging_face_are_the_dicts_that_it_gives(tmp_path, form):
     """Every sample compared with the client's own, nested pictures by their pixels."""

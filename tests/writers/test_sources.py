@@ -6,11 +6,17 @@ import datetime
 import decimal
 import json
 import os
+import pathlib
+import signal
+import subprocess
+import sys
 
+import cv2
 import dill
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image as Pillow
 from pyarrow import parquet
 
 from datamat import (
@@ -24,6 +30,7 @@ from datamat import (
     OptionError,
     SampleError,
     Scalar,
+    SchemaError,
     Sequence,
     ShardOptions,
     SourceError,
@@ -37,6 +44,7 @@ from datamat import (
 from datamat.codecs import encode_png
 from datamat.features import RaggedColumn
 from datamat.writers.dataset import ImportWriter
+from datamat.writers.existing import packed, unpacked
 
 ONE = WorkerOptions(num_workers=1)
 NUM_ROWS = 60
@@ -757,13 +765,183 @@ def test_empty_file_in_a_list_of_dicts_is_named(tmp_path):
         _ran(table, output=tmp_path / "out", workers=ONE)
 
 
-def test_files_in_dicts_of_an_iterator_are_refused(tmp_path):
-    """With what takes them."""
-    features = {"crops": Sequence({"image": Image()})}
-    rows = ({"crops": [{"image": PICTURES[number]}]} for number in range(3))
+def _jpeg(number):
+    return cv2.imencode(".jpg", _pixels(number))[1].tobytes()
 
-    with pytest.raises(SourceError, match=r"'crops' holds files in dicts, which rows of an iterator cannot keep; give"):
-        _ran(ImportWriter(features=features), rows, output=tmp_path / "out")
+
+def _pillow(number):
+    return Pillow.fromarray(np.full((3 + number % 2, 5, 3), number, np.uint8))
+
+
+def _pixels(number, dtype=np.uint8):
+    return np.full((2, 3 + number % 3, 3), number, dtype)
+
+
+LISTS = {
+    "pillow": (
+        lambda n: [{"image": _pillow(n + k), "at": {"x": k, "y": n / 2}} for k in range((1, 0, 2)[n % 3])],
+        Sequence({"image": Image(), "at": {"x": Scalar("int64"), "y": Scalar("float64")}}),
+    ),
+    "encoded": (
+        lambda n: [{"image": (_jpeg, PICTURES.__getitem__)[k % 2](n), "label": "ab"[k]} for k in range(2 - n % 2)],
+        Sequence({"image": Image(), "label": ClassLabel(("a", "b"))}),
+    ),
+    "arrays": (
+        lambda n: [{"image": _pixels(n), "half": np.full(n, np.nan, np.float16)} for _ in range(1 + n % 2)],
+        Sequence({"image": Image(), "half": Tensor((None,), "float16")}),
+    ),
+    "bytes": (lambda n: [{"raw": b"\0%d" % n, "when": NOON}], Sequence({"raw": Bytes(), "when": Timestamp("UTC")})),
+    "pictures": (lambda n: [_pillow(n + k) for k in range(1 + n % 3)], Sequence(Image())),
+    "lists": (lambda n: [_pixels(n + k) for k in range(1 + n % 3)], Sequence(Image())),
+}
+NEED_NO_WORD = {"pillow": 1, "encoded": 0, "arrays": 1, "bytes": 0, "pictures": 1, "lists": 0}
+
+
+def _lists(name, count=12):
+    return [{"x": LISTS[name][0](number), "n": number} for number in range(count)]
+
+
+def _plain_value(value):
+    """Return a value in types that `==` compares, arrays with their dtype."""
+    if isinstance(value, dict):
+        return {name: _plain_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    return (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "inferred"])
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_with_files_come_from_streams_as_from_lists(tmp_path, name, declared):
+    """Each value of each row: dicts with Pillow's pictures, encoded ones, arrays, bytes, times, and plain lists."""
+    if not declared and not NEED_NO_WORD[name]:
+        return
+    features = {"x": LISTS[name][1]} if declared else {}
+    rows = _lists(name)
+    _ran(ImportWriter(features=features), rows, output=tmp_path / "list")
+
+    for form, source in (("iterator", iter(rows)), ("function", lambda: iter(rows))):
+        _ran(ImportWriter(features=features), source, output=tmp_path / form)
+
+        wanted, found = load(tmp_path / "list"), load(tmp_path / form)
+        assert found.features == wanted.features and len(found) == len(rows)
+        for number in range(len(rows)):
+            key = f"{number:08d}"
+            assert _plain_value(found[key]) == _plain_value(wanted[key])
+            assert int(found[key]["n"]) == number
+
+
+def test_streamed_encoded_pictures_in_dicts_keep_their_bytes(tmp_path):
+    """They are not decoded and encoded again on their way."""
+    writer = ImportWriter(features={"x": LISTS["encoded"][1]})
+    job = Materializer(writer, iter(_lists("encoded")), tmp_path / "out")
+
+    found = [job.writer.read(row)["x"] for row in job.writer.index(None)]
+
+    assert found == [row["x"] for row in _lists("encoded")]
+
+
+def test_values_are_kept_as_they_are():
+    """Of every type, however nested; arrays may be written to."""
+    value = {
+        "tuple": (1, -(2**70), True, None, "größer \ud800", b"\0\xff", 0.1, float("inf"), -0.0),
+        3: [np.float32(0.1), np.bool_(True), np.int64(-5), np.str_("é"), np.datetime64("2026-11-24T05", "us")],
+        "arrays": [
+            np.array(5), np.zeros((0, 3), ">f4"), np.array(["ab", "c"]), np.array([1 + 2j]),
+            np.asfortranarray(np.arange(6, dtype=np.uint16).reshape(2, 3)), np.array(["2026"], "M8[D]"),
+            np.array([b"a", "b", None], object),
+        ],
+        "times": [NOON, NOON.date(), decimal.Decimal("1.10"), pathlib.PurePosixPath("a/b")],
+        "float": float("nan"), "empty": [[], (), {}, "", b""],
+    }  # fmt: skip
+
+    found = unpacked(packed("x", value))
+
+    assert repr(found.pop("float")) == "nan"
+    assert [str(item) for item in found["times"]] == [str(item) for item in value["times"]]
+    assert found["times"][:3] == value["times"][:3]
+    assert all(type(one) is type(two) for one, two in zip(found[3], value[3], strict=True)) and found[3] == value[3]
+    assert isinstance(found["tuple"], tuple) and repr(found["tuple"]) == repr(value["tuple"])
+    for one, two in zip(found["arrays"], value["arrays"], strict=True):
+        assert one.dtype == two.dtype and one.shape == two.shape and one.tolist() == two.tolist()
+    found["arrays"][4][0, 0] = 9
+    assert found["empty"] == [[], (), {}, "", b""]
+
+
+def test_bfloat16_is_kept_as_it_is():
+    """Which numpy has not by itself."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    value = {"a": np.arange(3).astype(ml_dtypes.bfloat16), "b": ml_dtypes.bfloat16(1.5)}
+
+    found = unpacked(packed("x", value))
+
+    assert found["a"].dtype == found["b"].dtype == ml_dtypes.bfloat16
+    assert (found["a"].tolist(), float(found["b"])) == ([0, 1, 2], 1.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({1, 2}, r"'x' holds a set, which rows of an iterator cannot keep.*drop=\['x'\]"),
+        ([{"a": (0, {1})}], r"holds a set at \[0\]\['a'\]\[1\], which"),
+        (np.zeros(1, [("a", "u1")]), r"holds an array of \[\('a', 'u1'\)\], which"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_its_place(value, message):
+    """Nothing is pickled."""
+    with pytest.raises(SchemaError, match=message):
+        packed("x", value)
+
+
+def test_value_that_holds_itself_is_refused():
+    """As JSON's refusal says."""
+    value = []
+    value.append(value)
+
+    with pytest.raises(SchemaError, match=r"'x' is nested too deep, or holds itself; flatten it"):
+        packed("x", value)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import datamat.writers.existing
+from datamat import Materializer
+from datamat.writers.dataset import ImportWriter
+from writers.test_sources import LISTS, _lists
+datamat.writers.existing._SAVE_S = 0
+
+def rows(start=0):
+    for row in _lists("encoded")[start:]:
+        if row["n"] == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield row
+
+Materializer(ImportWriter(features={{"x": LISTS["encoded"][1]}}, spool={spool!r}), rows, {out!r}).run(progress=False)
+"""
+
+
+def test_killed_stream_of_pictures_in_dicts_goes_on(tmp_path):
+    """Rows that lie on the disk are not asked for again; all are there, as they were."""
+    script = KILLED.format(
+        tests=str(pathlib.Path(__file__).parents[1]), spool=str(tmp_path / "rows"), out=str(tmp_path / "out")
+    )
+    process = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    asked = []
+
+    def rows(start):
+        for row in _lists("encoded")[start:]:
+            asked.append(row["n"])
+            yield row
+
+    writer = ImportWriter(features={"x": LISTS["encoded"][1]}, spool=tmp_path / "rows")
+    _ran(writer, rows, output=tmp_path / "out")
+    _ran(ImportWriter(features={"x": LISTS["encoded"][1]}), _lists("encoded"), output=tmp_path / "whole")
+
+    assert asked == [7, 8, 9, 10, 11]
+    found, wanted = load(tmp_path / "out"), load(tmp_path / "whole")
+    assert _plain_value(list(found)) == _plain_value(list(wanted)) and len(found) == 12
 
 
 def test_folders_of_hive_give_their_columns(tmp_path):
