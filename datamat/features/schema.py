@@ -1831,6 +1831,7 @@ def _of_dicts(name: str, value: collections.abc.Sequence[dict[Any, Any]]) -> Fea
 
 def _of_items(name: str, values: list[Any]) -> Any:
     """Return the feature of a field in dicts of a list."""
+    values = [value[()] if isinstance(value, np.ndarray) else value for value in map(as_array, values)]  # as numbers
     if any(map(_is_no_json, values)):
         return _inferred(name, values[0])
     found = _of_list(name, values)

@@ -293,7 +293,8 @@ class ImportWriter(DatasetWriter):
     def _value(self, name: str, value: Any) -> Any:
         """Return a value as the feature takes it that the user declared for it."""
         feature = self._declared.get(name)
-        return without_items(value, self.features[name]) if feature is None else converted(value, feature)
+        # A list of dicts in a dict is no field, but one for each field of the dicts, none of which needs a type.
+        return without_items(value, self.features.get(name)) if feature is None else converted(value, feature)
 
     def _column(self, name: str, column: Any) -> Any:
         feature = self._declared.get(name)

@@ -332,6 +332,7 @@ def test_none_of_a_field_that_is_not_optional_is_refused_with_the_remedy(tmp_pat
             [{"a": np.zeros(2), "b": 1}, {"a": np.zeros(3), "b": "c"}],
             Sequence({"a": Tensor((None,), "float64"), "b": Json()}),
         ),
+        ([{"a": np.zeros(2), "b": np.array(1.5)}], Sequence({"a": Tensor((None,), "float64"), "b": Scalar("float64")})),
         ([{"a": np.zeros(2)}, {"a": np.zeros(2), "b": 1}], Json()),
         ([{"a": np.zeros(2)}, {"a": None}], Json()),
         ([{"a": NOON, "b": [{"c": np.zeros(2)}]}], Json()),

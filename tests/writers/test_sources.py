@@ -831,6 +831,23 @@ def test_lists_with_files_come_from_streams_as_from_lists(tmp_path, name, declar
             assert int(found[key]["n"]) == number
 
 
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "inferred"])
+@pytest.mark.parametrize("form", ["list", "iterator"])
+def test_list_of_dicts_with_pictures_lies_in_a_dict(tmp_path, form, declared):
+    """Which is no field of its own; each value comes back in its place."""
+    rows = [{"page": {"crops": {"all": [{"image": _pillow(n), "at": {"x": n}}] * (n + 1)}, "n": n}} for n in range(4)]
+    listed = Sequence({"image": Image(), "at": {"x": Scalar("int64")}} if declared else {"image": Image()})
+    features = {"page": {"crops": {"all": listed}, "n": Scalar("int64")}} if declared else {}
+
+    _ran(ImportWriter(features=features), iter(rows) if form == "iterator" else rows, output=tmp_path / "out")
+
+    for number, key in enumerate(f"{number:08d}" for number in range(4)):
+        crops = load(tmp_path / "out")[key]["page"]["crops"]["all"]
+        assert all(np.array_equal(found, np.asarray(_pillow(number))) for found in crops["image"])
+        assert len(crops["image"]) == number + 1
+        assert list(crops["at"]["x"] if declared else (at["x"] for at in crops["at"])) == [number] * (number + 1)
+
+
 def test_streamed_encoded_pictures_in_dicts_keep_their_bytes(tmp_path):
     """They are not decoded and encoded again on their way."""
     writer = ImportWriter(features={"x": LISTS["encoded"][1]})
