@@ -14,19 +14,24 @@ import datamat
 from datamat import testing
 
 ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [
+    "README.md",
+    *("docs/quickstart.md", "docs/quickstart.ko.md", "docs/tutorial.md"),
+    *("docs/segmentation.md", "docs/detection.md", "docs/audio.md", "docs/tables.md", "docs/tokens.md"),
+    *("docs/training-class.md", "docs/colab.md", "docs/resume.md", "docs/coming-from.md"),
+    *("docs/writers.md", "docs/reading.md", "docs/tf-data.md", "docs/convert.md", "docs/faults.md"),
+    *("docs/how-a-run-works.md", "docs/how-reading-works.md"),
+]
+NEEDED = {"docs/audio.md": "soundfile"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # TensorFlow is imported, and a busy machine is slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        *("README.md", "docs/quickstart.md", "docs/reading.md", "docs/writers.md", "docs/faults.md", "docs/convert.md"),
-        "docs/how-a-run-works.md",
-    ],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_code_of_page_runs(page, tmp_path):
     """The code blocks, one after the other, run without an error or a warning beside a folder `CamVid`."""
+    if page in NEEDED:
+        pytest.importorskip(NEEDED[page])
     runpy.run_path(str(ROOT / "examples/street.py"))["make_street_set"](tmp_path / "CamVid", num_pairs=10)
     script = tmp_path / "page.py"
     script.write_text("\n".join(_pieces(page)))
@@ -96,3 +101,32 @@ def test_reference_has_every_public_name_once_and_no_module():
 
     assert sorted(named) == sorted(f"{home.__name__}.{name}" for home in (datamat, testing) for name in home.__all__)
     assert set(re.findall(r"\bdatamat(?:\.[a-z_]+)+", page)) == {"datamat.testing"}
+
+
+def test_no_line_of_code_is_cut():
+    """The page of the theme shows 88 columns."""
+    long = [
+        f"{page.name}: {line}"
+        for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for piece in re.findall(
+            r"^```(?:py|py3|python|\{code-block\} python)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+        )
+        for line in piece.splitlines()
+        if len(line) > 88
+    ]
+
+    assert not long, "\n".join(long)
+
+
+def test_every_page_has_its_place():
+    """Each page is in one of the four kinds, once."""
+    kinds = re.findall(r"```\{toctree\}.*?```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
+    placed = [name for kind in kinds for name in re.findall(r"^([\w.-]+)$", kind, re.MULTILINE)]
+
+    assert sorted(placed) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
+    assert [re.search(r":caption: (.+)", kind)[1] for kind in kinds] == [
+        "Tutorial",
+        "How to",
+        "Reference",
+        "Explanation",
+    ]

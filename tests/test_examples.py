@@ -206,19 +206,6 @@ def test_video_example_keeps_the_files(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_keras_example_learns(tmp_path):
-    """`fit` gets inputs and targets, and tells discs from squares."""
-    pytest.importorskip("keras")
-
-    found = run("train_keras.py", folder=tmp_path, timeout_s=250)
-
-    sizes = [len(load(tmp_path / "out", split)) for split in ("train", "val")]
-    assert f"{sizes[0]} pictures, {sizes[1]} more" in found
-    assert float(found.split()[-1]) > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_lightning_example_resumes_in_mid_epoch(tmp_path):
     """The epoch that was interrupted has every record once."""
     if importlib.util.find_spec("lightning") is None:

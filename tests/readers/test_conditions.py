@@ -1,4 +1,4 @@
-"""The five conditions of a good loader, in the order of docs/reading.md."""
+"""The five conditions of a good loader, in the order of docs/how-reading-works.md."""
 
 from __future__ import annotations
 
