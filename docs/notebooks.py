@@ -20,7 +20,9 @@ NOTEBOOKS = {"tf_training": "tutorial", "colab_resume": "colab"}
 def notebook_of(page: str, languages: tuple[str, ...] = ("python",)) -> str:
     """Return the notebook of a page as JSON text."""
     cells = []
-    for number, piece in enumerate(re.split(r"^```(\w+)\n(.*?)^```\n", page, flags=re.DOTALL | re.MULTILINE)):
+    for number, piece in enumerate(
+        re.split(r"^```(\w+)\n(.*?)^```\n", page, flags=re.DOTALL | re.MULTILINE)
+    ):
         if number % 3 == 0 and piece.strip():
             cells.append(("markdown", _linked(piece.strip())))
         elif number % 3 == 1:
@@ -28,9 +30,15 @@ def notebook_of(page: str, languages: tuple[str, ...] = ("python",)) -> str:
         elif number % 3 == 2 and language in languages:
             cells.append(("code", piece.rstrip()))
     book = {
-        "cells": [_cell(number, kind, text) for number, (kind, text) in enumerate(cells)],
+        "cells": [
+            _cell(number, kind, text) for number, (kind, text) in enumerate(cells)
+        ],
         "metadata": {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "kernelspec": {
+                "display_name": "Python 3",
+                "language": "python",
+                "name": "python3",
+            },
             "language_info": {"name": "python"},
         },
         "nbformat": 4,
@@ -41,7 +49,13 @@ def notebook_of(page: str, languages: tuple[str, ...] = ("python",)) -> str:
 
 def _cell(number: int, kind: str, text: str) -> dict:
     rest = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    return {"cell_type": kind, "id": f"cell{number}", "metadata": {}, **rest, "source": text.splitlines(keepends=True)}
+    return {
+        "cell_type": kind,
+        "id": f"cell{number}",
+        "metadata": {},
+        **rest,
+        "source": text.splitlines(keepends=True),
+    }
 
 
 def _linked(text: str) -> str:
@@ -54,7 +68,10 @@ def main() -> int:
     """Write the notebooks, or return 1 where `--check` finds one that differs."""
     old = []
     for name, page in NOTEBOOKS.items():
-        path, text = ROOT / f"examples/{name}.ipynb", notebook_of((ROOT / f"docs/{page}.md").read_text())
+        path, text = (
+            ROOT / f"examples/{name}.ipynb",
+            notebook_of((ROOT / f"docs/{page}.md").read_text()),
+        )
         if not path.exists() or path.read_text() != text:
             old.append(path)
             if "--check" not in sys.argv:

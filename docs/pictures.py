@@ -9,7 +9,6 @@ import tempfile
 import albumentations
 import cv2
 import numpy as np
-
 from datamat import (
     Audio,
     BBoxes,
@@ -34,7 +33,19 @@ sys.path.insert(0, str(DOCS.parent / "examples"))
 
 from street import BICYCLIST, CAR, PEDESTRIAN, SIGN, draw_pair, make_street_set  # noqa: E402 -- of the examples
 
-CLASSES = ("하늘", "건물", "기둥", "도로", "보도", "나무", "표지판", "울타리", "자동차", "보행자", "자전거")
+CLASSES = (
+    "하늘",
+    "건물",
+    "기둥",
+    "도로",
+    "보도",
+    "나무",
+    "표지판",
+    "울타리",
+    "자동차",
+    "보행자",
+    "자전거",
+)
 KINDS = {CAR: "자동차", PEDESTRIAN: "보행자", BICYCLIST: "자전거", SIGN: "표지판"}
 STREET = Features(
     {
@@ -56,10 +67,14 @@ def street(number: int) -> dict[str, object]:
     boxes, labels, scores = [], [], []
     rng = np.random.default_rng(number)
     for label, kind in enumerate(KINDS):
-        _, _, found, _ = cv2.connectedComponentsWithStats((mask == kind).astype(np.uint8))
+        _, _, found, _ = cv2.connectedComponentsWithStats(
+            (mask == kind).astype(np.uint8)
+        )
         for left, top, width, height, area in found[1:].tolist():
             if area > 300:
-                boxes.append([top / 240, left / 320, (top + height) / 240, (left + width) / 320])
+                boxes.append(
+                    [top / 240, left / 320, (top + height) / 240, (left + width) / 320]
+                )
                 labels.append(label)
                 scores.append(rng.uniform(0.6, 1))
     return {
@@ -84,21 +99,43 @@ def face(number: int) -> dict[str, object]:
     cv2.fillPoly(image, [outline.round().astype(np.int32)], (236, 198, 168))
     for px, py in points[:2]:
         cv2.circle(image, (round(px), round(py)), 6, (60, 40, 30), -1, cv2.LINE_AA)
-    cv2.ellipse(image, (round(x), round(y + size / 2)), (round(size / 3), 7), 0, 0, 180, (150, 50, 50), 3, cv2.LINE_AA)
-    return {"image": image, "points": points.astype(np.float32), "outline": [outline.astype(np.float32)]}
+    cv2.ellipse(
+        image,
+        (round(x), round(y + size / 2)),
+        (round(size / 3), 7),
+        0,
+        0,
+        180,
+        (150, 50, 50),
+        3,
+        cv2.LINE_AA,
+    )
+    return {
+        "image": image,
+        "points": points.astype(np.float32),
+        "outline": [outline.astype(np.float32)],
+    }
 
 
 def sound(number: int) -> dict[str, object]:
     """Return a rising tone with an echo."""
     times = np.arange(16_000) / 16_000
-    tone = np.sin(2 * np.pi * (300 + 1_500 * (number + 1) * times) * times) * np.exp(-2 * (times * 4 % 1))
-    return {"sound": (0.6 * tone).astype(np.float32), "text": ["안녕하세요", "도레미파솔라시도"][number % 2]}
+    tone = np.sin(2 * np.pi * (300 + 1_500 * (number + 1) * times) * times) * np.exp(
+        -2 * (times * 4 % 1)
+    )
+    return {
+        "sound": (0.6 * tone).astype(np.float32),
+        "text": ["안녕하세요", "도레미파솔라시도"][number % 2],
+    }
 
 
 def clip(number: int) -> dict[str, object]:
     """Return a drive along a street."""
     image, _ = draw_pair(5, number, (120, 360))
-    return {"video": np.stack([image[:, 8 * step : 160 + 8 * step] for step in range(24)]), "view": "left to right"}
+    return {
+        "video": np.stack([image[:, 8 * step : 160 + 8 * step] for step in range(24)]),
+        "view": "left to right",
+    }
 
 
 def volume(number: int) -> dict[str, object]:
@@ -106,13 +143,18 @@ def volume(number: int) -> dict[str, object]:
     place = np.stack(np.meshgrid(*[np.linspace(-1, 1, 48)] * 3, indexing="ij"))
     rng = np.random.default_rng(number)
     centres, sizes = rng.uniform(-0.6, 0.6, (9, 3)), rng.uniform(0.1, 0.4, 9)
-    balls = [np.exp(-(((place - c[:, None, None, None]) / s) ** 2).sum(0)) for c, s in zip(centres, sizes, strict=True)]
+    balls = [
+        np.exp(-(((place - c[:, None, None, None]) / s) ** 2).sum(0))
+        for c, s in zip(centres, sizes, strict=True)
+    ]
     return {"volume": np.sum(balls, 0).astype(np.float32), "organ": "phantom"}
 
 
 def save(picture: np.ndarray, name: str, quality: int = 80) -> None:
     """Write a picture as a small JPEG file beside this script."""
-    cv2.imwrite(str(DOCS / name), picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    cv2.imwrite(
+        str(DOCS / name), picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality]
+    )
 
 
 def main() -> None:
@@ -124,16 +166,40 @@ def main() -> None:
 
         rows = []
         for name, fn, features in (
-            ("face", face, {"image": Image(), "points": Keypoints((4, 2), names=FACE), "outline": Polygons()}),
+            (
+                "face",
+                face,
+                {
+                    "image": Image(),
+                    "points": Keypoints((4, 2), names=FACE),
+                    "outline": Polygons(),
+                },
+            ),
             ("sound", sound, {"sound": Audio(16_000, 1), "text": Text()}),
             ("clip", clip, {"video": Video(fps=12), "view": Text()}),
-            ("volume", volume, {"volume": Tensor((48, 48, 48), "float32"), "organ": Text()}),
+            (
+                "volume",
+                volume,
+                {"volume": Tensor((48, 48, 48), "float32"), "organ": Text()},
+            ),
         ):
-            materialize(fn, range(2), out / name, features=Features(features), progress=False)
+            materialize(
+                fn, range(2), out / name, features=Features(features), progress=False
+            )
             rows.append(load(out / name).preview(2, columns=2).array)
-        for name, pair in (("look-face-sound", rows[:2]), ("look-video-volume", rows[2:])):
+        for name, pair in (
+            ("look-face-sound", rows[:2]),
+            ("look-video-volume", rows[2:]),
+        ):
             width = max(row.shape[1] for row in pair)
-            padded = [np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255) for row in pair]
+            padded = [
+                np.pad(
+                    row,
+                    ((0, 0), (0, width - row.shape[1]), (0, 0)),
+                    constant_values=255,
+                )
+                for row in pair
+            ]
             save(np.concatenate(padded), f"{name}.jpg")
 
         make_street_set(out / "camvid", 8, size=(240, 320))
@@ -144,7 +210,13 @@ def main() -> None:
                 albumentations.RandomBrightnessContrast(0.3, p=1),
             ]
         )
-        job = Materializer("camvid", out / "camvid", out / "made", transform=transform, copies={"train": 4})
+        job = Materializer(
+            "camvid",
+            out / "camvid",
+            out / "made",
+            transform=transform,
+            copies={"train": 4},
+        )
         save(job.preview(2, copies=3).array, "look-before-after.jpg")
 
 

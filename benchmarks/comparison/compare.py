@@ -9,7 +9,7 @@ written as its documentation shows it, with a guard where it needs one. What is 
     lines       of the program, without blank ones, comments and docstrings
     concepts    what a reader of it has to look up: distinct imported names, attributes and keyword arguments
     seconds     from a cold interpreter to the end of the program, with two workers: clock, and processor of the tree
-    import      the same program without a guard, as a module that is imported, as notebooks and training classes do
+    no guard    the same program without a guard: as a script / as a module that is imported
     worker      one worker is killed (SIGKILL) once, in the middle of its pictures
     resume      all processes are killed once half of the pictures were worked on, and the program is called again: how
                 many pictures it works on again, and whether it ends with all of them
@@ -75,12 +75,12 @@ def main() -> None:
         for number in range(options.rounds):
             for name in names:  # interleaved, so that a busy moment of the machine hits all alike
                 times[name].append(place.timed(name, f"{name}-{number}"))
-        print("| tool | lines | concepts | seconds | processor, s | import | worker | resume | bytes |")
+        print("| tool | lines | concepts | seconds | processor, s | no guard | worker | resume | bytes |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
         for name in names:
             wall, processor = (statistics.median(column) for column in zip(*times[name], strict=True))
             cells = [name, *map(str, size_of(name)), f"{wall:.1f}", f"{processor:.1f}"]
-            cells += [check(name) for check in (place.imported, place.worker, place.resumed, place.same_bytes)]
+            cells += [check(name) for check in (place.unguarded, place.worker, place.resumed, place.same_bytes)]
             print("| " + " | ".join(cells) + " |", flush=True)
     versions = ", ".join(f"{TOOLS[name][0]} {_version(TOOLS[name][0])}" for name in names)
     print(f"\n{options.count} pictures, Python {platform.python_version()}, {os.cpu_count()} cores; {versions}")
@@ -122,17 +122,17 @@ class Place:
         draw(self.source, count)
         self.middle = "/".join(files(str(self.source))[count // 2].split("/")[-2:])
 
-    def start(self, name: str, run: str, workers: int = 2, imported: bool = False, kill: str = "") -> subprocess.Popen:
+    def start(self, name: str, run: str, workers: int = 2, guard: str = "as it is", kill: str = "") -> subprocess.Popen:
         """Start the program of a tool; runs of one name share output, cache and log."""
         home = self.folder / run
         home.mkdir(exist_ok=True)
         program = HERE / f"with_{name}.py"
-        if imported:
+        if guard != "as it is":
             text = program.read_text().replace('if __name__ == "__main__":', "if True:")
             program = home / "unguarded.py"
             program.write_text(text)
         arguments = [str(program), str(self.source), str(home / "out"), str(workers)]
-        if imported:
+        if guard == "imported":
             arguments = ["-c", f"import sys; sys.argv = {arguments}; import unguarded"]
         environment = {
             **os.environ,
@@ -142,7 +142,7 @@ class Place:
             "DATA_OPTIMIZER_CACHE_FOLDER": str(home / "chunks"),
             "DATA_OPTIMIZER_DATA_CACHE_FOLDER": str(home / "data"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "COMPARISON_LOG": str(home / "log"),
+            "COMPARISON_LOG": "log",  # a relative path, so that all runs have the same environment
             "COMPARISON_KILL": kill,
         }
         with open(home / "said", "ab") as said:
@@ -186,9 +186,12 @@ class Place:
         shutil.rmtree(self.folder / run)
         return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    def imported(self, name: str) -> str:
-        run = f"{name}-import"
-        return self.ended(self.start(name, run, imported=True)) or self.found(name, run)
+    def unguarded(self, name: str) -> str:
+        outcomes = []
+        for guard in ("none", "imported"):
+            run = f"{name}-{guard}"
+            outcomes.append(self.ended(self.start(name, run, guard=guard)) or self.found(name, run))
+        return " / ".join(outcomes)
 
     def worker(self, name: str) -> str:
         run = f"{name}-worker"
