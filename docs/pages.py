@@ -31,16 +31,44 @@ def _prose(name: str) -> str:
 def command_line() -> str:
     """Return the page about the commands."""
     parser = build_parser()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    codes = re.split(r"\s*^ {4}(?=\d)", (parser.epilog or "").partition("\n")[2], flags=re.MULTILINE)[1:]
-    rows = [f"| {code.split(None, 1)[0]} | {_line(code.split(None, 1)[1])} |" for code in codes]
-    sections = [_section(command, commands.choices[command.name]) for command in COMMANDS]
+    (commands,) = (
+        action
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    codes = re.split(
+        r"\s*^ {4}(?=\d)", (parser.epilog or "").partition("\n")[2], flags=re.MULTILINE
+    )[1:]
+    rows = [
+        f"| {code.split(None, 1)[0]} | {_line(code.split(None, 1)[1])} |"
+        for code in codes
+    ]
+    sections = [
+        _section(command, commands.choices[command.name]) for command in COMMANDS
+    ]
     table = "\n".join(["| code | meaning |", "| --- | --- |", *rows, _ERRORS_OF_JOBS])
-    return "\n".join([_prose("command-line.md"), "## Exit codes\n", table, "## Commands\n", "\n\n".join(sections), ""])
+    return "\n".join(
+        [
+            _prose("command-line.md"),
+            "## Exit codes\n",
+            table,
+            "## Commands\n",
+            "\n\n".join(sections),
+            "",
+        ]
+    )
 
 
 def _section(command: Command, parser: argparse.ArgumentParser) -> str:
-    usage = _line(" ".join([action.metavar or action.dest for action in parser._actions if not action.option_strings]))
+    usage = _line(
+        " ".join(
+            [
+                action.metavar or action.dest
+                for action in parser._actions
+                if not action.option_strings
+            ]
+        )
+    )
     lines = [
         f"### datamat {command.name} {usage}".rstrip().replace("\\|", "|"),
         "",
@@ -54,14 +82,22 @@ def _section(command: Command, parser: argparse.ArgumentParser) -> str:
         if "-h" not in action.option_strings:
             lines.append(f"| {_argument(action)} | {_line(action.help or '')} |")
     lines += ["", "| key of `--json` | meaning |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| `{key}` | {meaning} |" for key, meaning in command.keys.items())])
+    return "\n".join(
+        [*lines, *(f"| `{key}` | {meaning} |" for key, meaning in command.keys.items())]
+    )
 
 
 def _argument(action: argparse.Action) -> str:
-    names = action.option_strings or [action.metavar or "|".join(action.choices or ()) or action.dest]
+    names = action.option_strings or [
+        action.metavar or "|".join(action.choices or ()) or action.dest
+    ]
     value = ""
     if action.option_strings and action.nargs != 0:
-        value = " " + (action.metavar or "|".join(map(str, action.choices or ())) or action.dest.upper())
+        value = " " + (
+            action.metavar
+            or "|".join(map(str, action.choices or ()))
+            or action.dest.upper()
+        )
     return "`" + ", ".join(f"{name}{value}" for name in names).replace("|", "\\|") + "`"
 
 
