@@ -697,6 +697,7 @@ _STATUS = {
     "changes": "of a JOB, the shards that `run` would make: `shard`, `reasons`; null for a DIR",
     "obsolete": "of a JOB, the shards that `run` would remove",
     "note": "why this is incomplete; empty where it is not",
+    "tasks": "of tasks that share the output: name, the process at work (empty where there is none), finished shards",
 }
 
 

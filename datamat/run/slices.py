@@ -57,6 +57,7 @@ __all__ = [
     "adopt_slices",
     "is_shared",
     "remove_slices",
+    "slices_folder",
     "task_folder",
     "unfinished_shards",
 ]

@@ -6,6 +6,7 @@
              shards/    its finished shards, and the state of the directory before it
              parts/     receipts of its finished parts
              ledger.jsonl   what happened
+             slices/    what tasks that share the output have made, see `slices.py`
 
 Only reads, takes no lock, and never waits: files may come and go meanwhile.
 """
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.display import Table, render_html
 from datamat.directory.files import WORK, lock_holder, printable, read_json
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, read_ledger
-from datamat.directory.manifest import Manifest, is_being_replaced
+from datamat.directory.manifest import Manifest, ShardInfo, is_being_replaced
 from datamat.errors import CorruptDataError, OutputError
 from datamat.plan.changes import (
     NOT_MADE,
@@ -34,6 +35,7 @@ from datamat.plan.changes import (
 )
 from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
+from datamat.run.slices import is_shared, slices_folder
 
 if TYPE_CHECKING:
     import os
@@ -84,6 +86,8 @@ class Status:
         changes: the shards that `run` would make now, and why; None where the source was not compared.
         obsolete: shards that are there but no longer in the plan; `run` removes them.
         note: why this status is incomplete; "" where it is complete.
+        tasks: of tasks that share the output and are not done: name, the process at work ("" where there is none), and
+            number of finished shards.
     """
 
     output: pathlib.Path
@@ -96,6 +100,7 @@ class Status:
     changes: tuple[ShardChange, ...] | None = None
     obsolete: tuple[str, ...] = ()
     note: str = ""
+    tasks: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -147,6 +152,8 @@ class Status:
 
     def _story(self) -> list[str]:
         lines = [_describe(entry) for entry in self.events]
+        for task, holder, num_shards in self.tasks:
+            lines.append(f"{task}: {holder or 'no process is at work'}; {num_shards} shards done")
         if self.state == "unfinished" and self.events and self.events[-1].event not in _ENDS:
             lines.append("that run ended silently: it was killed, or the machine went down")
         return lines
@@ -181,14 +188,15 @@ def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | 
     output = pathlib.Path(path)
     work = output / WORK
     events, note = _last_run(work / LEDGER_FILE)
-    holder = lock_holder(work / "lock")
+    tasks, shared = _read_tasks(work)
+    holder = lock_holder(work / "lock") or next((holder for _, holder, _ in tasks if holder), "")
     state, note = _state(output, work, holder, note)
     _, known = known_shards(output, work)
     planned = read_snapshot(work / "rows") or planned
     if planned is None or state not in {"running", "unfinished"}:
-        done = Done.sum(map(_done_of, known.values()))
-        return Status(output, state, holder, done, events=events, note=note)
-    held = held_shards(work, planned)
+        done = Done.sum(map(_done_of, {**known, **shared}.values()))
+        return Status(output, state, holder, done, events=events, note=note, tasks=tasks)
+    held = {**held_shards(work, planned), **shared}
     counts = [
         _done_of(held[shard.name]) if shard.name in held else _done(output, work, shard, known.get(shard.name, ()))
         for shard in planned
@@ -202,6 +210,7 @@ def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | 
         num_rows=sum(shard.num_rows for shard in planned),
         events=events,
         note=note,
+        tasks=tasks,
     )
 
 
@@ -268,6 +277,22 @@ def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, files: 
                     )
                 )
     return Done.sum(found)
+
+
+def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:
+    """Return the tasks that share an output, and the shards that they have finished, by name."""
+    if not is_shared(work):
+        return (), {}
+    folder = slices_folder(work)
+    shared: dict[str, ShardFiles] = {}
+    made: collections.Counter[str] = collections.Counter()
+    for path in sorted(folder.glob("done/*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or damaged
+            found = read_json(path)
+            shared[path.stem] = tuple(ShardInfo.from_json(info) for info in found["files"])
+            made[found["folder"]] += 1
+    names = sorted(path.name for path in folder.glob("task-*"))
+    return tuple((name, lock_holder(folder / name / WORK / "lock"), made[name]) for name in names), shared
 
 
 def _last_run(path: pathlib.Path) -> tuple[tuple[LedgerEntry, ...], str]:

@@ -16,6 +16,7 @@ from sliced_job import content, make_source, start_task
 from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, load, read_ledger, verify
 from datamat.cli import main
 from datamat.run import materializer
+from datamat.run.status import read_status
 
 LEASE_S = 0.6
 
@@ -210,6 +211,29 @@ def test_others_are_refused_while_a_task_is_there(source, wanted, tmp_path):
 
     assert task.returncode == 0
     _is_as_wanted(output, wanted)
+
+
+def test_status_shows_each_task(source, wanted, tmp_path):
+    """One is at work, one was killed: who, and how many shards; and what they have made together."""
+    output = tmp_path / "out"
+    start_task(source, output, 1, 2, act=f"read,31,9,{tmp_path / 'a'}").communicate()
+    act = f"read,1,{int(signal.SIGSTOP)},{tmp_path / 'b'}"
+    task = start_task(source, output, 0, 2, lease_s=LEASE_S, act=act)
+    try:
+        sliced_job.wait_until_stopped(task)
+        made = len(list((output / ".datamat/slices/done").glob("*.json")))
+        status = read_status(output)
+    finally:
+        sliced_job.wake(task)
+    task.communicate()
+
+    assert status.is_running
+    assert status.done.num_shards == made > 0
+    (first, holder, none), *second = status.tasks
+    assert (first, none, second) == ("task-00000", 0, [("task-00001", "", made)])
+    assert holder.startswith(f"process {task.pid} on ")
+    assert f"task-00001: no process is at work; {made} shards done" in str(status)
+    assert read_status(output).tasks == ()
 
 
 def test_ordinary_run_takes_over_what_tasks_made(source, wanted, tmp_path):
