@@ -115,7 +115,10 @@ class Console:
     def fail(self, code: int, error: BaseException | str) -> int:
         """Show why there is no answer; return the exit code."""
         kind = type(error).__name__ if isinstance(error, BaseException) else "OutputError"
-        return self.answer(code, str(error), {"error": {"type": kind, "message": str(error)}}, error=True)
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:  # as programs of Unix say it
+            text = f"{error.filename}: {error.strerror}"
+        return self.answer(code, text, {"error": {"type": kind, "message": text}}, error=True)
 
     def say(self, text: str, *, error: bool = False) -> None:
         """Print lines without control characters: file names and messages may come from others."""

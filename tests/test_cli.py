@@ -97,6 +97,11 @@ def test_directory_without_a_dataset_gives_two(tmp_path, capsys, place):
     assert "is not a directory" in (err := capsys.readouterr().err) or "holds no manifest.json" in err
 
 
+def test_file_that_is_not_there_gives_two(tmp_path, capsys):
+    assert main(["inspect", f"{tmp_path}/nothing"]) == 2
+    assert capsys.readouterr().err == f"datamat: {tmp_path}/nothing: No such file or directory\n"
+
+
 def test_unfinished_run_gives_one(output, capsys):
     """`status` says how to continue."""
     (output / "manifest.json").unlink()
