@@ -395,17 +395,17 @@ class Mixture:
         Returns:
             two int64 (n,).
         """
-        size = sum(self.quotas)
-        blocks, within = np.divmod(places, size)
-        found, which = np.unique(blocks, return_inverse=True)
+        blocks, within = np.divmod(places, sum(self.quotas))
+        if len(places) and (np.diff(places) == 1).all():  # without sorting them
+            found, which = np.arange(blocks[0], blocks[-1] + 1), blocks - blocks[0]
+        else:
+            found, which = np.unique(blocks, return_inverse=True)
         patterns = self._patterns(found)
+        before = np.empty_like(patterns)
+        for member, quota in enumerate(self.quotas):  # row by row, of which each has as many of it
+            before[patterns == member] = np.tile(np.arange(quota), len(patterns))
         members = patterns[which, within]
-        counts = np.zeros(len(places), np.int64)
-        for member, quota in enumerate(self.quotas):
-            mine = members == member
-            before = np.cumsum(patterns == member, axis=1) - 1
-            counts[mine] = blocks[mine] * quota + before[which[mine], within[mine]]
-        return members, counts
+        return members, blocks * np.array(self.quotas)[members] + before[which, within]
 
     def count(self, member: int, places: int) -> int:
         """Return how often a member comes at the first places of an epoch.

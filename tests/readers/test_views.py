@@ -17,6 +17,7 @@ from numbered_rows import batched, numbers_of, written
 
 from datamat import OptionError, SampleError, concat, load, mix
 from datamat.formats import parquet
+from datamat.readers.batches import Mixture
 
 
 @pytest.fixture(scope="module")
@@ -290,6 +291,21 @@ def test_mix_keeps_proportions_and_walks_through_each_dataset(rows, weights, shu
     if shuffle is False:
         assert epochs[0] == numbers_of(data)
         assert [n for n in everything if n >= 100][:11] == numbers_of(b)[: len([n for n in everything if n >= 100])]
+
+
+@pytest.mark.parametrize("quotas", [(1, 1), (7, 3), (2, 1, 5)])
+def test_places_of_a_mix_are_counted_alike_in_any_order(quotas):
+    """Each member as often as its quota says in each block, whether the places follow each other or not."""
+    mixture = Mixture((90,) * len(quotas), quotas, seed=3)
+    num_places = 5 * sum(quotas)
+    members, counts = mixture.members(np.arange(num_places))
+
+    assert np.bincount(members[: sum(quotas)]).tolist() == list(quotas)
+    for member, quota in enumerate(quotas):
+        assert counts[members == member].tolist() == list(range(5 * quota))
+    for places in (np.arange(3, 2 * sum(quotas)), np.arange(num_places)[::-1], np.array([9, 0, 4, 4]), np.arange(0)):
+        found = mixture.members(places)
+        assert [one.tolist() for one in found] == [members[places].tolist(), counts[places].tolist()]
 
 
 def test_mix_ends_before_a_record_repeats_or_once_all_have_come(rows):
