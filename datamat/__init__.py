@@ -128,6 +128,10 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.readers.dataset import load as load
     from datamat.readers.dataset import mix as mix
     from datamat.readers.tf.service import serving as serving
+    from datamat.readers.view import ViewPage as ViewPage
+    from datamat.readers.view import ViewServer as ViewServer
+    from datamat.readers.view import view as view
+    from datamat.readers.view import viewing as viewing
     from datamat.run.convert import convert as convert
     from datamat.run.estimate import Estimate as Estimate
     from datamat.run.function import materialize as materialize

@@ -9,6 +9,7 @@
     datamat verify DIR [--deep]   compare it with its manifest, byte for byte
     datamat repair DIR            repair what can be repaired without the source; of a JOB, all
     datamat preview DIR           draw samples into a picture
+    datamat view DIR [--serve]    show it in a browser: as one page, or from a server on this machine
     datamat bench DIR             measure how fast it is read on this machine
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
@@ -58,6 +59,7 @@ from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.readers.dataset import ShardedDataset, load
 from datamat.readers.speed import READERS, measure_reading
 from datamat.readers.tf.service import check_address, serving
+from datamat.readers.view import view, viewing
 from datamat.run.convert import convert
 from datamat.run.limits import Deadline, seconds_until, signals_raised
 from datamat.run.materializer import Materializer
@@ -647,6 +649,38 @@ def _preview(options: argparse.Namespace, console: Console) -> int:
 _PICTURE = {"output": "the picture, a PNG file", "height": "its height in pixels", "width": "its width"}
 
 
+# ---------------------------------------------------------------- view
+#
+# `datamat view`: a finished directory in a browser.
+
+
+_VIEW = {"output": "the page, an HTML file", "num_samples": "samples on it", "address": "address of the server"}
+
+
+def _add_view(command: argparse.ArgumentParser) -> None:
+    _add_directory(command)
+    command.add_argument("--split", metavar="NAME", help="split to show (all)")
+    command.add_argument("--count", type=int, default=96, metavar="N", help="samples of the page (96)")
+    command.add_argument("--output", type=pathlib.Path, metavar="HTML", help="the page (default: DIR.html, here)")
+    command.add_argument(
+        "--serve", action="store_true", help="serve all samples, and print the address; Ctrl-C ends it"
+    )
+    command.add_argument("--port", type=int, default=0, help="port of the server (any that is free)")
+
+
+def _view(options: argparse.Namespace, console: Console) -> int:
+    if not options.serve:
+        output = options.output or pathlib.Path(f"{options.directory.resolve().name}.html")
+        page = view(options.directory, options.split, count=options.count)
+        page.save(output)
+        return console.answer(OK, str(output), {"output": output, "num_samples": page.num_samples, "address": None})
+    served = viewing(options.directory, options.split, port=options.port)
+    with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
+        console.answer(OK, server.url, {"output": None, "num_samples": None, "address": server.url})  # while it serves
+        server.wait()
+    return OK  # a request to end is a success
+
+
 # ---------------------------------------------------------------- status, verify and repair
 #
 # The state of the output of a run.
@@ -1076,6 +1110,16 @@ COMMANDS = (
         run=_preview,
         python=(load, ShardedDataset.preview, Materializer),
         keys=_PICTURE,
+    ),
+    Command(
+        name="view",
+        does="show a finished directory in a browser: as one page, or from a server on this machine",
+        about="The page is one file that loads nothing; the server shows all samples, on 127.0.0.1 alone, under a "
+        "random path. With --serve and --json, the object comes as soon as it serves.",
+        add=_add_view,
+        run=_view,
+        python=(view, viewing, Materializer),
+        keys=_VIEW,
     ),
     Command(
         name="bench",

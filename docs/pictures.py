@@ -1,8 +1,12 @@
-"""Draws the pictures of docs/looking.md: `python docs/pictures.py`. Needs Chromium, and the extras audio and video."""
+"""Draws the pictures of docs/looking.md: `python docs/pictures.py`.
+
+Needs the extras audio and video, Chromium, and a font with Korean letters for it.
+"""
 
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import sys
 import tempfile
 
@@ -24,8 +28,10 @@ from datamat import (
     Tensor,
     Text,
     Video,
+    ViewPage,
     load,
     materialize,
+    view,
 )
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -157,11 +163,21 @@ def save(picture: np.ndarray, name: str, quality: int = 80) -> None:
     )
 
 
+def browse(out: pathlib.Path, page: ViewPage) -> None:
+    """Draw a page as a browser shows it."""
+    page.save(out / "page.html")
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={out / 'profile'}", f"--screenshot={out / 'page.png'}", "--window-size=1240,640"]
+    subprocess.run([*command, (out / "page.html").as_uri()], check=True, capture_output=True, timeout=100)  # noqa: S603 -- our own page
+    save(cv2.imread(str(out / "page.png"))[..., ::-1], "look-page.jpg")
+
+
 def main() -> None:
     """Draw them all."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder)
-        materialize(street, range(3), out / "street", features=STREET, progress=False)
+        materialize(street, range(8), out / "street", features=STREET, progress=False)
+        browse(out, view(out / "street", count=4))
         save(load(out / "street").preview(3, columns=3).array, "look-street.jpg")
 
         rows = []

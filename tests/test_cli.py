@@ -399,6 +399,7 @@ _ONLY_HERE = {
     "file",
     "shell",
     "restarts",
+    "serve",
 }
 # Parameters that a command line cannot hold, or that another option stands for.
 _ONLY_THERE = {

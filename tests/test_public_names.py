@@ -27,6 +27,7 @@ AGREED = {
     *("VerifyReport", "WorkerStats", "convert", "export", "inspect", "original_key", "read_ledger", "register_feature"),
     *("register_standin", "retire", "serving", "concat", "merge", "mix"),
     *("FromShard", "Sidecar"),
+    *("view", "viewing", "ViewPage", "ViewServer"),
     *("Bytes", "Json", "Timestamp", "Optional", "Sequence"),
     *("Audio", "Tokens", "Video"),
     *("Depth", "Keypoints", "Polygons"),

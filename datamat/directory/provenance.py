@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.display import Table, render_html
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["Provenance", "find_provenance"]
+__all__ = ["Provenance", "ProvenanceFinder", "find_provenance"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,35 +92,63 @@ def find_provenance(output: pathlib.Path, source: Any, key: str) -> Provenance:
         OutputError: the directory is not finished.
         CorruptDataError: the index cannot be read.
     """
-    wanted, manifest = RecordKey.parse(key).stored, Manifest.read(output)
-    for split, shards in manifest.splits.items():
-        names = RecordNames(manifest.copies.get(split, 1), split in manifest.augmented)
-        index = _split_index(output, manifest, split, names)
-        number = index.table.find(wanted.row_key)
-        if number is None:
-            continue
-        if names.are_plain and wanted.copy is not None:
-            raise OptionError(
-                f"{output} has no record {key!r}; its row was stored as it is, under the key {wanted.row_key!r}"
+    return ProvenanceFinder(output, Manifest.read(output), source).find(key)
+
+
+class ProvenanceFinder:
+    """Finds where records came from; each index is read once, when it is first needed. Safe in several threads.
+
+    Args:
+        output: path of the finished directory.
+        manifest: its manifest.
+        source: source of the run, where relative paths start; None leaves them as they are.
+    """
+
+    def __init__(self, output: pathlib.Path, manifest: Manifest, source: Any = None) -> None:
+        self._output, self._manifest, self._source = output, manifest, source
+        self._indexes: dict[str, SplitIndex] = {}
+        self._lock = threading.Lock()
+
+    def find(self, key: str) -> Provenance:
+        """Return where a record came from; see `find_provenance`."""
+        with self._lock:
+            return self._find(key)
+
+    def _find(self, key: str) -> Provenance:
+        wanted, manifest, output, source = RecordKey.parse(key).stored, self._manifest, self._output, self._source
+        for split, shards in manifest.splits.items():
+            names = RecordNames(manifest.copies.get(split, 1), split in manifest.augmented)
+            if split not in self._indexes:
+                self._indexes[split] = _split_index(output, manifest, split, names)
+            index = self._indexes[split]
+            number = index.table.find(wanted.row_key)
+            if number is None:
+                continue
+            if names.are_plain and wanted.copy is not None:
+                raise OptionError(
+                    f"{output} has no record {key!r}; its row was stored as it is, under the key {wanted.row_key!r}"
+                )
+            found = wanted if names.are_plain or wanted.copy is not None else RecordKey(wanted.row_key, 0)
+            row = {
+                name: column_values(index.table.table.slice(number, 1), name)[0]
+                for name in index.table.table.column_names
+            }
+            base = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else ""
+            fields = {name: row[column_of_field(name)] for name in filter(None, map(field_of_column, row))}
+            return Provenance(
+                key=str(found),
+                row_key=found.row_key,
+                copy=found.copy,
+                split=split,
+                shard=shards[row["shard"]].file,
+                position=_position(output, index, names, found, row["shard"]),
+                seed=manifest.seed,
+                sources=_sources(row, fields, base),
+                fields=fields,
             )
-        found = wanted if names.are_plain or wanted.copy is not None else RecordKey(wanted.row_key, 0)
-        row = {
-            name: column_values(index.table.table.slice(number, 1), name)[0] for name in index.table.table.column_names
-        }
-        base = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else ""
-        fields = {name: row[column_of_field(name)] for name in filter(None, map(field_of_column, row))}
-        return Provenance(
-            key=str(found),
-            row_key=found.row_key,
-            copy=found.copy,
-            split=split,
-            shard=shards[row["shard"]].file,
-            position=_position(output, index, names, found, row["shard"]),
-            seed=manifest.seed,
-            sources=_sources(row, fields, base),
-            fields=fields,
+        raise OptionError(
+            f"{output} has no record {key!r} in {', '.join(manifest.splits)}; load(...).keys() lists them"
         )
-    raise OptionError(f"{output} has no record {key!r} in {', '.join(manifest.splits)}; load(...).keys() lists them")
 
 
 def _split_index(output: pathlib.Path, manifest: Manifest, split: str, names: RecordNames) -> SplitIndex:

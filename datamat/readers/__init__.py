@@ -7,5 +7,6 @@ loader       makes the batches, in threads or processes, in reusable memory (`sh
 records      finds, reads and decodes one record, and handles damage; below it `cache` and `remote`
 sequences    batches that are padded, bucketed by length, or packed into rows
 tf           the same as a `tf.data.Dataset`
-preview      draws samples, with masks over their images
+preview      draws samples: pictures with all that belongs into them, and words
+view         shows a directory in a browser: as one page, or from a server on this machine
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
 
-__all__ = ["Panel", "Picture", "Scene", "Swatch", "draw", "draw_drawn", "look_at", "palette_of"]
+__all__ = ["Panel", "Picture", "Scene", "Swatch", "draw", "draw_drawn", "in_words", "look_at", "palette_of"]
 
 _TILE_WIDTH, _TILE_HEIGHT, _MARGIN, _LINE = 320, 640, 8, 22
 _WIDE = 2.5  # times as wide as high: such pictures, as strips of frames and slices, get tiles of twice the width
@@ -134,7 +134,7 @@ def look_at(
     easel.draw_masks()
     easel.draw_outlines()
     shown = {name for panel in easel.panels for name in panel.fields} | {"key"}
-    words = [(name, _in_words(one, values.get(name), in_full)) for name, one in features.items() if name not in shown]
+    words = [(name, in_words(one, values.get(name), in_full)) for name, one in features.items() if name not in shown]
     return Scene(str(sample["key"]), tuple(map(_Canvas.panel, easel.panels)), tuple(words))
 
 
@@ -380,7 +380,14 @@ def _draw_tag(
 # ---------------------------------------------------------------- words
 
 
-def _in_words(feature: Feature, value: Any, in_full: bool = False) -> str:
+def in_words(feature: Feature, value: Any, in_full: bool = False) -> str:
+    """Return a value as text: labels by their names, the first numbers of an array, or its shape.
+
+    Args:
+        feature: what the value is.
+        value: decoded; None where it is missing.
+        in_full: whether more of a list is shown.
+    """
     names = feature.class_names() or ()
     if value is None:
         return "missing"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datamat.directory.display import render_document
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -264,19 +266,8 @@ _CHART = 90
 _NUM_STEPS = 100
 _COLOURS = {"read": "#0072b2", "decode": "#56b4e9", "transform": "#e69f00", "encode": "#009e73", "write": "#cc79a7"}
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1c; --faint: #767676; --line: #d8d8d8; --box: #f5f5f5 }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #161616; --ink: #e8e8e8; --faint: #9a9a9a; --line: #3a3a3a; --box: #222 }
-}
-body { background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, "Noto Sans KR", sans-serif;
-  max-width: 1100px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.4em; overflow-wrap: anywhere } h2 { font-size: 1.1em; margin: 1.8em 0 .5em }
 .advice { background: var(--box); border-left: 4px solid #e69f00; padding: .6em 1em }
-table { border-collapse: collapse } td, th { text-align: left; padding: 2px 1.5em 2px 0; vertical-align: top;
-  overflow-wrap: anywhere }
-td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 svg { width: 100%; display: block; background: var(--box) } svg text { fill: var(--ink); font-size: 12px }
-.faint { color: var(--faint) } i.key { display: inline-block; width: .9em; height: .9em; margin: 0 .3em 0 1em }
 .cards { display: flex; flex-wrap: wrap; gap: 12px } .cards div { width: 160px; overflow-wrap: anywhere }
 .cards img { max-width: 100%; display: block }
 """
@@ -313,9 +304,7 @@ def render_page(title: str, facts: Iterable[tuple[str, str]], timeline: Timeline
         sections += ["<h2>Slowest samples</h2>", _table(rows)]
     if timeline.failed:
         sections += ["<h2>Samples that failed</h2>", _cards(timeline.failed, pictures)]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    body = "\n".join(section for section in sections if section)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+    return render_document(title, "\n".join(section for section in sections if section), style=_STYLE)
 
 
 class _Number(str):

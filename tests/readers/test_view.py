@@ -1,0 +1,452 @@
+"""Datasets in a browser: the page and the server show what is there, and run nothing that a dataset says."""
+
+from __future__ import annotations
+
+import html.parser
+import http.client
+import itertools
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import numpy as np
+import pytest
+
+from datamat import (
+    ClassLabel,
+    Features,
+    Image,
+    Mask,
+    OptionError,
+    OutputError,
+    ShardOptions,
+    Text,
+    materialize,
+    view,
+    viewing,
+)
+from datamat.codecs import decode_image
+
+ATTACK = "</p></script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+KINDS = ("cat", 'a "dog" <b>', "개")
+FEATURES = Features(
+    {"image": Image(), "mask": Mask(names=("sky", "road", "unused")), "kind": ClassLabel(names=KINDS), "text": Text()}
+)
+NUM_SAMPLES = 60
+
+
+def made(number):
+    """Return a sample; its kind is its number modulo 3, and every tenth has a road."""
+    mask = np.full((24, 32), int(number % 10 == 0), np.uint8)
+    text = ATTACK if number == 7 else f"한국어 {number}"
+    return {"image": np.full((24, 32, 3), 4 * number, np.uint8), "mask": mask, "kind": number % 3, "text": text}
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """A finished directory with two splits."""
+    folder = tmp_path_factory.mktemp("view") / "out <i>"
+    materialize(
+        made, range(NUM_SAMPLES), folder, features=FEATURES, splits={"train": 0.8, "val": 0.2}, progress=False,
+        shards=ShardOptions(num_shards=1),
+    )  # fmt: skip
+    return folder
+
+
+class Cards(html.parser.HTMLParser):
+    """Parses a page: its cards with their attributes, keys and texts; its tags; the options of its lists."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cards, self.tags, self.links, self.options, self.heading = [], [], {}, {}, False
+        self.link = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append(tag)
+        if tag == "article":
+            self.cards.append({**found, "key": "", "text": "", "hidden": "hidden" in found})
+        self.heading = tag == "h3" or (self.heading and tag == "a")
+        if tag == "a":
+            self.link = found["href"]
+        if tag == "option":
+            self.options[found["value"]] = ""
+            self.option = found["value"]
+
+    def handle_endtag(self, tag):
+        self.heading = self.heading and tag != "h3"
+        self.link = "" if tag == "a" else self.link
+
+    def handle_data(self, data):
+        if self.cards:
+            self.cards[-1]["key" if self.heading else "text"] += data
+        if self.link:
+            self.links[data] = self.link
+        if self.tags[-1:] == ["option"]:
+            self.options[self.option] += data
+
+
+def number_of(options, text):
+    """Return the value of the option with a text."""
+    (value,) = [value for value, shown in options.items() if shown == text]
+    return value
+
+
+# ---------------------------------------------------------------- the page
+
+
+@pytest.fixture(scope="module")
+def page(output):
+    """The page of all samples."""
+    return view(output, count=200)
+
+
+def test_page_shows_every_sample_with_its_split_classes_and_fields(page):
+    """Keys, texts, classes of labels and of pixels, and the place in the shards; nothing is loaded from elsewhere."""
+    shown = Cards(page.html)
+
+    assert page.num_samples == len(shown.cards) == NUM_SAMPLES
+    assert {card["key"] for card in shown.cards} == {f"{number:08d}" for number in range(NUM_SAMPLES)}
+    assert {card["data-split"] for card in shown.cards} == {"train", "val"}
+    road, dog = number_of(shown.options, "mask: road"), number_of(shown.options, 'kind: a "dog" <b>')
+    for card in shown.cards:
+        number, classes = int(card["key"]), card["data-classes"].split()
+        assert (road in classes) == (number % 10 == 0)
+        assert (dog in classes) == (number % 3 == 1)
+        assert f"data-{card['data-split']}-00000-of-00001.tfrecord" in card["text"]
+        assert number == 7 or f"한국어 {number}" in card["text"]
+    assert not re.search(r'(src|href)="(?!data:image/jpeg;base64,)', page.html)
+
+
+def test_text_of_a_sample_is_text(page):
+    """Tags in a caption, in names of classes and of the folder are shown, and are no tags of the page."""
+    shown = Cards(page.html)
+
+    assert shown.tags.count("script") == 1
+    assert shown.tags.count("img") == NUM_SAMPLES
+    assert "onerror" in "".join(card["text"] for card in shown.cards)
+    assert KINDS[1] not in page.html and "out <i>" not in page.html
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page.html)[1]
+    assert "default-src 'none'" in policy and "unsafe-inline'; script" in policy and "script-src 'sha256-" in policy
+
+
+def test_page_has_some_of_each_split_and_says_so(output):
+    """Each split has its share, and at least one; a split alone is itself."""
+    few = view(output, count=10)
+
+    splits = [card["data-split"] for card in Cards(few.html).cards]
+    assert 1 <= splits.count("val") <= 4 and few.num_samples == len(splits) == 10
+    assert "10 of 60 samples" in few.html
+    assert {card["data-split"] for card in Cards(view(output, "val").html).cards} == {"val"}
+
+
+def test_page_is_bounded(output, monkeypatch):
+    """However many samples are asked for."""
+    monkeypatch.setattr("datamat.readers.view._MOST_BYTES", 20_000)
+
+    page = view(output, count=60)
+
+    assert 1 <= page.num_samples < 30
+    assert len(page.html) < 60_000
+
+
+def test_page_is_saved_and_shown_in_a_notebook(page, tmp_path):
+    """The file is the page; a notebook has it in a frame, which has no leave to reach the notebook."""
+    page.save(tmp_path / "page.html")
+
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.html
+    frame = page._repr_html_()
+    assert Cards(frame).tags == ["iframe"] and 'sandbox="allow-scripts"' in frame
+    assert "60 samples" in repr(page)
+
+
+def test_damaged_record_says_so_in_its_place(output, tmp_path):
+    """The others are shown; what is wrong stands on its card, on the page and from the server."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(output, folder)
+    shard = folder / "data-train-00000-of-00001.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 8] ^= 255
+    shard.write_bytes(data)
+
+    page = view(folder, count=100)
+    with viewing(folder) as server:
+        served = get(server.url + "?from=0")[1]
+
+    for shown in (page.html, served):
+        assert 1 <= shown.count('class="problem"') <= 2
+        assert "CorruptDataError" in shown
+    assert page.num_samples == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5])
+def test_wrong_count_is_refused(output, count):
+    """It names what was found and what is wanted."""
+    with pytest.raises(OptionError, match=f"view: count={count}; want at least 1 sample"):
+        view(output, count=count)
+
+
+def test_what_is_no_finished_directory_is_refused(output, tmp_path):
+    """As `load` does; a URL has a remedy."""
+    with pytest.raises(OutputError):
+        view(tmp_path)
+    with pytest.raises(OptionError, match="no split"):
+        view(output, "nothing")
+    with pytest.raises(OptionError, match="is a URL; copy the directory to this machine"):
+        view("s3://bucket/data")
+
+
+# ---------------------------------------------------------------- the server
+
+
+@pytest.fixture(scope="module")
+def server(output):
+    """A server of all samples."""
+    with viewing(output) as served:
+        yield served
+
+
+def get(url, host=None):
+    """Return status and text of a page."""
+    request = urllib.request.Request(url, headers={} if host is None else {"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def walk(server, query=""):
+    """Return the keys on all pages, from the first to the last, page by page."""
+    pages, link = [], query
+    while link is not None:
+        shown = Cards(get(server.url + link)[1])
+        pages.append([card["key"] for card in shown.cards])
+        link = shown.links.get("on ▶")
+    return pages
+
+
+def flat(pages):
+    """Return the keys of all pages."""
+    return [*itertools.chain.from_iterable(pages)]
+
+
+def test_pages_show_every_sample_once(server):
+    """In the order of the splits; the last page may have fewer."""
+    pages = walk(server)
+
+    assert [len(keys) for keys in pages] == [24, 24, 12]
+    assert sorted(flat(pages)) == [f"{number:08d}" for number in range(NUM_SAMPLES)]
+
+
+def test_pages_of_a_class_and_a_split_show_these_alone(server):
+    """Classes of labels and of pixels; all of them, once."""
+    options = Cards(get(server.url)[1]).options
+    cats = f"?class={number_of(options, 'kind: cat')}"
+    roads = f"?class={number_of(options, 'mask: road')}"
+
+    assert sorted(flat(walk(server, cats))) == [f"{number:08d}" for number in range(0, NUM_SAMPLES, 3)]
+    assert sorted(flat(walk(server, roads))) == [f"{number:08d}" for number in range(0, NUM_SAMPLES, 10)]
+    val = flat(walk(server, "?split=val"))
+    assert 0 < len(val) < 30
+    both = flat(walk(server, cats.replace("?", "?split=val&")))
+    assert sorted(both) == sorted(key for key in val if int(key) % 3 == 0)
+
+
+def test_search_for_a_class_ends_after_some_samples_and_goes_on(output, monkeypatch):
+    """A request for a class that is rare takes no longer than others; its page leads on."""
+    monkeypatch.setattr("datamat.readers.view._MOST_SEARCHED", 10)
+
+    with viewing(output) as server:
+        options = Cards(get(server.url)[1]).options
+        pages = walk(server, f"?class={number_of(options, 'mask: road')}")
+
+    assert len(pages) >= 6
+    assert sorted(flat(pages)) == [f"{number:08d}" for number in range(0, NUM_SAMPLES, 10)]
+
+
+def test_sample_has_all_fields_and_where_it_came_from(server):
+    """By number from a card, and by key; neighbours are linked."""
+    first = Cards(get(server.url)[1])
+    link = first.links[first.cards[1]["key"]]
+
+    status, by_link = get(server.url + link)
+    _, by_key = get(server.url + "sample?key=00000007")
+
+    assert status == 200 and {"◀ back", "on ▶"} <= Cards(by_link).links.keys()
+    for text in ("Where it came from", "kind", "uint8 (24, 32, 3)", "data-", ".tfrecord", "seed"):
+        assert text in by_key
+    assert "<script" not in by_key and "&lt;script&gt;" in by_key
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/index.html", "/../", "/wrong/", "/wrong/sample?at=0", "TOKEN/../manifest.json", "TOKEN/manifest.json"),
+        *("TOKEN/..%2f..%2fetc/passwd", "TOKEN/sample", "TOKEN/sample?at=60", "TOKEN/sample?at=-1"),
+        *(
+            "TOKEN/sample?key=nobody",
+            "TOKEN/sample?key=../../x",
+            "TOKEN/sample/manifest.json",
+            "TOKEN/sample?at=%C2%B2",
+        ),
+    ],
+)
+def test_other_paths_are_not_found(server, path):
+    """No path names a file, and nothing is said to those who do not know the random one."""
+    token = urllib.parse.urlsplit(server.url).path.rstrip("/")
+    connection = http.client.HTTPConnection(*server.url.split("/")[2].split(":"), timeout=30)
+
+    connection.request("GET", path.replace("TOKEN", token))  # as it is: urllib would shorten it
+    answer = connection.getresponse()
+
+    text = answer.read().decode()
+    assert answer.status == 404
+    assert token not in text and "root:" not in text and "fingerprint" not in text
+    connection.close()
+
+
+def test_pages_run_no_script_and_are_kept_nowhere(server):
+    """The policy is in the page, and the headers keep it out of caches and frames."""
+    with urllib.request.urlopen(server.url, timeout=30) as answer:
+        headers, text = answer.headers, answer.read().decode()
+
+    assert "script-src" not in text and "default-src 'none'" in text
+    assert headers["Cache-Control"] == "no-store" and headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Frame-Options"] == "DENY" and headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_other_names_of_this_machine_are_refused(server):
+    """A page elsewhere cannot have its own name point here, and read the answer."""
+    port = urllib.parse.urlsplit(server.url).port
+
+    assert get(server.url, "evil.example")[0] == get(server.url, f"evil.example:{port}")[0] == 403
+    assert get(server.url, f"localhost:{port}")[0] == 200
+
+
+def test_odd_numbers_in_a_request_are_left_out(server):
+    """The page is that of what is left."""
+    for query in (
+        "?class=999",
+        "?class=x",
+        "?from=-5",
+        "?from=x",
+        "?split=nothing",
+        "?page=<script>",
+        "?from=99999999",
+    ):
+        status, text = get(server.url + urllib.parse.quote(query, safe="?=&"))
+        assert status == 200 and "<script" not in text
+
+
+def test_server_listens_on_the_loopback_address_and_ends_with_its_block(output):
+    """Its port is free again at once."""
+    with viewing(output) as server:
+        port = urllib.parse.urlsplit(server.url).port
+        assert server.url.startswith("http://127.0.0.1:")
+        assert len(urllib.parse.urlsplit(server.url).path) > 16
+
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_command_writes_the_page(output, tmp_path):
+    """Named after the directory, or where it is told; with JSON, too."""
+    command = [sys.executable, "-m", "datamat.cli", "view", str(output), "--count", "5"]
+
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60).stdout
+    own = [*command, "--output", "own.html", "--split", "val", "--json"]
+    facts = json.loads(subprocess.run(own, cwd=tmp_path, capture_output=True, check=True, timeout=60).stdout)
+
+    assert said == "out <i>.html\n"
+    assert len(Cards((tmp_path / "out <i>.html").read_text(encoding="utf-8")).cards) == 5
+    assert (facts["output"], facts["num_samples"], facts["address"]) == ("own.html", 5, None)
+    own = Cards((tmp_path / "own.html").read_text(encoding="utf-8")).cards
+    assert {card["data-split"] for card in own} == {"val"}
+
+
+def test_command_serves_until_a_signal(output):
+    """It prints the address once it answers; SIGTERM is a success."""
+    command = [sys.executable, "-m", "datamat.cli", "view", str(output), "--serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url = process.stdout.readline().strip()
+            status, text = get(url)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+    assert status == 200 and len(Cards(text).cards) == 24
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """A function that has headless Chromium open an address, with options, and returns what it prints."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium here; apt-get install chromium")
+    profile = tmp_path_factory.mktemp("chromium")
+
+    def opened(url, *options):
+        return subprocess.run(
+            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={profile}", *options, url],
+            check=True, capture_output=True, text=True, timeout=200,
+        ).stdout  # fmt: skip
+
+    return opened
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_browser_pages_filters_and_runs_nothing_of_the_dataset(page, browse, tmp_path):
+    """The script shows 24 cards, those of a split, of a class or with a text; a caption with a script is a caption."""
+    page.save(tmp_path / "page.html")
+    url = (tmp_path / "page.html").as_uri()
+    road = number_of(Cards(page.html).options, "mask: road")
+
+    def shown(hash_=""):
+        text = browse(url + hash_, "--dump-dom")
+        assert "<title>data: 60 samples</title>" in text
+        return [card for card in Cards(text).cards if not card["hidden"]], text
+
+    assert len(shown()[0]) == 24 and "60 samples, page 1 of 3" in shown()[1]
+    assert len(shown("#page=3")[0]) == 12
+    assert {card["data-split"] for card in shown("#split=val")[0]} == {"val"}
+    assert {int(card["key"]) % 10 for card in shown(f"#class={road}")[0]} == {0}
+    assert [card["key"] for card in shown("#words=onerror")[0]] == ["00000007"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_browser_shows_page_and_server_light_and_dark(page, server, browse, tmp_path):
+    """Dark ink on light paper, light ink on dark paper, pictures with the colours of their masks on both."""
+    page.save(tmp_path / "page.html")
+    for url in ((tmp_path / "page.html").as_uri(), server.url):
+        means = {}
+        for scheme, options in {"light": [], "dark": ["--blink-settings=preferredColorScheme=0"]}.items():
+            picture = tmp_path / f"{scheme}.png"
+            browse(url, f"--screenshot={picture}", "--window-size=1000,900", *options)
+            pixels = decode_image(picture.read_bytes(), channels=3).astype(int)
+            strips = pixels[:60]  # above the pictures
+            means[scheme] = strips.mean()
+            assert len(np.unique(pixels.reshape(-1, 3)[::7], axis=0)) > 50, f"{scheme}: no pictures"
+        assert means["light"] > 200 and means["dark"] < 80, means
