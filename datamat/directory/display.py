@@ -94,7 +94,9 @@ def render_document(title: str, body: str, *, style: str = "", script: str = "")
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'; " if script else ""
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; {allowed}form-action 'self'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; {allowed}base-uri 'none'; form-action 'self'"
+    )
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width">'

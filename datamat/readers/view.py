@@ -20,6 +20,7 @@ import html
 import http.server
 import pathlib
 import secrets
+import sys
 import threading
 import time
 import urllib.parse
@@ -57,6 +58,7 @@ _MOST_BYTES = 24 << 20  # of the cards of a page that is one file
 _MOST_LETTERS, _MOST_IN_FULL = 600, 50_000  # of a text on a card, and on the page of a sample
 _MOST_SEARCHED, _LONGEST_S = 5_000, 3.0  # samples that a request looks through for a class
 _LOOPBACK = "127.0.0.1"
+_MOST_PORTS = 65_536
 _logger = get_logger("datamat.readers")
 
 
@@ -77,7 +79,7 @@ class ViewPage:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file, which any browser opens."""
-        pathlib.Path(path).write_text(self.html, encoding="utf-8")
+        pathlib.Path(path).write_bytes(_encoded(self.html))
 
     def _repr_html_(self) -> str:
         frame = 'style="width:100%;height:720px;border:0" sandbox="allow-scripts"'
@@ -143,7 +145,7 @@ def viewing(path: str | os.PathLike[str], split: str | None = None, *, port: int
         The server, with its `url`.
 
     Raises:
-        OutputError, OptionError, CorruptDataError: as for `view`.
+        OutputError, OptionError, CorruptDataError: as for `view`; OptionError also for what is no port.
         OSError: the port is taken.
 
     Example:
@@ -151,6 +153,8 @@ def viewing(path: str | os.PathLike[str], split: str | None = None, *, port: int
         ...     print(server.url)
         ...     server.wait()
     """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < _MOST_PORTS:
+        raise OptionError(f"viewing: port={port!r}; want a number from 0 (any that is free) to {_MOST_PORTS - 1}")
     server = ViewServer(_Collection(path, split), port)
     try:
         yield server
@@ -296,7 +300,7 @@ class _Collection:
         split = self._split_at(position)
         try:
             sample = self._labels[split][position - self.starts[split]]
-        except DatamatError:
+        except (DatamatError, OSError, ValueError):  # it has no class that could be told
             return False
         return wanted in self.classes_of(self.features.nesting.split(sample))
 
@@ -304,7 +308,7 @@ class _Collection:
         """Return facts about where a record came from, or why that is not known."""
         try:
             found = self._provenance.find(key)
-        except DatamatError as error:
+        except (DatamatError, OSError) as error:
             return [("provenance", str(error))]
         facts: list[tuple[str, Any]] = [
             ("row", found.row_key),
@@ -325,6 +329,11 @@ def _classes_in(feature: Feature, value: Any) -> list[str]:
     if ids.dtype.kind not in "iu":
         return []
     return [names[number] for number in ids.tolist() if 0 <= number < len(names)]
+
+
+def _encoded(text: str) -> bytes:
+    """Return a page as bytes; of the name of a folder that is no UTF-8, an escape is shown."""
+    return text.encode(errors="backslashreplace")
 
 
 def _cut(text: str, most: int) -> str:
@@ -498,8 +507,7 @@ class ViewServer:
     def __init__(self, collection: _Collection, port: int = 0) -> None:
         self._token = secrets.token_urlsafe(16)
         answer = functools.partial(_Answer, collection, self._token)
-        self._server = http.server.ThreadingHTTPServer((_LOOPBACK, port), answer)
-        self._server.daemon_threads = True
+        self._server = _Server((_LOOPBACK, port), answer)
         self._thread = threading.Thread(target=self._server.serve_forever, name="datamat view", daemon=True)
         self._thread.start()
 
@@ -522,6 +530,18 @@ class ViewServer:
         self._thread.join()
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """Answers each request in a thread, and logs what goes wrong in place of printing it."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log the error of a request: a warning, or nothing where the browser has gone on."""
+        del request, client_address
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            _logger.warning("view: a request failed", exc_info=True)
+
+
 class _Answer(http.server.BaseHTTPRequestHandler):
     """Answers a request."""
 
@@ -535,9 +555,9 @@ class _Answer(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page that the path names, if the request may have it."""
-        target = urllib.parse.urlsplit(self.path)
-        asked = {name: values[-1] for name, values in urllib.parse.parse_qs(target.query).items()}
-        _, token, page, *others = [*target.path.split("/"), ""][:4]
+        path, _, query = self.path.partition("?")
+        asked = {name: values[-1] for name, values in urllib.parse.parse_qs(query).items()}
+        _, token, page, *others = [*path.split("/"), "", ""][:4]
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
         if host not in {_LOOPBACK, "localhost"}:  # a page elsewhere whose name leads to this machine
             self._send(403, "Forbidden", "<p>Not by this name.</p>")
@@ -609,7 +629,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         return f'{title}<p class="faint">{html.escape(shot.split)}</p><nav>{"".join(links)}</nav>{inner}'
 
     def _send(self, status: int, title: str, body: str) -> None:
-        data = render_document(title, body, style=_STYLE).encode()
+        data = _encoded(render_document(title, body, style=_STYLE))
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
@@ -618,8 +638,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("X-Frame-Options", "DENY")
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the browser has gone on
-            self.wfile.write(data)
+        self.wfile.write(data)
 
 
 def _number(text: str | None) -> int | None:

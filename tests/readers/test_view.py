@@ -6,6 +6,7 @@ import html.parser
 import http.client
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
@@ -188,6 +189,37 @@ def test_damaged_record_says_so_in_its_place(output, tmp_path):
     assert page.num_samples == NUM_SAMPLES
 
 
+def test_missing_shard_says_so_on_every_card(output, tmp_path):
+    """A search for a class of its samples finds nothing, and the server goes on."""
+    folder = tmp_path / "missing"
+    shutil.copytree(output, folder)
+    (folder / "data-val-00000-of-00001.tfrecord").unlink()
+
+    with viewing(folder) as server:
+        _, every = get(server.url + "?split=val")
+        status, cats = get(server.url + "?split=val&class=0")
+
+    assert every.count('class="problem"') == len(Cards(every).cards) > 0
+    assert status == 200 and Cards(cats).cards == []
+
+
+def test_folder_whose_name_is_no_text_is_shown(output, tmp_path):
+    """Its name has an escape where the letter is unknown."""
+    folder = tmp_path / os.fsdecode(b"odd\xff")
+    shutil.copytree(output, folder)
+
+    view(folder, count=5).save(tmp_path / "odd.html")
+
+    assert "odd\\udcff" in (tmp_path / "odd.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, True, "80"])
+def test_wrong_port_is_refused(output, port):
+    """It names what was found and what is wanted."""
+    with pytest.raises(OptionError, match=r"viewing: port=.*; want a number from 0"), viewing(output, port=port):
+        pass
+
+
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_wrong_count_is_refused(output, count):
     """It names what was found and what is wanted."""
@@ -292,6 +324,7 @@ def test_sample_has_all_fields_and_where_it_came_from(server):
     "path",
     [
         *("/", "/index.html", "/../", "/wrong/", "/wrong/sample?at=0", "TOKEN/../manifest.json", "TOKEN/manifest.json"),
+        *("//[", "x", "/%ff%fe/", "TOKEN/sample?key=%00", "TOKEN/sample?key=%ff"),
         *("TOKEN/..%2f..%2fetc/passwd", "TOKEN/sample", "TOKEN/sample?at=60", "TOKEN/sample?at=-1"),
         *(
             "TOKEN/sample?key=nobody",
@@ -346,6 +379,19 @@ def test_odd_numbers_in_a_request_are_left_out(server):
     ):
         status, text = get(server.url + urllib.parse.quote(query, safe="?=&"))
         assert status == 200 and "<script" not in text
+
+
+def test_error_while_answering_is_logged_and_not_printed(output, monkeypatch, capfd, caplog):
+    """The next request is answered."""
+    with viewing(output) as server:
+        with monkeypatch.context() as broken:
+            broken.setattr("datamat.readers.view._header", lambda *_: 1 / 0)
+            with pytest.raises(http.client.RemoteDisconnected):
+                get(server.url)
+        assert get(server.url)[0] == 200
+
+    assert "a request failed" in caplog.text and "ZeroDivisionError" in caplog.text
+    assert capfd.readouterr().err == ""
 
 
 def test_server_listens_on_the_loopback_address_and_ends_with_its_block(output):
