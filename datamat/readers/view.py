@@ -352,7 +352,7 @@ select, input, button { font: inherit; color: inherit; background: var(--box); b
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(270px, 1fr)); gap: 16px; align-items: start }
 article { background: var(--box); border: 1px solid var(--line); border-radius: 10px; overflow: hidden }
 article[hidden] { display: none }
-article img, .sample img { display: block; max-width: 100% } article img { width: 100% }
+article img, .sample img { display: block; max-width: 100%; height: auto } article img { width: 100% }
 article img + img { margin-top: 3px }
 .text { padding: .55em .8em .7em; overflow-wrap: anywhere } .text h3 { margin: 0; font-size: 1em }
 .text h3 a { color: inherit } .text p { margin: .25em 0 }

@@ -496,3 +496,22 @@ def test_browser_shows_page_and_server_light_and_dark(page, server, browse, tmp_
             means[scheme] = strips.mean()
             assert len(np.unique(pixels.reshape(-1, 3)[::7], axis=0)) > 50, f"{scheme}: no pictures"
         assert means["light"] > 200 and means["dark"] < 80, means
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [800, 1280])
+def test_browser_keeps_the_shape_of_pictures(browse, tmp_path, width):
+    """A picture four by three stays that on a card and on its own page, in windows of any width."""
+    materialize(
+        lambda _: {"image": np.full((90, 120, 3), (255, 0, 255), np.uint8)}, range(1), tmp_path / "out",
+        features=Features({"image": Image()}), progress=False,
+    )  # fmt: skip
+    view(tmp_path / "out").save(tmp_path / "page.html")
+
+    with viewing(tmp_path / "out") as server:
+        for url in ((tmp_path / "page.html").as_uri(), server.url + "sample?at=0"):
+            browse(url, f"--screenshot={tmp_path / 'shape.png'}", f"--window-size={width},1000")
+            red, green, blue = np.moveaxis(decode_image((tmp_path / "shape.png").read_bytes(), channels=3), 2, 0)
+            rows, columns = np.nonzero((red > 200) & (green < 60) & (blue > 200))
+            assert np.ptp(columns) / np.ptp(rows) == pytest.approx(4 / 3, rel=0.05), url
