@@ -166,9 +166,24 @@ def save(picture: np.ndarray, name: str, quality: int = 80) -> None:
 def browse(out: pathlib.Path, page: ViewPage) -> None:
     """Draw a page as a browser shows it."""
     page.save(out / "page.html")
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--user-data-dir={out / 'profile'}", f"--screenshot={out / 'page.png'}", "--window-size=1240,640"]
-    subprocess.run([*command, (out / "page.html").as_uri()], check=True, capture_output=True, timeout=100)  # noqa: S603 -- our own page
+    command = [
+        "chromium",
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+    ]
+    command += [
+        f"--user-data-dir={out / 'profile'}",
+        f"--screenshot={out / 'page.png'}",
+        "--window-size=1240,640",
+    ]
+    subprocess.run(  # noqa: S603 -- our own page
+        [*command, (out / "page.html").as_uri()],
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
     save(cv2.imread(str(out / "page.png"))[..., ::-1], "look-page.jpg")
 
 
