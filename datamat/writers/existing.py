@@ -27,7 +27,7 @@ import xxhash
 from datamat.codecs import encode_png
 from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
-from datamat.directory.rows import follows_links
+from datamat.directory.rows import Rows, follows_links
 from datamat.errors import (
     CorruptDataError,
     InputError,
@@ -756,6 +756,11 @@ def open_source(
             for split, part in dataset.items()
         }
         return _SplitSource(parts)
+    if isinstance(dataset, Rows):
+        raise SourceError(
+            "the source is an Index: its rows name inputs, which a function or a writer reads; pass it to "
+            "materialize(function, index, ...), or return it from the index of a writer"
+        )
     paths = _paths_of(dataset, is_named=kind is not None)
     if paths is not None:
         return _of_paths(paths, kind, SpoolOptions() if spool is None else spool)

@@ -24,6 +24,8 @@ from datamat import (
     ClassLabel,
     CorruptDataError,
     Image,
+    Index,
+    IndexRow,
     Json,
     Materializer,
     Optional,
@@ -362,6 +364,12 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
         Materializer("parquet", pa.table({"x": [1]}), tmp_path / "out")
     with pytest.raises(OptionError, match="output is missing"):
         Materializer(pa.table({"x": [1]}))
+
+
+def test_index_is_no_source():
+    """Its rows would be taken for samples."""
+    with pytest.raises(SourceError, match=r"the source is an Index: .* materialize\(function, index, \.\.\.\)"):
+        ImportWriter().bind(Index.from_rows([IndexRow("a"), IndexRow("b")]))
 
 
 def test_splits_come_from_the_names_of_files(tmp_path):
