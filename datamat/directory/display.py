@@ -11,13 +11,15 @@ import hashlib
 import html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from datamat.features.statistics import summarized_in_words
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from datamat.features import Features
 
 
-__all__ = ["Table", "feature_table", "render_document", "render_html", "shorten"]
+__all__ = ["Table", "feature_table", "render_document", "render_html", "shorten", "statistics_table"]
 
 _BOX = "color:inherit;background:transparent;font-size:inherit"
 _CELL = "text-align:left;padding:1px 1em 1px 0;color:inherit;background:transparent;vertical-align:top"
@@ -135,3 +137,13 @@ def feature_table(features: Features) -> Table:
     """Return the fields of a schema with what was declared for each."""
     rows = [[name, feature.type_name, feature.declared()] for name, feature in features.items()]
     return Table(["field", "feature", "declared as"], rows)
+
+
+def statistics_table(statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
+    """Return what is known of the values of each field, by split and field, one line each."""
+    rows = [
+        [split, field, summarized_in_words(summary)]
+        for split, fields in statistics.items()
+        for field, summary in fields.items()
+    ]
+    return Table(["split", "field", "statistics"], rows)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, final
 import numpy as np
 
 from datamat import codecs
-from datamat.directory.display import Table, render_html
+from datamat.directory.display import Table, render_html, statistics_table
 from datamat.directory.files import open_regular, regular_path
 from datamat.directory.manifest import Manifest
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError
 from datamat.features import Image, Scalar, Tensor, Text
+from datamat.features.statistics import summarized_in_words
 from datamat.formats.example import LEN, decode_example, fields, varint
 from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
 
@@ -394,6 +395,8 @@ class Inspection:
         num_looked_into: number of records that `fields` describes.
         records: the first records, as text.
         problem: the first damage: record, byte and what is wrong; "" where there is none.
+        statistics: of a finished directory, what is known of all values of each field, by split and field, as
+            `Manifest.statistics` has it.
     """
 
     path: str
@@ -405,6 +408,7 @@ class Inspection:
     num_looked_into: int
     records: tuple[str, ...] = ()
     problem: str = ""
+    statistics: Mapping[str, Mapping[str, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -420,6 +424,8 @@ class Inspection:
         lines += _table(self.fields)
         if self.fields and self.num_looked_into < self.num_records:
             lines.append(f"fields as in the first {self.num_looked_into:,} records")
+        for split, known in self.statistics.items():
+            lines += [f"{split}: {field}: {summarized_in_words(summary)}" for field, summary in known.items()]
         return "\n".join([*lines, *self.records])
 
     def __repr__(self) -> str:
@@ -438,8 +444,8 @@ class Inspection:
             [one.name, one.kind, one.num_records, " to ".join(map(str, one.lengths)), one.details]
             for one in self.fields
         ]
-        fields = Table(["field", "kind", "records", "values", "details"], rows)
-        return render_html(f"Inspection: {self.num_records:,} records", facts, [fields], self.records)
+        tables = [Table(["field", "kind", "records", "values", "details"], rows), statistics_table(self.statistics)]
+        return render_html(f"Inspection: {self.num_records:,} records", facts, tables, self.records)
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:
@@ -484,6 +490,7 @@ def _inspect_directory(folder: pathlib.Path, records: int) -> Inspection:
         num_records=manifest.num_records,
         contents={split: sum(info.num_records for info in infos) for split, infos in manifest.splits.items()},
         problem=f"{first}: {shard.problem}" if shard.problem else "",
+        statistics=manifest.statistics,
     )
 
 

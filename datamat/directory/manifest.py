@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import xxhash
 
-from datamat.directory.display import Table, feature_table, render_html
+from datamat.directory.display import Table, feature_table, render_html, statistics_table
 from datamat.directory.files import (
     WORK,
     commit,
@@ -34,7 +34,8 @@ from datamat.directory.files import (
 )
 from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, want_of_resources
-from datamat.features import Features
+from datamat.features import Features, Statistics
+from datamat.features.statistics import summarized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -70,6 +71,7 @@ __all__ = [
     "salvaged_shards",
     "shard_pattern",
     "shards_of",
+    "summarized_fields",
     "tree_checksum",
     "withdraw_manifest",
     "write_entry",
@@ -91,6 +93,17 @@ _LEAST_SHARED_BYTES = 32 << 20  # of a file that several threads read: 10 ms of 
 _MOST_THREADS = 8
 _READ_BYTES = 1 << 20
 _MOST = 1 << 62  # of any number: larger ones overflow where they are computed with
+
+
+def summarized_fields(features: Features, known: Statistics | None) -> dict[str, dict[str, Any]] | None:
+    """Return what is known of the values of each field of which anything is; None where nothing is of the records."""
+    if known is None:
+        return None
+    return {
+        name: summarized(known.fields[name], feature.class_names())
+        for name, feature in features.items()
+        if known.fields.get(name)
+    }
 
 
 class FilePart(NamedTuple):
@@ -202,6 +215,7 @@ class ShardInfo(_ListedFile):
         index_file: name of the file with the offsets of its records; "" stands for NAME.idx. With several formats,
             files of the second and later ones have FILE.offsets.
         inputs: digest of the content of its rows' input files, in order; "" where they have none.
+        statistics: what is known of the values of its records, as `Statistics.to_lines` gives it; () where nothing is.
         num_bytes: size of the file.
         checksum: `tree_checksum` of its parts, 32 hex digits.
     """
@@ -218,6 +232,7 @@ class ShardInfo(_ListedFile):
     inputs: str = ""
     num_dropped: int = 0
     num_dropped_records: int = 0
+    statistics: tuple[str, ...] = ()
     num_bytes: int = dataclasses.field(init=False)
     checksum: str = dataclasses.field(init=False)
 
@@ -263,6 +278,7 @@ class ShardInfo(_ListedFile):
         """Return the entry that `to_json` wrote; raises `CorruptDataError` for anything else."""
         try:
             given = {name: value[name] for name in value if name not in ("num_bytes", "checksum", "parts")}
+            given["statistics"] = tuple(map(str, given.get("statistics", ())))
             parts = tuple(FilePart(int(size), digest) for size, digest in map(str.split, value["parts"]))
             entry = cls(**given, parts=parts)
             is_same = (entry.num_bytes, entry.checksum) == (value["num_bytes"], value["checksum"])
@@ -417,7 +433,7 @@ _INDEX_FILES = {"index": index_file, "keys": keys_file}
 """The files of the index of a split, by their kind, which is the extension of each."""
 
 
-_RARE = frozenset({"inputs", "num_dropped", "num_dropped_records"})
+_RARE = frozenset({"inputs", "num_dropped", "num_dropped_records", "statistics"})
 """Fields of a shard that its entry has only where there is something to say."""
 
 
@@ -432,7 +448,7 @@ def _wrong_fields(entry: ShardInfo | IndexInfo) -> list[str]:
 
 
 _ARE_TEXTS = {
-    kind: {field.name: field.type == "str" for field in dataclasses.fields(kind) if field.name != "parts"}
+    kind: {field.name: field.type == "str" for field in dataclasses.fields(kind) if field.type in ("str", "int")}
     for kind in (ShardInfo, IndexInfo)
 }
 """Which fields of an entry are texts, and not numbers, by its class."""
@@ -506,6 +522,26 @@ class Manifest:
         """Size of all shards, of all formats."""
         return sum(shard.num_bytes for shard in self.all_files)
 
+    @functools.cached_property
+    def statistics(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What is known of the values of each field, by split and field; a split of which not all is known is left out.
+
+        Counts of classes (`classes` of labels, `pixels` of masks) are dicts by class name. Numbers are dicts of
+        `count`, `min`, `max`, `mean`, `std` (of n), of lengths also `histogram` by powers of two: `height`, `width`,
+        `length`, `characters`, `tokens`, `boxes`, `seconds`, `value`. `channels` of images has a list of one for each
+        channel in their place. `missing` is an int.
+
+        Example:
+            >>> Manifest.read("out/camvid").statistics["train"]["label"]["classes"]   # doctest: +SKIP
+            {'sky': 1201, 'road': 367}
+        """
+        return {
+            split: found
+            for split, infos in self.splits.items()
+            if (found := summarized_fields(self.features, Statistics.total(info.statistics for info in infos)))
+            is not None
+        }
+
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {sum(info.num_records for info in infos):,}" for name, infos in self.splits.items())
         size = f"{len(self.shards):,} shards, {self.num_records:,} records, {self.num_bytes / 1e6:,.1f} MB"
@@ -530,7 +566,8 @@ class Manifest:
             for split, infos in self.splits.items()
         ]
         splits = Table(["split", "shards", "rows", "failed", "left out", "records"], rows)
-        return render_html(f"{self.name}: {self.num_records:,} records", facts, [splits, feature_table(self.features)])
+        title = f"{self.name}: {self.num_records:,} records"
+        return render_html(title, facts, [splits, feature_table(self.features), statistics_table(self.statistics)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values."""
@@ -550,6 +587,7 @@ class Manifest:
             "format": self.format,
             "features": self.features.to_json(),
             "splits": splits,
+            **({"statistics": statistics} if (statistics := self.statistics) else {}),
             "seed": self.seed,
             "copies": dict(self.copies),
             "augmented": list(self.augmented),

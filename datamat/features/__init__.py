@@ -11,6 +11,7 @@ Every mismatch between a sample and its declaration is a `SchemaError` that name
 was found.
 
     base        Feature: the interface of a type, and the checks that types share    <- start reading here
+    statistics  Counts, Numbers: what is known of all values of a field
     pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
     values      ClassLabel, BBoxes, Text, Bytes, Json, Timestamp, Scalar, Tensor, Tokens, Audio
     schema      Features; Optional, Sequence; register_feature and the look-up of types by name
@@ -36,6 +37,7 @@ from datamat.features.base import (
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
 from datamat.features.schema import FLAT, Features, Nesting, Optional, Sequence, register_feature
+from datamat.features.statistics import Counts, Numbers, Statistics
 from datamat.features.values import (
     Audio,
     BBoxes,
@@ -58,6 +60,7 @@ __all__ = [
     "ClassLabel",
     "Column",
     "ColumnBlock",
+    "Counts",
     "Depth",
     "Feature",
     "Features",
@@ -67,11 +70,13 @@ __all__ = [
     "Kind",
     "Mask",
     "Nesting",
+    "Numbers",
     "Optional",
     "Polygons",
     "RaggedColumn",
     "Scalar",
     "Sequence",
+    "Statistics",
     "Tensor",
     "Text",
     "Timestamp",

@@ -11,11 +11,14 @@ import math
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, overload
 
 import numpy as np
 
 from datamat.errors import MissingDependencyError, SchemaError
+
+if TYPE_CHECKING:
+    from datamat.features.statistics import FieldStatistics
 
 __all__ = [
     "Column",
@@ -32,6 +35,7 @@ __all__ = [
     "is_number_dtype",
     "join_blocks",
     "num_bytes_of",
+    "ragged",
     "tf_dtype",
     "tf_value",
 ]
@@ -423,6 +427,55 @@ class Feature(abc.ABC):
         """Return whether `decode_block` was overridden, and not left behind by a subclass with another `decode`."""
         return _is_overridden(type(self), "decode_block", {"decode", "decode_into"})
 
+    # ---------------------------------------------------------------- statistics
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        """Return what statistics keep of n values, from their columns; {} by default.
+
+        A run calls it for the records that it writes, some hundred at a time, and adds up what it returns: so each
+        number must depend on single values, and not on how many come at once. It should be cheap: the header of a file,
+        not its content. `manifest.json` has the result; see `Manifest.statistics`.
+
+        Args:
+            name: name of the field, as prefix of its columns.
+            columns: columns of n records, by column name: lists of n bytes (or str), or a `RaggedColumn`.
+
+        Returns:
+            By the name of each statistic: `Counts` of class ids, `Numbers`, or an int that is added up. Names that
+            differ in a number alone, `size[0]`, `size[1]`, are shown as one statistic of several numbers.
+
+        Example:
+            >>> from datamat.features import Numbers
+            >>> class Celsius(Feature):   # doctest: +SKIP
+            ...     def observe(self, name, columns):
+            ...         return {"degrees": Numbers.of(columns[name].values / 100)}
+        """
+        del name, columns
+        return {}
+
+    def observe_value(self, value: Any) -> FieldStatistics:
+        """Return what statistics keep of one value whose columns show it only when decoded, as pixels; {} by default.
+
+        A run calls it with the arrays that it encodes, and not for a file that is stored as it was read: to decode that
+        would cost more than to store it.
+
+        Args:
+            value: what `encode` was given.
+
+        Returns:
+            As `observe` does, under other names.
+        """
+        del value
+        return {}
+
+    def observes_values(self) -> bool:
+        """Return whether `observe_value` is overridden."""
+        return type(self).observe_value is not Feature.observe_value
+
+    def observes_stored_values(self) -> bool:
+        """Return whether `observe_value` returns the same for a decoded value: not where encoding loses anything."""
+        return False
+
     # ---------------------------------------------------------------- transforms and previews
 
     def target(self) -> Target | None:
@@ -665,6 +718,14 @@ def gathered(values: Sequence[Column], kind: Kind) -> RaggedColumn | list[Any]:
         return RaggedColumn(bytes_array([item for value in values for item in value]), lengths)
     empty = np.empty(0, np.int64 if kind == "int64" else np.float32)
     return RaggedColumn(np.concatenate([empty, *values]), lengths)
+
+
+def ragged(column: Any) -> ColumnBlock:
+    """Return a column of a block as `observe` has it: arrays (n,) and (n, k) as a `RaggedColumn`."""
+    if not isinstance(column, np.ndarray) or column.dtype == object:
+        found: ColumnBlock = column
+        return found
+    return RaggedColumn(column.reshape(-1), np.full(len(column), math.prod(column.shape[1:]), np.int64))
 
 
 def num_bytes_of(column: Column) -> int:

@@ -18,6 +18,7 @@ from datamat.features.base import (
     ColumnBlock,
     Feature,
     Kind,
+    RaggedColumn,
     Shape,
     Target,
     array_of,
@@ -33,6 +34,7 @@ from datamat.features.base import (
     tfds_shape,
     tfds_tensor,
 )
+from datamat.features.statistics import Counts, FieldStatistics, Numbers
 from datamat.features.values import Tensor, side_by_side
 
 if TYPE_CHECKING:
@@ -63,6 +65,19 @@ class _Picture(Feature):
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
         return bytes(one_bytes(name, columns))
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        files = columns[name]
+        height, width = self.shape[:2]
+        if height is None or width is None:
+            infos = [codecs.probe(data, name=name) for data in files]  # type: ignore[arg-type,union-attr]
+            sizes = np.array([(info.height, info.width) for info in infos], np.int64).reshape(-1, 2)
+        else:
+            sizes = np.full((len(files), 2), (height, width), np.int64)
+        return {"height": Numbers.of(sizes[:, 0]), "width": Numbers.of(sizes[:, 1])}
+
+    def observes_stored_values(self) -> bool:
+        return True
 
     def is_ragged(self) -> bool:
         return False  # most datasets have pictures of one size, which are one array
@@ -180,6 +195,16 @@ class Image(_Picture):
         encoder = codecs.JPEG_ENCODER if self.encoding == "jpeg" else codecs.PNG_ENCODER
         return encoder | codecs.LOSSY_DECODERS if drawn else encoder
 
+    def observe_value(self, value: Any) -> FieldStatistics:
+        if not isinstance(value, np.ndarray):
+            return {}
+        grid = _grid(value).reshape(-1, self.channels)
+        channels = {f"channels[{number}]": Numbers.of(grid[:, number]) for number in range(self.channels)}
+        return {"measured": 1, **channels}
+
+    def observes_stored_values(self) -> bool:
+        return self.encoding == "png"
+
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
 
@@ -285,6 +310,11 @@ class Mask(_Picture):
     def packages(self, *, drawn: bool) -> frozenset[str]:
         del drawn  # every library decodes a mask to the same ids
         return codecs.PNG_ENCODER
+
+    def observe_value(self, value: Any) -> FieldStatistics:
+        if not isinstance(value, np.ndarray) or (self.dtype == "uint16" and not self.names):  # ids of instances
+            return {}
+        return {"measured": 1, "pixels": Counts.of(value)}
 
     def declared(self) -> str:
         shape = "(height, width)" if self.shape == (None, None) else shape_text(self.shape)
@@ -416,6 +446,12 @@ class Depth(_Picture):
         del drawn  # every library decodes it to the same numbers
         return codecs.PNG_ENCODER
 
+    def observe_value(self, value: Any) -> FieldStatistics:
+        if not isinstance(value, np.ndarray):
+            return {}
+        grid = _grid(value)
+        return {"measured": 1, "depth": Numbers.of(grid[np.isfinite(grid) & (grid > 0)])}
+
     def declared(self) -> str:
         shape = "(height, width)" if self.shape == (None, None) else shape_text(self.shape)
         return f"{self.dtype} {shape} of {'millimetres' if self.dtype == 'uint16' else 'metres'}"
@@ -515,6 +551,13 @@ class Keypoints(Feature):
 
     def prepare(self, name: str, value: Any) -> Any:
         return _numbers_of(name, self, value, self.shape) if isinstance(value, (list, tuple)) else value
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        numbers = self._tensor.observe(name, columns)
+        values = columns[name].values.reshape(-1, self.shape[-1])  # type: ignore[union-attr,arg-type]
+        if self.shape[-1] == 3:
+            return {**numbers, "visibility": Counts.of(values[:, 2].astype(np.int64))}
+        return numbers
 
     def declared(self) -> str:
         return f"float32 {shape_text(self.shape)} of (x, y{', visibility' if self.shape[-1] == 3 else ''})"
@@ -637,6 +680,11 @@ class Polygons(Feature):
         for row, polygon in zip(padded, polygons, strict=True):
             row[: len(polygon)] = polygon
         return padded
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        sizes = columns[f"{name}/sizes"]
+        assert isinstance(sizes, RaggedColumn)
+        return {"polygons": Numbers.of(sizes.lengths, with_bins=True), "vertices": Numbers.of(sizes.values)}
 
     def declared(self) -> str:
         return "float32 polygons (n, vertices, 2) of (x, y)"
@@ -766,6 +814,16 @@ def _checked_palette(palette: Any, most: int) -> tuple[tuple[int, int, int], ...
             f"Mask: palette is {join_names(colours)}; want levels from 0 to 255, and at most {most} colours"
         )
     return colours
+
+
+_GRID = 64
+"""Fewest rows, and columns, of the grid of pixels that statistics are made of; smaller pictures count whole."""
+
+
+def _grid(pixels: np.ndarray) -> np.ndarray:
+    """Return every k-th row and column of a picture, which has the same mean and deviation but for noise."""
+    step = max(1, min(pixels.shape[:2]) // _GRID)
+    return pixels[::step, ::step]
 
 
 # ---------------------------------------------------------------- video
@@ -905,6 +963,12 @@ class Video(Feature):
     def packages(self, *, drawn: bool) -> frozenset[str]:
         del drawn  # files are kept, whatever decodes them
         return frozenset() if self.fps is None else frozenset({"av"})
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        seconds = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
+        known = np.array([one for one in seconds if one is not None], np.float64)
+        frames = np.array([_count_packets(data) for data in columns[name]], np.int64)  # type: ignore[arg-type,union-attr]
+        return {"seconds": Numbers.of(known), "frames": Numbers.of(frames)}
 
     def declared(self) -> str:
         rate = "" if self.fps is None else f" at {self.fps:g} fps"
@@ -1122,6 +1186,12 @@ def _turns(frame: Any) -> int:
 def _size_of(frame: Any) -> tuple[int, int]:
     """Return height and width of a frame as it is shown."""
     return (frame.width, frame.height) if _turns(frame) % 2 else (frame.height, frame.width)
+
+
+def _duration(data: bytes) -> float | None:
+    """Return the seconds that the header of a file names; None where it names none."""
+    with _opened(_av(), data, video_extension(data)) as file:
+        return None if file.duration is None else float(file.duration / 1_000_000)
 
 
 def _count_packets(data: bytes) -> int:

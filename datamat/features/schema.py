@@ -32,6 +32,7 @@ from datamat.features.base import (
     join_names,
     mismatch,
     one_bytes,
+    ragged,
     shape_text,
     tf_dtype,
     tfds_feature,
@@ -39,6 +40,7 @@ from datamat.features.base import (
     tfds_tensor,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video, video_extension
+from datamat.features.statistics import FieldStatistics, Numbers, Statistics, merged
 from datamat.features.values import (
     Audio,
     BBoxes,
@@ -256,7 +258,7 @@ class Features(Mapping[str, Feature]):
         ['camera/iso', 'camera/lens', 'key']
     """
 
-    __slots__ = ("_columns", "_fields", "_foreign", "as_declared", "nesting")
+    __slots__ = ("_columns", "_fields", "_foreign", "as_declared", "measured", "nesting", "observed")
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping):
@@ -283,6 +285,12 @@ class Features(Mapping[str, Feature]):
         if not isinstance(self._fields["key"], Text):
             raise SchemaError(f"field 'key' is declared {self._fields['key'].declared()}; it must be Text()")
         self._foreign = {name: feature for name, feature in self._fields.items() if [*_foreign_parts(feature)]}
+        self.observed = {
+            name: feature
+            for name, feature in self._fields.items()
+            if name != "key" and type(feature).observe is not Feature.observe
+        }
+        self.measured = {name: feature for name, feature in self._fields.items() if feature.observes_values()}
 
     def __getitem__(self, name: str) -> Feature:
         """Return the feature of a field; of one that is a dict, what was declared for it."""
@@ -391,6 +399,41 @@ class Features(Mapping[str, Feature]):
         for name, feature in self._foreign.items():
             _check_encoded_block(name, feature, block)
         return block
+
+    def observe(self, columns: Mapping[str, Any], num_records: int) -> Statistics:
+        """Return what statistics keep of n records, from their columns; of every field but `key`.
+
+        Args:
+            columns: columns as `encode_block` returns them.
+            num_records: how many records there are.
+        """
+        found = Statistics()
+        found.num_records = num_records
+        for name, feature in self.observed.items():
+            mine = {column: ragged(columns[column]) for column in feature.columns(name)}
+            found.observe(name, feature.observe(name, mine))
+        return found
+
+    def observe_values(self, sample: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:
+        """Return what statistics keep of the values of a sample that its columns do not show, by field.
+
+        Args:
+            sample: values as `encode` takes them.
+        """
+        if not self.measured:
+            return {}
+        values = self.nesting.split(sample)
+        return {name: feature.observe_value(values[name]) for name, feature in self.measured.items() if name in values}
+
+    def observe_value_block(self, columns: Mapping[str, Any]) -> Mapping[str, FieldStatistics]:
+        """Do what `observe_values` does, for n samples as `encode_block` takes them."""
+        found: dict[str, FieldStatistics] = {}
+        values = self.nesting.split_block(columns) if self.measured else {}
+        for name, feature in self.measured.items():
+            rows = values[name].rows() if isinstance(values[name], RaggedColumn) else values[name]
+            for value in rows:
+                merged(found.setdefault(name, {}), feature.observe_value(value))
+        return found
 
     def decode(
         self,
@@ -736,6 +779,18 @@ class _OfAnother(Feature):
     def extension(self, data: bytes) -> str:
         return self._asked.extension(data)
 
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        return self._asked.observe(name, columns)
+
+    def observe_value(self, value: Any) -> FieldStatistics:
+        return self._asked.observe_value(value)
+
+    def observes_values(self) -> bool:
+        return self._asked.observes_values()
+
+    def observes_stored_values(self) -> bool:
+        return self._asked.observes_stored_values()
+
     def encodes_blocks(self) -> bool:
         return self._asked.encodes_blocks()
 
@@ -857,6 +912,24 @@ class Optional(_OfAnother):
             raise SchemaError("a record holds several values, where one may be missing")
         values = iter(self.feature.decode_block(name, block) if counts.any() else ())  # type: ignore[arg-type]
         return [next(values) if count else None for count in counts.tolist()]
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        block: dict[str, ColumnBlock] = {}
+        counts = np.zeros(0, np.int64)
+        for column, found in self._gathered(name).items():
+            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        if _holds_lists(self.feature):
+            mark = columns[f"{name}/present"]
+            assert isinstance(mark, RaggedColumn)
+            counts = mark.lengths
+            there = np.flatnonzero(counts)
+            lists = self.feature.columns(name).keys() - block.keys()
+            block.update({column: columns[column].take(there) for column in lists})  # type: ignore[union-attr]
+        found_in = self.feature.observe(name, block) if counts.any() else {}
+        return {**found_in, "missing": int(np.count_nonzero(counts == 0))}
+
+    def observe_value(self, value: Any) -> FieldStatistics:
+        return {} if value is None else self.feature.observe_value(value)
 
     def encoded_value(self, name: str, columns: Mapping[str, Column]) -> Any:
         there = self._there(name, columns)
@@ -1103,6 +1176,12 @@ class _ListOf(_OfAnother):
     def is_ragged(self) -> bool:
         return True
 
+    def observe_value(self, value: Any) -> FieldStatistics:
+        found: FieldStatistics = {}
+        for item in value:
+            merged(found, {} if item is None else self.feature.observe_value(item))
+        return found
+
     def tar_form(self) -> Literal["json", "npy", "file"]:
         return "json" if self.feature.tar_form() == "json" else "file"
 
@@ -1162,6 +1241,19 @@ class _Listed(_ListOf):
             one = found.join_block(block[column])
             columns[column] = RaggedColumn(one.values, counts * (1 if found.kind == "bytes_list" else found.width))
         return columns
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        gathered, flattened = self._gathered(name), self._flattened(name)
+        if flattened:  # items that are lists themselves
+            lengths = columns[f"{next(iter(flattened))}/lengths"]
+            assert isinstance(lengths, RaggedColumn)
+            return {"items": Numbers.of(lengths.lengths, with_bins=True)}
+        block: dict[str, ColumnBlock] = {}
+        counts = np.zeros(0, np.int64)
+        for column, found in gathered.items():
+            block[column], counts = found.split_block(columns[column])  # type: ignore[arg-type]
+        items = self.feature.observe(name, block) if counts.any() else {}
+        return {**items, "items": Numbers.of(counts, with_bins=True)}
 
     def encodes_blocks(self) -> bool:
         return not self._flattened("value") and self.feature.encodes_blocks()
@@ -1299,6 +1391,10 @@ class _Listed(_ListOf):
         return np.stack(items) if items else np.empty((0, *shape), dtype_of(dtype))
 
 
+_COUNTS_OF_ITEMS = {"items", "length"}
+"""Statistics of a list without gaps that count its items."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WithGaps(_ListOf):
     """A list in which each item is None or a value of a feature: a list of the values, and where they are."""
@@ -1330,6 +1426,13 @@ class _WithGaps(_ListOf):
                     raise _declared_as(self, self._asked, found) from error
             raise
         return {**columns, f"{name}/present": present}
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        present = columns[f"{name}/present"]
+        assert isinstance(present, RaggedColumn)
+        found = {key: one for key, one in self._asked.observe(name, columns).items() if key not in _COUNTS_OF_ITEMS}
+        items = Numbers.of(present.lengths, with_bins=True)
+        return {**found, "items": items, "missing": int(np.count_nonzero(present.values == 0))}
 
     def encodes_blocks(self) -> bool:
         return False

@@ -39,6 +39,7 @@ from datamat.features.base import (
     tfds_tensor,
     to_json_text,
 )
+from datamat.features.statistics import Counts, FieldStatistics, Numbers
 
 __all__ = [
     "Audio",
@@ -150,6 +151,11 @@ class ClassLabel(Feature):
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         return _block_of(columns[name], self.shape, "int64")
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        ids = _numbers_of(columns[name], "int64")
+        found: FieldStatistics = {"classes": Counts.of(ids.values)}
+        return {**found, "length": Numbers.of(ids.lengths, with_bins=True)} if self.shape == (None,) else found
 
     def declared(self) -> str:
         size = self.shape[0] if self.shape else None
@@ -265,6 +271,10 @@ class BBoxes(Feature):
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         return _block_of(columns[name], (None, self._width), "float32")
 
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        lengths = _numbers_of(columns[name], "float32").lengths
+        return {"boxes": Numbers.of(lengths // self._width, with_bins=True)}
+
     def declared(self) -> str:
         if self.rotated:
             return "float32 (n, 5) of (x, y, width, height, angle in degrees)"
@@ -356,6 +366,10 @@ class Text(Feature):
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         return [value if isinstance(value, str) else value.decode() for value in columns[name]]  # type: ignore[union-attr]
 
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        texts = [value if isinstance(value, str) else value.decode() for value in columns[name]]  # type: ignore[union-attr]
+        return {"characters": _lengths(texts)}
+
     def declared(self) -> str:
         return "str"
 
@@ -405,6 +419,9 @@ class Bytes(Feature):
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         return list(columns[name])  # type: ignore[arg-type]
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        return {"bytes": _lengths(columns[name])}
 
     def declared(self) -> str:
         return "bytes"
@@ -553,6 +570,9 @@ class Timestamp(Feature):
         found = _block_of(columns[name], (), "int64")
         return np.asarray(found).view(_TIME)
 
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        return {"microseconds": Numbers.of(_numbers_of(columns[name], "int64").values)}
+
     def declared(self) -> str:
         return "timestamp[us]" if self.tz is None else f"timestamp[us, tz={self.tz}]"
 
@@ -650,6 +670,10 @@ class Scalar(Feature):
 
     def declared(self) -> str:
         return f"{self.dtype} scalar"
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        numbers = _numbers_of(columns[name], self.dtype).values
+        return {} if numbers.dtype.kind == "c" else {"value": Numbers.of(numbers)}
 
     def arrow_types(self, name: str) -> dict[str, tuple[str, Shape]]:
         return {name: ("binary" if self.dtype in _NOT_IN_ARROW else self.dtype, ())}
@@ -781,6 +805,16 @@ class Tensor(Feature):
         shapes = _numbers_of(columns[f"{name}/shape"], "int64").matrix(len(self.shape))
         return [row.reshape(shape) for row, shape in zip(rows, shapes.tolist(), strict=True)]
 
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        if self.keeps_shape:
+            sizes = _numbers_of(columns[f"{name}/shape"], "int64").matrix(len(self.shape))
+            places = [place for place, size in enumerate(self.shape) if size is None]
+            return {f"size[{place}]": Numbers.of(sizes[:, place]) for place in places}
+        known = math.prod(size for size in self.shape if size is not None)
+        if None not in self.shape or not known:
+            return {}
+        return {"length": Numbers.of(_item_counts(columns[name], self.dtype) // known, with_bins=True)}
+
     def declared(self) -> str:
         return f"{self.dtype} {shape_text(self.shape)}"
 
@@ -881,6 +915,9 @@ class Tokens(Feature):
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
         return _block_of(columns[name], (None,), str(self.dtype))
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        return {"tokens": Numbers.of(_item_counts(columns[name], str(self.dtype)), with_bins=True)}
 
     def declared(self) -> str:
         return f"{self.dtype} tokens (?,)" + ("" if self.vocab_size is None else f" of {self.vocab_size}")
@@ -1198,6 +1235,18 @@ def _numbers_of(column: ColumnBlock, dtype: str) -> RaggedColumn:
     return RaggedColumn(values, lengths // stored.itemsize)
 
 
+def _item_counts(column: ColumnBlock, dtype: str) -> np.ndarray:
+    """Return how many numbers each of n records holds, int64 (n,)."""
+    if isinstance(column, RaggedColumn):
+        return column.lengths
+    return np.fromiter(map(len, column), np.int64, len(column)) // dtype_of(dtype).itemsize
+
+
+def _lengths(values: Any) -> Numbers:
+    """Return the lengths of n values."""
+    return Numbers.of(np.fromiter(map(len, values), np.int64, len(values)), with_bins=True)
+
+
 # ---------------------------------------------------------------- sound
 
 
@@ -1277,6 +1326,10 @@ class Audio(Feature):
     def packages(self, *, drawn: bool) -> frozenset[str]:
         del drawn  # files that are kept may lie beside arrays
         return frozenset({"soundfile"})
+
+    def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        rates = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
+        return {"seconds": Numbers.of(np.array(rates, np.float64))}
 
     def declared(self) -> str:
         return f"float32 {shape_text((None, self.num_channels))}" + (
@@ -1377,6 +1430,12 @@ def sound_extension(data: bytes) -> str:
         return "flac" if data[:1] == b"f" else "ogg"
     is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0  # 11 bits, which begin a frame of MPEG
     return "mp3" if data[:3] == b"ID3" or is_frame else ""
+
+
+def _duration(data: bytes) -> float:
+    """Return the seconds that the header of a sound file names."""
+    info = _soundfile().info(io.BytesIO(data))
+    return float(info.frames / info.samplerate)
 
 
 def _soundfile() -> Any:

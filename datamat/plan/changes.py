@@ -23,8 +23,10 @@ from datamat.directory.manifest import (
     read_entries,
 )
 from datamat.errors import CorruptDataError, OutputError
+from datamat.features import Numbers, Statistics
 from datamat.formats import Offsets
 from datamat.plan.job import changed_digests
+from datamat.plan.pipeline import MadeColumns
 
 if TYPE_CHECKING:
     import pathlib
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.directory.rows import RowStore
-    from datamat.features import Column
+    from datamat.features import Column, Features
     from datamat.formats import ShardFormat
     from datamat.plan.job import PlannedJob
     from datamat.plan.plan import Plan, ShardSpec
@@ -76,6 +78,7 @@ class ReusedRows:
         start: the first of the rows, as a position in the order of the plan.
         first: int64 (n,): number of the first record of each row.
         count: int64 (n,): how many records it has; 0 for a row that is to be computed.
+        measured: fields whose values went into the statistics of the shard when they were encoded.
     """
 
     path: str
@@ -83,6 +86,7 @@ class ReusedRows:
     start: int
     first: np.ndarray
     count: np.ndarray
+    measured: tuple[str, ...] = ()
 
     def of(self, start: int, stop: int) -> ReusedRows:
         """Return the places of the rows of a part."""
@@ -98,13 +102,14 @@ class ReusedRows:
 
 @contextlib.contextmanager
 def open_reused(
-    reused: ReusedRows | None, shard_format: ShardFormat
+    reused: ReusedRows | None, shard_format: ShardFormat, features: Features
 ) -> Iterator[Callable[[int], list[tuple[str, dict[str, Column]]]]]:
     """Open the shard that records are kept in.
 
     Args:
         reused: places of the records; None where nothing is kept.
         shard_format: format of the shard, bound to its features.
+        features: schema of the records.
 
     Yields:
         A function that returns (key, columns) of each record of a row, given its position in the order of the plan;
@@ -117,10 +122,16 @@ def open_reused(
     with contextlib.closing(shard_format.reader(reused.path, offsets)) as reader:
 
         def records(position: int) -> list[tuple[str, dict[str, Column]]]:
-            found = [reader.read(number) for number in reused.numbers(position)]
+            found = [_with_seen(reader.read(number), features, reused.measured) for number in reused.numbers(position)]
             return [(bytes(record["key"][0]).decode(), record) for record in found]
 
         yield records
+
+
+def _with_seen(record: dict[str, Column], features: Features, measured: Sequence[str]) -> dict[str, Column]:
+    """Return a record with what statistics keep of its values: decoded, they are what was encoded."""
+    seen = {name: features[name].observe_value(features[name].decode(name, record)) for name in measured}
+    return MadeColumns.of(record, seen) if seen else record
 
 
 # ---------------------------------------------------------------- the plan of the run that is under way
@@ -467,13 +478,39 @@ def find_reusable(
             return None
         if info.num_dropped_records:  # why each was left out is known to the code that makes it
             return None
+        measured = _measured_fields(job.records.features, info)
+        if measured is None:
+            return None
         keys = planned.store.keys(planned.store.order[shard.start : shard.stop])
         same = _is_same(planned, shard, keys, index(shard.split))
         places = records_by_row(stored_keys(job.formats[0].read(output / info.file)))
         found = np.array([places.get(key, (0, 0)) for key in keys], np.int64).reshape(-1, 2)
         count = np.where(same, found[:, 1], 0)
-        return ReusedRows(str(output / info.file), str(output / info.index_file), shard.start, found[:, 0], count)
+        return ReusedRows(
+            str(output / info.file), str(output / info.index_file), shard.start, found[:, 0], count, measured
+        )
     return None
+
+
+def _measured_fields(features: Features, info: ShardInfo) -> tuple[str, ...] | None:
+    """Return the fields whose values went into the statistics of a shard; None where that cannot be repeated.
+
+    It can where all pictures of a field were encoded from arrays, without loss, or none was.
+    """
+    known = Statistics.from_lines(info.statistics)
+    if not features.measured:
+        return ()
+    if known is None:
+        return None
+    found = []
+    for name, feature in features.measured.items():
+        number, pictures = (known.fields.get(name, {}).get(key) for key in ("measured", "height"))
+        if number is None:
+            continue
+        if not feature.observes_stored_values() or not isinstance(pictures, Numbers) or pictures.count != number:
+            return None
+        found.append(name)
+    return tuple(found)
 
 
 def _is_made_alike(planned: PlannedJob, before: Manifest, shard: ShardSpec) -> bool:

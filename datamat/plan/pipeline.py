@@ -44,15 +44,16 @@ if TYPE_CHECKING:
     from datamat.directory.rows import IndexRow, RowBlock, RowStore
     from datamat.features import Column, Features
     from datamat.features.base import Shape
+    from datamat.features.statistics import FieldStatistics
     from datamat.plan.plan import Plan
     from datamat.transforms.seeding import RandomStreams
     from datamat.writers.base import Sample
 
-    _Made: TypeAlias = dict[str, Column] | Skip
+    _Made: TypeAlias = "MadeColumns | Skip"
     """The columns of a record, or why it was left out."""
 
 
-__all__ = ["Pipeline", "RecordSource"]
+__all__ = ["MadeColumns", "Pipeline", "RecordSource"]
 
 OUTPUT_VERSION = 2
 """Incremented when rows give other records or keys: all shards are then rebuilt."""
@@ -94,6 +95,25 @@ class StageClock:
 
 stage_clock = StageClock()
 """The clock of this process, which makes one part at a time."""
+
+
+class MadeColumns(dict[str, "Column"]):
+    """The columns of a record, or of a block, with what statistics keep of the values that were encoded.
+
+    Attributes:
+        seen: what `Features.observe_values` returned for them.
+    """
+
+    __slots__ = ("seen",)
+
+    seen: Mapping[str, FieldStatistics]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], seen: Mapping[str, FieldStatistics]) -> MadeColumns:
+        """Return columns with what was seen of their values."""
+        made = cls(columns)
+        made.seen = seen
+        return made
 
 
 class RecordSource(Protocol):
@@ -284,7 +304,8 @@ class Pipeline:
             records = self._drawn(row, samples, copies, remarks) if augmented else self._kept(row, samples, copies)
             for key, columns in records:
                 if not isinstance(columns, Skip):
-                    yield key, {**columns, "key": key.encode()}
+                    columns["key"] = key.encode()
+                    yield key, columns
                 elif dropped is not None:
                     dropped[key] = columns
         except (SampleError, OutputError):  # no room on a disk, no descriptors: of no row
@@ -306,7 +327,8 @@ class Pipeline:
             return None
         begun = time.perf_counter()
         with contextlib.suppress(Exception):  # encoded alone, each shows whether it is to blame
-            block = features.encode_block({name: [sample[name] for sample in samples] for name in names})
+            values = {name: [sample[name] for sample in samples] for name in names}
+            block = self._encoded_block(values)
             stage_clock.add("encode", begun)
             return block
         return None
@@ -333,7 +355,7 @@ class Pipeline:
         try:
             found = self.writer.read_block(keys, fields)
             begun = time.perf_counter()
-            block = None if found is None else self.writer.features.encode_block({**found, "key": keys})
+            block = None if found is None else self._encoded_block({**found, "key": keys})
             stage_clock.add("encode", begun)
         except OutputError:
             raise
@@ -343,6 +365,10 @@ class Pipeline:
         if block is not None and GlobalState.take() != before:
             raise OptionError(f"{self._name_of('read_block')} drew random numbers: {_NOT_IN_BLOCKS}")
         return block
+
+    def _encoded_block(self, values: Mapping[str, Any]) -> MadeColumns:
+        features = self.writer.features
+        return MadeColumns.of(features.encode_block(values), features.observe_value_block(values))
 
     def check_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
         """Raise `OptionError` where the same rows give two results.
@@ -475,13 +501,17 @@ class Pipeline:
     def _kept(self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int) -> Iterator[tuple[str, _Made]]:
         for number, sample in enumerate(samples):
             begun = time.perf_counter()
-            made = sample if isinstance(sample, Skip) else self.writer.features.encode(sample)
+            made = sample if isinstance(sample, Skip) else self._made(sample)
             stage_clock.add("encode", begun)
             names = RecordNames(copies, augmented=False).of(row.key)
             if len(samples) > 1:
                 names = [RecordKey.format(row.key, copy, number) for copy in range(copies)]
             for key in names:
-                yield key, made
+                yield key, made if isinstance(made, Skip) else MadeColumns.of(made, made.seen)
+
+    def _made(self, sample: Sample) -> MadeColumns:
+        features = self.writer.features
+        return MadeColumns.of(features.encode(sample), features.observe_values(sample))
 
     def _drawn(
         self, row: IndexRow, samples: Sequence[Sample | Skip], copies: int, remarks: MutableSet[str] | None
@@ -582,12 +612,13 @@ class Pipeline:
                 yield result
                 begun = time.perf_counter()
                 continue
-            columns = self.writer.features.encode({**result, "key": key})
+            columns = self._made({**result, "key": key})
             if digests is not None:
                 digests.append(_digest_of(columns))
             stage_clock.add("encode", begun)
             # The next sample may use the same arrays.
-            yield {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+            own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+            yield MadeColumns.of(own, columns.seen)
             begun = time.perf_counter()
 
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 import xxhash
 
-from datamat.directory.display import feature_table, render_html
+from datamat.directory.display import Table, feature_table, render_html
 from datamat.directory.files import expand_home
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, summarized_fields
 from datamat.directory.remote import RemotePath, is_url, without_secrets
 from datamat.errors import OptionError
+from datamat.features import Statistics
+from datamat.features.statistics import summarized_in_words
 from datamat.formats import get_format
 from datamat.readers import preview as drawing
 from datamat.readers.batches import (
@@ -662,6 +664,27 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         positions = [place * len(self) // count for place in range(count)]
         return drawing.draw([self[position] for position in positions], self.features, columns, opacity)
 
+    @property
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """What is known of the values of each field, from the manifest, of whole splits: no record is read.
+
+        Of a selection of records it says what is known of all records of their splits. {} where something is not known.
+        See `Manifest.statistics` for what there is of each type of feature.
+
+        Example:
+            >>> train.statistics["label"]["classes"]   # doctest: +SKIP
+            {'cat': 120, 'dog': 131}
+            >>> mean, std = (train.statistics["image"]["channels"][key] for key in ("mean", "std"))   # doctest: +SKIP
+        """
+        infos = [
+            info.statistics
+            for part in self._records.parts
+            for split, shards in part.manifest.splits.items()
+            if part.split in (None, split)
+            for info in shards
+        ]
+        return summarized_fields(self.features, Statistics.total(infos)) or {}
+
     def __repr__(self) -> str:
         return f"ShardedDataset({self._title}, {len(self):,} records, {self.features!r})"
 
@@ -670,7 +693,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         for part in self._records.parts:
             formats = ", ".join(part.manifest.by_format)
             facts += [("directory", part.path), ("split", part.split or "all"), ("format", formats)]
-        return render_html(f"ShardedDataset: {len(self):,} records", facts, [feature_table(self.features)])
+        rows = [[field, summarized_in_words(summary)] for field, summary in self.statistics.items()]
+        tables = [feature_table(self.features), Table(["field", "statistics"], rows)]
+        return render_html(f"ShardedDataset: {len(self):,} records", facts, tables)
 
     @property
     def _title(self) -> str:

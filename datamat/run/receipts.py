@@ -87,6 +87,7 @@ class Outcome:
         input_times: digest of the rows with sizes and times of their input files; "" where these do not count.
         undeclared: opened files that no row of the part declares; only for the first part of a worker.
         remarks: what the user should know of the transform, as `Pipeline.records` gives it.
+        statistics: what is known of the values of the records, as `Statistics.to_lines` gives it.
     """
 
     keys: KeyDigest = dataclasses.field(default_factory=KeyDigest)
@@ -98,6 +99,7 @@ class Outcome:
     input_times: str = ""
     undeclared: tuple[str, ...] = ()
     remarks: set[str] = dataclasses.field(default_factory=set)
+    statistics: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class Receipt:
         retried: rows that gave their records only when tried again.
         dropped: rows, and single records of other rows, that were left out on purpose.
         inputs, input_times: digests of input files, as in `Outcome`.
+        statistics: what is known of the values of its records, as in `Outcome`.
         undeclared: opened files that no row declares, as far as the worker watched; not stored on disk.
         remarks: what the user should know of the transform; not stored on disk.
         sealed: the complete shard, where this part was the last that it lacked; not stored on disk.
@@ -194,6 +197,7 @@ class Receipt:
     dropped: tuple[FailedRow, ...] = ()
     inputs: str = ""
     input_times: str = ""
+    statistics: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     sealed: Sealed | None = None
@@ -230,7 +234,7 @@ class Receipt:
         """Return the receipt that a part left; raises `TypeError`, `KeyError` or `AttributeError` for anything else."""
         rows = {name: tuple(FailedRow(**row) for row in value.pop(name)) for name in ("failed", "retried", "dropped")}
         files = tuple(PartInfo(**file) for file in value.pop("files"))
-        return cls(**{**value, **rows, "files": files})
+        return cls(**{**value, **rows, "files": files, "statistics": tuple(value["statistics"])})
 
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""

@@ -44,6 +44,7 @@ from datamat.directory.manifest import (
 from datamat.directory.rows import INPUT
 from datamat.directory.sidecars.indexes import index_ahead, prepare_index
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError
+from datamat.features import Statistics
 from datamat.formats import Offsets
 from datamat.formats.io import write_all
 from datamat.plan.inputs import content_digest, read_inputs
@@ -705,6 +706,7 @@ class PartWriter:
             tuple(outcome.dropped),
             outcome.inputs,
             outcome.input_times,
+            outcome.statistics,
         )
 
     def _join_others(self) -> Sealed | None:
@@ -1064,6 +1066,8 @@ class ShardBuilder:
         for receipt in receipts:
             keys += KeyDigest(value=int(receipt.keys, 16), count=receipt.num_records)
         inputs = self._put_inputs_together(receipts, sealed.inputs)
+        known = Statistics.total(receipt.statistics for receipt in receipts)
+        statistics = () if known is None else known.to_lines()
         self._is_made_now = True
         infos = tuple(
             ShardInfo(
@@ -1079,6 +1083,7 @@ class ShardBuilder:
                 num_dropped_records=sum(receipt.num_dropped_records for receipt in receipts),
                 index_file=index_name,
                 inputs=inputs,
+                statistics=statistics,
             )
             for file, (name, index_name) in zip(sealed.files, self._names, strict=True)
         )

@@ -1,0 +1,466 @@
+"""What is known of all values of a field: counts and numbers that are added up exactly, in any order.
+
+    worker   a part: `observe` of each field ── Counts, Numbers, int ──> lines of text in the receipt
+    driver   parts of a shard, added ──────────────────────────────────> the same lines in the shard's entry
+    reader   shards of a split, added ── summarized ───────────────────> means, deviations, counts by class name
+
+Sums are exact: integers, or fractions for floats. So it makes no difference how records were cut into parts, which
+worker made them and when, or whether a run was killed and resumed: the lines are the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import fractions
+import math
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, final
+
+import numpy as np
+
+from datamat.errors import CorruptDataError
+
+__all__ = [
+    "Counts",
+    "FieldStatistics",
+    "Numbers",
+    "Observed",
+    "Statistics",
+    "merged",
+    "summarized",
+    "summarized_in_words",
+]
+
+_SMALL = 1 << 31
+"""Integers below have squares that int64 holds."""
+_LARGEST = 1e150
+"""Floats above have no finite square; they count as not finite."""
+_PIECE = 27
+"""Bits of a piece of a float's 53: 2**26 pieces add up to less than 2**53, so float64 adds them exactly."""
+_MOST_ADDED = 1 << 16
+_MOST_IN_WORDS = 4
+
+
+@final
+class Counts:
+    """How often each class id occurs.
+
+    Args:
+        counts: how often each id occurs.
+
+    Example:
+        >>> seen = Counts.of(np.array([1, 1, 0], np.int64))
+        >>> seen.add(Counts.of(np.array([1])))
+        >>> seen
+        Counts({0: 1, 1: 3})
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self.counts = dict(sorted((counts or {}).items()))
+
+    @classmethod
+    def of(cls, ids: np.ndarray) -> Counts:
+        """Return the counts of ids: integers of any shape, none negative."""
+        flat = ids.reshape(-1)
+        if flat.dtype == np.uint8 and not flat.size % 2 and flat.flags.c_contiguous and flat.size > _MOST_ADDED:
+            return cls._of_pairs(flat.view(np.uint16))
+        if len(flat) > 16 and int(flat.max()) < max(4 * len(flat), _MOST_ADDED):
+            found = np.bincount(flat)
+            places = np.flatnonzero(found)
+            return cls(dict(zip(places.tolist(), found[places].tolist(), strict=True)))
+        values, times = np.unique(flat, return_counts=True)
+        return cls(dict(zip(values.tolist(), times.tolist(), strict=True)))
+
+    @classmethod
+    def _of_pairs(cls, pairs: np.ndarray) -> Counts:
+        """Return the counts of the bytes of uint16 (n,): two at once take half the time of one by one."""
+        found = np.bincount(pairs, minlength=1 << 16).reshape(256, 256)
+        both = found.sum(axis=0) + found.sum(axis=1)
+        places = np.flatnonzero(both)
+        return cls(dict(zip(places.tolist(), both[places].tolist(), strict=True)))
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of other values."""
+        for one, number in other.counts.items():
+            self.counts[one] = self.counts.get(one, 0) + number
+        self.counts = dict(sorted(self.counts.items()))
+
+    def copy(self) -> Counts:
+        """Return counts of their own."""
+        return Counts(self.counts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counts) and self.counts == other.counts
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"Counts({self.counts})"
+
+    def to_text(self) -> str:
+        """Return the counts as one word: ID:NUMBER, with commas between."""
+        return _pairs_to_text(self.counts)
+
+    @classmethod
+    def from_text(cls, words: Sequence[str]) -> Counts:
+        """Return the counts that `to_text` wrote."""
+        (word,) = words
+        return cls(_pairs_from_text(word))
+
+    def summary(self, names: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the counts by class name; by id, as text, for ids without a name. Named classes may have none."""
+        names = names or ()
+        left = {str(one): number for one, number in self.counts.items() if one >= len(names)}
+        return {**{name: self.counts.get(one, 0) for one, name in enumerate(names)}, **left}
+
+
+@final
+class Numbers:
+    """How many numbers there are, the least and the greatest, and their exact sum and sum of squares.
+
+    Attributes:
+        count: how many finite numbers there are.
+        least, most: the smallest and the largest; 0 where there is none.
+        total: their sum: int, or `Fraction` for floats.
+        squares: the sum of their squares, each rounded to float64 where it takes more.
+        bins: how many lie in each bin: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, ...; empty unless asked for.
+        num_others: how many are NaN, infinite, or beyond 1e150.
+
+    Example:
+        >>> numbers = Numbers.of(np.array([1.0, 2.0, 4.0]))
+        >>> numbers.summary()["mean"]
+        2.3333333333333335
+    """
+
+    __slots__ = ("bins", "count", "least", "most", "num_others", "squares", "total")
+
+    def __init__(self) -> None:
+        self.count = self.num_others = 0
+        self.least: int | float = 0
+        self.most: int | float = 0
+        self.total: int | fractions.Fraction = 0
+        self.squares: int | fractions.Fraction = 0
+        self.bins: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, *, with_bins: bool = False) -> Numbers:
+        """Return what is known of some numbers.
+
+        Args:
+            numbers: integers, truth values or floats of any shape.
+            with_bins: whether to count them by powers of two: for integers that are not negative, such as lengths.
+        """
+        found = cls()
+        flat = numbers.reshape(-1)
+        if flat.dtype.kind not in "iub":
+            flat = flat.astype(np.float64, copy=False)
+            is_in = np.abs(flat) <= _LARGEST  # False for NaN
+            if not is_in.all():
+                found.num_others = int(len(flat) - np.count_nonzero(is_in))
+                flat = flat[is_in]
+        elif flat.dtype.kind == "b":
+            flat = flat.view(np.uint8)
+        found.count = len(flat)
+        if not found.count:
+            return found
+        found.least, found.most = flat.min().item() + 0, flat.max().item() + 0  # 0.0 in place of -0.0
+        for start in range(0, len(flat), _MOST_ADDED):
+            found._add_sums(flat[start : start + _MOST_ADDED])
+        if with_bins:
+            places = np.bincount(np.frexp(flat.astype(np.float64))[1])
+            found.bins = {place: number for place, number in enumerate(places.tolist()) if number}
+        return found
+
+    def _add_sums(self, flat: np.ndarray) -> None:
+        """Add up at most 65,536 numbers; what each adds depends on it alone, and on no other."""
+        if flat.dtype.kind == "f":
+            self.total += _exact_sum(flat)
+            self.squares += _exact_sum(flat * flat)
+        elif self.least > -_SMALL and self.most < _SMALL:
+            numbers = flat.astype(np.int64, copy=False)
+            self.total += int(numbers.sum())
+            self.squares += _exact_int_sum(numbers * numbers)
+        else:
+            numbers = flat.tolist()
+            self.total += sum(numbers)
+            small = sum(one * one for one in numbers if -_SMALL < one < _SMALL)
+            self.squares += small + sum(int(float(one) ** 2) for one in numbers if not -_SMALL < one < _SMALL)
+
+    def add(self, other: Numbers) -> None:
+        """Add what is known of other numbers."""
+        if other.count:
+            self.least = min(self.least, other.least) if self.count else other.least
+            self.most = max(self.most, other.most) if self.count else other.most
+        self.count += other.count
+        self.num_others += other.num_others
+        self.total += other.total
+        self.squares += other.squares
+        for place, number in other.bins.items():
+            self.bins[place] = self.bins.get(place, 0) + number
+
+    def copy(self) -> Numbers:
+        """Return numbers of their own."""
+        found = Numbers()
+        found.add(self)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Numbers) and self.to_text() == other.to_text()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"Numbers({self.summary()})"
+
+    def to_text(self) -> str:
+        """Return it as words: count, least, most, sum, sum of squares, bins, and how many are not finite."""
+        sums = f"{self.count} {self.least!r} {self.most!r} {_plain(self.total)} {_plain(self.squares)}"
+        return f"{sums} {_pairs_to_text(dict(sorted(self.bins.items())))} {self.num_others}"
+
+    @classmethod
+    def from_text(cls, words: Sequence[str]) -> Numbers:
+        """Return what `to_text` wrote."""
+        count, least, most, total, squares, bins, others = words
+        found = cls()
+        found.count, found.num_others = int(count), int(others)
+        found.least, found.most = _number(least), _number(most)
+        found.total, found.squares = _plain(fractions.Fraction(total)), _plain(fractions.Fraction(squares))
+        found.bins = _pairs_from_text(bins)
+        return found
+
+    @property
+    def mean(self) -> float:
+        """Their mean; NaN where there is none."""
+        return float(fractions.Fraction(self.total) / self.count) if self.count else math.nan
+
+    @property
+    def std(self) -> float:
+        """Their standard deviation, of n and not n - 1; NaN where there is none."""
+        if not self.count:
+            return math.nan
+        mean = fractions.Fraction(self.total) / self.count
+        return math.sqrt(max(float(fractions.Fraction(self.squares) / self.count - mean * mean), 0.0))
+
+    def summary(self) -> dict[str, Any]:
+        """Return count, min, max, mean and std; `histogram` by powers of two, and `not_finite`, where there are any."""
+        found: dict[str, Any] = {"count": self.count}
+        if self.count:
+            found |= {"min": self.least, "max": self.most, "mean": self.mean, "std": self.std}
+        if self.bins:
+            found["histogram"] = {_bin_name(place): number for place, number in sorted(self.bins.items())}
+        if self.num_others:
+            found["not_finite"] = self.num_others
+        return found
+
+
+Observed: TypeAlias = Counts | Numbers | int
+"""What a feature returns of some values: counts of classes, numbers, or a plain number that is added up."""
+
+FieldStatistics: TypeAlias = dict[str, Observed]
+"""What is known of a field, by the name of each statistic."""
+
+
+def _exact_int_sum(squares: np.ndarray) -> int:
+    """Return the sum of at most 65,536 integers from 0 to 2**62."""
+    return (int((squares >> 32).sum()) << 32) + int((squares & 0xFFFFFFFF).sum())
+
+
+def _exact_sum(numbers: np.ndarray) -> fractions.Fraction:
+    """Return the exact sum of at most 65,536 finite float64 numbers."""
+    fraction, exponents = np.frexp(numbers)
+    whole = np.ldexp(fraction, 53).astype(np.int64)  # each number is whole * 2 ** (exponent - 53)
+    least = int(exponents.min())
+    places = exponents - least
+    upper = np.bincount(places, whole >> _PIECE)
+    lower = np.bincount(places, whole & ((1 << _PIECE) - 1))
+    total = 0
+    for place in np.flatnonzero((upper != 0) | (lower != 0)).tolist():
+        total += ((int(upper[place]) << _PIECE) + int(lower[place])) << place
+    power = least - 53
+    return fractions.Fraction(total << power) if power >= 0 else fractions.Fraction(total, 1 << -power)
+
+
+def _plain(number: int | fractions.Fraction) -> int | fractions.Fraction:
+    return number.numerator if number.denominator == 1 else number
+
+
+def _number(word: str) -> int | float:
+    return int(word) if word.lstrip("-").isdigit() else float(word)
+
+
+def _pairs_to_text(pairs: Mapping[int, int]) -> str:
+    return ",".join(f"{one}:{number}" for one, number in pairs.items()) or "-"
+
+
+def _pairs_from_text(word: str) -> dict[int, int]:
+    pairs = [] if word == "-" else [pair.split(":") for pair in word.split(",")]
+    return {int(one): int(number) for one, number in pairs}
+
+
+def _bin_name(place: int) -> str:
+    low, high = (1 << place >> 1), (1 << place) - 1
+    return str(high) if low >= high else f"{low}-{high}"
+
+
+def merged(into: FieldStatistics, other: Mapping[str, Observed]) -> FieldStatistics:
+    """Add what is known of other values of a field to `into`, and return that."""
+    for name, found in other.items():
+        mine = into.get(name)
+        if mine is None:
+            into[name] = found if isinstance(found, int) else found.copy()
+        elif isinstance(found, int):
+            into[name] = mine + found  # type: ignore[operator]  # both are
+        else:
+            mine.add(found)  # type: ignore[union-attr,arg-type]  # of one class, by one feature
+    return into
+
+
+@final
+class Statistics:
+    """What is known of all fields of some records.
+
+    Attributes:
+        num_records: how many records there are.
+        fields: what is known of each field.
+    """
+
+    __slots__ = ("fields", "num_records")
+
+    def __init__(self) -> None:
+        self.num_records = 0
+        self.fields: dict[str, FieldStatistics] = {}
+
+    def observe(self, name: str, found: Mapping[str, Observed]) -> None:
+        """Add what is known of more values of a field."""
+        merged(self.fields.setdefault(name, {}), found)
+
+    def add(self, other: Statistics) -> None:
+        """Add what is known of other records."""
+        self.num_records += other.num_records
+        for name, found in other.fields.items():
+            self.observe(name, found)
+
+    def to_lines(self) -> tuple[str, ...]:
+        """Return lines of text, in one order: how many records there are, and one line for each statistic."""
+        lines = [
+            f"{_KINDS[type(found)]} {_quoted(field)} {_quoted(name)} {_text_of(found)}"
+            for field, known in sorted(self.fields.items())
+            for name, found in sorted(known.items())
+        ]
+        return (f"records {self.num_records}", *lines)
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str]) -> Statistics | None:
+        """Return what `to_lines` wrote; None for no lines, where nothing is known.
+
+        Raises:
+            CorruptDataError: they are not as datamat writes them.
+        """
+        found: Statistics | None = None
+        for line in lines:
+            words = line.split(" ")
+            try:
+                if found is None:
+                    kind, number = words
+                    if kind != "records":
+                        raise ValueError(kind)
+                    found = cls()
+                    found.num_records = int(number)
+                    continue
+                kind, field, name, *rest = words
+                known = found.fields.setdefault(urllib.parse.unquote(field), {})
+                known[urllib.parse.unquote(name)] = _READERS[kind](rest)
+            except (ValueError, KeyError, ZeroDivisionError) as error:
+                raise CorruptDataError(f"statistics {line[:80]!r}: {error!r}; datamat did not write them") from error
+        return found
+
+    @classmethod
+    def total(cls, each: Iterable[Sequence[str]]) -> Statistics | None:
+        """Return what is known of all records of several sets of lines; None where one of them knows nothing."""
+        found = cls()
+        for lines in each:
+            other = cls.from_lines(lines)
+            if other is None:
+                return None
+            found.add(other)
+        return found
+
+
+def _quoted(name: str) -> str:
+    """Return a name without spaces and braces."""
+    return urllib.parse.quote(name, safe="/_-.[]")
+
+
+def _text_of(found: Observed) -> str:
+    return str(found) if isinstance(found, int) else found.to_text()
+
+
+_KINDS: dict[type, str] = {Counts: "counts", Numbers: "numbers", int: "number"}
+_READERS: dict[str, Any] = {
+    "counts": Counts.from_text,
+    "numbers": Numbers.from_text,
+    "number": lambda words: int(words[0]),
+}
+
+
+def summarized(found: Mapping[str, Observed], class_names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what is known of a field as JSON values.
+
+    Counts are by class name, numbers as `Numbers.summary` has them. Statistics whose names differ in a number alone, as
+    in `channels[0]`, become one with a list in each place: `{"channels": {"mean": [...], "std": [...], ...}}`.
+    """
+    summary: dict[str, Any] = {}
+    for name, one in sorted(found.items()):
+        family, _, number = name.removesuffix("]").partition("[")
+        if isinstance(one, Counts):
+            summary[name] = one.summary(class_names)
+        elif isinstance(one, int):
+            summary[name] = one
+        elif number.isdigit() and name.endswith("]"):
+            for key, value in one.summary().items():
+                summary.setdefault(family, {}).setdefault(key, []).append(value)
+        else:
+            summary[name] = one.summary()
+    return summary
+
+
+def summarized_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the statistics of a field in one line.
+
+    Args:
+        summary: what `summarized` returned.
+
+    Example:
+        >>> summarized_in_words({"classes": {"cat": 3, "dog": 1}, "missing": 2})
+        'classes: cat 3, dog 1; missing: 2'
+    """
+    return "; ".join(f"{name}: {_in_words(value)}" for name, value in summary.items())
+
+
+def _in_words(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return _round(value)
+    if "count" not in value or set(value) - _SUMMARY:
+        most = sorted(value.items(), key=lambda item: -item[1])
+        more = f" and {len(most) - _MOST_IN_WORDS:,} more" if len(most) > _MOST_IN_WORDS else ""
+        return ", ".join(f"{name} {number:,}" for name, number in most[:_MOST_IN_WORDS]) + more
+    others = f", {_round(value['not_finite'])} not finite" if "not_finite" in value else ""
+    if "min" not in value:
+        return f"none{others}"
+    if value["min"] == value["max"]:
+        return f"{_round(value['min'])}{others}"
+    return (
+        f"{_round(value['min'])} to {_round(value['max'])}, mean {_round(value['mean'])}, std {_round(value['std'])}"
+        f"{others}"
+    )
+
+
+_SUMMARY = {"count", "min", "max", "mean", "std", "histogram", "not_finite"}
+
+
+def _round(value: Any) -> str:
+    if isinstance(value, list):
+        return f"({', '.join(map(_round, value))})"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
