@@ -198,9 +198,10 @@ class Image(_Picture):
     def observe_value(self, value: Any) -> FieldStatistics:
         if not isinstance(value, np.ndarray):
             return {}
-        grid = _grid(value).reshape(-1, self.channels)
-        channels = {f"channels[{number}]": Numbers.of(grid[:, number]) for number in range(self.channels)}
-        return {"measured": 1, **channels}
+        grid = np.ascontiguousarray(_grid(value).reshape(-1, self.channels).T)
+        if not grid.size:
+            return {"measured": 1}
+        return {"measured": 1, **{f"channels[{number}]": one for number, one in enumerate(Numbers.of_rows(grid))}}
 
     def observes_stored_values(self) -> bool:
         return self.encoding == "png"
@@ -816,7 +817,7 @@ def _checked_palette(palette: Any, most: int) -> tuple[tuple[int, int, int], ...
     return colours
 
 
-_GRID = 64
+_GRID = 32
 """Fewest rows, and columns, of the grid of pixels that statistics are made of; smaller pictures count whole."""
 
 

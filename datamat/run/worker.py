@@ -41,8 +41,8 @@ from datamat.errors import (
     SourceError,
     join_problems,
 )
-from datamat.features import Statistics, num_bytes_of
-from datamat.features.base import gathered, one_bytes
+from datamat.features import Statistics, join_blocks, num_bytes_of
+from datamat.features.base import gathered, one_bytes, ragged
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
 from datamat.parallel.process_role import is_worker
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from datamat.codecs.files import Notes
     from datamat.directory.rows import IndexRow
     from datamat.errors import WorkerDied
-    from datamat.features import Features, Kind
+    from datamat.features import ColumnBlock, Features, Kind
     from datamat.formats import Record
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job
@@ -162,6 +162,7 @@ _MOST_READS = 4  # of a row whose files change meanwhile
 _MOST_SLOW = 3  # rows of a part whose time is kept
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before reading again a file that could not be read
 _MOST_GATHERED, _GATHERED_BYTES = 256, 1 << 20  # rows that are encoded together, and bytes of their arrays
+_MOST_OBSERVED = 2048  # records whose statistics are made at once
 _LARGE_VALUE = 1 << 16  # bytes of an array that is not copied, but encoded before the next row is read
 _IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime.datetime, type(None)})
 _MOST_HELD_BYTES = 16 << 20  # of the copies of a row; beyond that they wait in a file
@@ -511,6 +512,8 @@ class _Observer:
         self._found = Statistics()
         self._records: list[Record] = []
         self._num_bytes = 0
+        self._blocks: list[dict[str, ColumnBlock]] = []
+        self._num_in_blocks = 0
 
     def add(self, record: Record) -> None:
         """Take note of one record."""
@@ -518,23 +521,33 @@ class _Observer:
             self._add_seen(record.seen)
         self._records.append(record)
         self._num_bytes += sum(num_bytes_of(record[column]) for column in self._kinds)
-        if len(self._records) >= _MOST_GATHERED or self._num_bytes > _GATHERED_BYTES:
+        if len(self._records) >= _MOST_OBSERVED or self._num_bytes > _GATHERED_BYTES:
             self._flush()
 
     def add_block(self, block: Mapping[str, Any], num_records: int) -> None:
         """Take note of the records of a block."""
         if isinstance(block, MadeColumns):
             self._add_seen(block.seen)
-        self._found.add(self._features.observe(block, num_records))
+        self._blocks.append({name: ragged(block[name]) for name in self._kinds})
+        self._num_in_blocks += num_records
+        if self._num_in_blocks >= _MOST_OBSERVED:
+            self._flush_blocks()
 
     def lines(self) -> tuple[str, ...]:
         """Return what was found."""
         self._flush()
+        self._flush_blocks()
         return self._found.to_lines()
 
     def _add_seen(self, seen: Mapping[str, Any]) -> None:
         for name, found in seen.items():
             self._found.observe(name, found)
+
+    def _flush_blocks(self) -> None:
+        blocks, self._blocks = self._blocks, []
+        if blocks:
+            self._found.add(self._features.observe(join_blocks(blocks), self._num_in_blocks))
+            self._num_in_blocks = 0
 
     def _flush(self) -> None:
         records, self._records, self._num_bytes = self._records, [], 0
