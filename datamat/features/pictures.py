@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fractions
 import functools
+import importlib.util
 import io
 import operator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -966,10 +967,11 @@ class Video(Feature):
         return frozenset() if self.fps is None else frozenset({"av"})
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
+        if importlib.util.find_spec("av") is None:
+            return {}
         seconds = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
         known = np.array([one for one in seconds if one is not None], np.float64)
-        frames = np.array([_count_packets(data) for data in columns[name]], np.int64)  # type: ignore[arg-type,union-attr]
-        return {"seconds": Numbers.of(known), "frames": Numbers.of(frames)}
+        return {"seconds": Numbers.of(known)}
 
     def declared(self) -> str:
         rate = "" if self.fps is None else f" at {self.fps:g} fps"
@@ -1190,9 +1192,16 @@ def _size_of(frame: Any) -> tuple[int, int]:
 
 
 def _duration(data: bytes) -> float | None:
-    """Return the seconds that the header of a file names; None where it names none."""
-    with _opened(_av(), data, video_extension(data)) as file:
-        return None if file.duration is None else float(file.duration / 1_000_000)
+    """Return the seconds that the header of a file names; None where it names none, or does not open."""
+    av = _av()
+    kind = video_extension(data)
+    if not kind:
+        return None
+    try:
+        with _opened(av, data, kind) as file:
+            return None if file.duration is None else float(file.duration / 1_000_000)
+    except (av.FFmpegError, EOFError):
+        return None
 
 
 def _count_packets(data: bytes) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fractions
 import math
+import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -41,14 +42,22 @@ _MOST_ADDED = 1 << 16
 _LEAST_RUN = 8
 """Mean length of runs of one class id from which on runs are counted, and not pixels."""
 _MOST_IN_WORDS = 4
+_MOST_IDS = 1024
+"""Different class ids that are counted; of more, a manifest of many shards would be of lists of ids."""
+_SUM = re.compile(r"-?[0-9]{1,2000}(/[0-9]{1,2000})?")
+_MOST_BIN = 1100
 
 
 @final
 class Counts:
-    """How often each class id occurs.
+    """How often each class id occurs, of at most 1,024 different ids: beyond that, nothing is counted.
 
     Args:
         counts: how often each id occurs.
+
+    Attributes:
+        counts: how often each id occurs; empty where there are more than 1,024.
+        is_full: whether there are more. That depends on the ids alone, not on the order in which they come.
 
     Example:
         >>> seen = Counts.of(np.array([1, 1, 0], np.int64))
@@ -57,10 +66,11 @@ class Counts:
         Counts({0: 1, 1: 3})
     """
 
-    __slots__ = ("counts",)
+    __slots__ = ("counts", "is_full")
 
-    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
-        self.counts = dict(sorted((counts or {}).items()))
+    def __init__(self, counts: Mapping[int, int] | None = None, *, is_full: bool = False) -> None:
+        self.is_full = is_full
+        self._set(counts or {})
 
     @classmethod
     def of(cls, ids: np.ndarray) -> Counts:
@@ -87,16 +97,22 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Add the counts of other values."""
+        counts = dict(self.counts)
         for one, number in other.counts.items():
-            self.counts[one] = self.counts.get(one, 0) + number
-        self.counts = dict(sorted(self.counts.items()))
+            counts[one] = counts.get(one, 0) + number
+        self.is_full |= other.is_full
+        self._set(counts)
+
+    def _set(self, counts: Mapping[int, int]) -> None:
+        self.is_full |= len(counts) > _MOST_IDS
+        self.counts: dict[int, int] = {} if self.is_full else dict(sorted(counts.items()))
 
     def copy(self) -> Counts:
         """Return counts of their own."""
-        return Counts(self.counts)
+        return Counts(self.counts, is_full=self.is_full)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counts) and self.counts == other.counts
+        return isinstance(other, Counts) and self.to_text() == other.to_text()
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -104,17 +120,22 @@ class Counts:
         return f"Counts({self.counts})"
 
     def to_text(self) -> str:
-        """Return the counts as one word: ID:NUMBER, with commas between."""
-        return _pairs_to_text(self.counts)
+        """Return the counts as one word: ID:NUMBER, with commas between; "+" for more ids than are counted."""
+        return "+" if self.is_full else _pairs_to_text(self.counts)
 
     @classmethod
     def from_text(cls, words: Sequence[str]) -> Counts:
         """Return the counts that `to_text` wrote."""
         (word,) = words
-        return cls(_pairs_from_text(word))
+        return cls(is_full=True) if word == "+" else cls(_pairs_from_text(word))
 
     def summary(self, names: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the counts by class name; by id, as text, for ids without a name. Named classes may have none."""
+        """Return the counts by class name; by id, as text, for ids without a name. Named classes may have none.
+
+        {} where there are more ids than are counted.
+        """
+        if self.is_full:
+            return {}
         names = names or ()
         left = {str(one): number for one, number in self.counts.items() if one >= len(names)}
         return {**{name: self.counts.get(one, 0) for one, name in enumerate(names)}, **left}
@@ -245,8 +266,12 @@ class Numbers:
         found = cls()
         found.count, found.num_others = int(count), int(others)
         found.least, found.most = _number(least), _number(most)
+        if not (_SUM.fullmatch(total) and _SUM.fullmatch(squares)):  # others may take all memory
+            raise ValueError("no sum")
         found.total, found.squares = _plain(fractions.Fraction(total)), _plain(fractions.Fraction(squares))
         found.bins = _pairs_from_text(bins)
+        if any(not 0 <= place <= _MOST_BIN for place in found.bins):
+            raise ValueError("no bin")
         return found
 
     @property
@@ -361,6 +386,11 @@ class Statistics:
         for name, found in other.fields.items():
             self.observe(name, found)
 
+    def plus(self, other: Statistics) -> Statistics:
+        """Add what is known of other records, and return these statistics."""
+        self.add(other)
+        return self
+
     def to_lines(self) -> tuple[str, ...]:
         """Return lines of text, in one order: how many records there are, and one line for each statistic."""
         lines = [
@@ -461,6 +491,8 @@ def summarized_in_words(summary: Mapping[str, Any]) -> str:
 def _in_words(value: Any) -> str:
     if not isinstance(value, Mapping):
         return _round(value)
+    if not value:
+        return "more than 1,024 classes, not counted"
     if "count" not in value or set(value) - _SUMMARY:
         most = sorted(value.items(), key=lambda item: -item[1])
         more = f" and {len(most) - _MOST_IN_WORDS:,} more" if len(most) > _MOST_IN_WORDS else ""

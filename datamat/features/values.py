@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.util
 import io
 import itertools
 import json
@@ -1328,8 +1329,10 @@ class Audio(Feature):
         return frozenset({"soundfile"})
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
-        rates = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
-        return {"seconds": Numbers.of(np.array(rates, np.float64))}
+        if importlib.util.find_spec("soundfile") is None:
+            return {}
+        seconds = [_duration(data) for data in columns[name]]  # type: ignore[arg-type,union-attr]
+        return {"seconds": Numbers.of(np.array([one for one in seconds if one is not None], np.float64))}
 
     def declared(self) -> str:
         return f"float32 {shape_text((None, self.num_channels))}" + (
@@ -1432,9 +1435,12 @@ def sound_extension(data: bytes) -> str:
     return "mp3" if data[:3] == b"ID3" or is_frame else ""
 
 
-def _duration(data: bytes) -> float:
-    """Return the seconds that the header of a sound file names."""
-    info = _soundfile().info(io.BytesIO(data))
+def _duration(data: bytes) -> float | None:
+    """Return the seconds that the header of a sound file names; None where it cannot be read."""
+    try:
+        info = _soundfile().info(io.BytesIO(data))
+    except RuntimeError:
+        return None
     return float(info.frames / info.samplerate)
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import Manifest
     from datamat.directory.rows import IndexRow, RowBlock, RowStore
-    from datamat.features import Column, Features
+    from datamat.features import Column, Features, Statistics
     from datamat.features.base import Shape
     from datamat.features.statistics import FieldStatistics
     from datamat.plan.plan import Plan
@@ -179,6 +179,13 @@ class RecordSource(Protocol):
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
         """Raise `OptionError` where the row would give other records another time. See `Pipeline.check_determined`."""
+
+    def known_statistics(self, row: IndexRow) -> Statistics | None:
+        """Return what is known of the values of the records of a row that are copied; None where nothing is.
+
+        Of the rows of a split it adds up to what is known of all of them: a row may stand for others. It is not called
+        where there is a `pipeline`, whose records are looked at.
+        """
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -508,6 +515,11 @@ class Pipeline:
                 names = [RecordKey.format(row.key, copy, number) for copy in range(copies)]
             for key in names:
                 yield key, made if isinstance(made, Skip) else MadeColumns.of(made, made.seen)
+
+    def known_statistics(self, row: IndexRow) -> Statistics | None:
+        """Return None: records are looked at as they are made."""
+        del row
+        return None
 
     def _made(self, sample: Sample) -> MadeColumns:
         features = self.writer.features

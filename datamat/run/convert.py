@@ -17,6 +17,7 @@ from datamat.directory.manifest import Manifest, index_file
 from datamat.directory.rows import IndexRow
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
+from datamat.features import Statistics
 from datamat.formats import get_format
 from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger
@@ -167,6 +168,17 @@ class StoredRecords:
 
     def check_determined(self, row: IndexRow, read: Mapping[str, str], *, augmented: bool) -> None:
         """Do nothing: stored records are not drawn."""
+
+    def known_statistics(self, row: IndexRow) -> Statistics | None:
+        """Return what the manifest knows of the records of a split, for the row of its first record; 0 for others.
+
+        So it is known of the split, exactly, and no record is decoded. Shards are cut anew: of a single one nothing is.
+        """
+        infos = self._manifest.splits[str(row.split)]
+        first = next((number for number, info in enumerate(infos) if info.num_records), 0)
+        if (int(row.fields[SHARD]), int(row.fields[_RECORD])) != (first, 0):
+            return Statistics()
+        return Statistics.total(info.statistics for info in infos)
 
     def _open(self, split: str, shard: int) -> RecordFiles:
         """Return the records of a shard, by number."""

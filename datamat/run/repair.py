@@ -212,8 +212,12 @@ class Wanted:
     index: tuple[IndexInfo, ...] = ()
     manifest: Manifest | None = None
 
-    def judge(self, files: ShardFiles) -> None:
-        """Raise `OtherBytesError` if a shard's files have other bytes than before."""
+    def judge(self, files: ShardFiles) -> ShardFiles:
+        """Return the entries of a shard; raise `OtherBytesError` if its files have other bytes than before.
+
+        Parts that were intact have not been encoded again, so what is known of their values comes from the manifest:
+        of equal bytes the same is known.
+        """
         for info in files:
             fingerprint, checksums = self.files.get(info.file, ("", ()))
             if fingerprint == info.fingerprint and checksums and info.checksum not in checksums:
@@ -221,6 +225,13 @@ class Wanted:
                     f"{info.file}: the source gives bytes with the checksum {info.checksum}, the manifest says "
                     f"{' or '.join(checksums)}"
                 )
+        known = {info.file: info for info in self.manifest.all_files} if self.manifest else {}
+        return tuple(
+            dataclasses.replace(info, statistics=known[info.file].statistics)
+            if info.file in known and known[info.file].checksum == info.checksum
+            else info
+            for info in files
+        )
 
     def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
         """Return whether the files are those of the manifest to restore."""

@@ -839,13 +839,17 @@ class Run:
         _check_published(builder.spec, files[0])
         self._set_complete(builder.spec, files, is_reused=False)
 
-    def _judge(self, files: ShardFiles) -> None:
-        """Raise where a shard is not what a repair wants, before it gets its name; remove a manifest it contradicts."""
-        self._wanted.judge(files)
+    def _judge(self, files: ShardFiles) -> ShardFiles:
+        """Return the entries of a shard, before it gets its name; remove a manifest that they contradict.
+
+        Raises where the shard is not what a repair wants.
+        """
+        files = self._wanted.judge(files)
         if self._before is None or self._replaces:
-            return
+            return files
         if any(self._checksums.get(info.file, info.checksum) != info.checksum for info in files):
             self._withdraw()  # a lost shard came back with other bytes
+        return files
 
     @functools.cached_property
     def _checksums(self) -> dict[str, str]:

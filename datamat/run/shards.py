@@ -930,14 +930,14 @@ class ShardBuilder:
     def publish(
         self,
         sealed: Sealed,
-        judge: Callable[[ShardFiles], None] | None = None,
+        judge: Callable[[ShardFiles], ShardFiles] | None = None,
         remove: Callable[[pathlib.Path], None] = remove_folder,
     ) -> ShardFiles:
         """Name the files of the shard and their offsets, and have the folder of its parts removed.
 
         Args:
             sealed: the files, complete and flushed.
-            judge: check that raises where the files must not get their names.
+            judge: takes the entries of the files and returns them, or raises where these must not get their names.
             remove: removes a folder, now or later: nobody looks into it any more.
         """
         infos = self._infos(sealed, judge)
@@ -951,7 +951,7 @@ class ShardBuilder:
     def hold(
         self,
         sealed: Sealed,
-        judge: Callable[[ShardFiles], None] | None = None,
+        judge: Callable[[ShardFiles], ShardFiles] | None = None,
         remove: Callable[[pathlib.Path], None] = remove_folder,
     ) -> ShardFiles:
         """Do what `publish` does, without names: `publish_held` gives them once the old files are gone."""
@@ -1052,7 +1052,7 @@ class ShardBuilder:
             return part
         return inputs.records(receipt.start, receipt.stop)
 
-    def _infos(self, sealed: Sealed, judge: Callable[[ShardFiles], None] | None) -> ShardFiles:
+    def _infos(self, sealed: Sealed, judge: Callable[[ShardFiles], ShardFiles] | None) -> ShardFiles:
         """Return what the entry will list, once `judge` has accepted it."""
         receipts = [self._receipts[part.number] for part in self.spec.parts]
         num_records = sum(receipt.num_records for receipt in receipts)
@@ -1094,9 +1094,7 @@ class ShardBuilder:
                     f"{path} holds {path.stat().st_size} bytes, its receipts say {info.num_bytes}; something else "
                     f"writes to it: end that, remove {self._entries.parent} and run again"
                 )
-        if judge is not None:
-            judge(infos)
-        return infos
+        return infos if judge is None else judge(infos)
 
     def _drop_other_formats(self, infos: ShardFiles) -> None:
         """Remove the files of the shard in formats that are no longer wanted."""

@@ -583,6 +583,7 @@ class _PartTask:
         self._notes = notes
         self._outcome = Outcome()
         self._observer = _Observer(shared.source.features)
+        self._known: Statistics | None = Statistics()  # of records that are copied
         self.slowest: list[tuple[float, str]] = []  # rows made one by one that took longest, as (seconds, key)
         # In a long part one row is read twice, even if the process has done so in an earlier part.
         self._is_checked = shared.is_checked and spec.stop - spec.start < _ROWS_PER_CHECK
@@ -597,7 +598,7 @@ class _PartTask:
             self._pipeline = None
         self._write(lost)
         self._watch.rest()
-        self._outcome.statistics = self._observer.lines()
+        self._outcome.statistics = self._statistics()
         if self._inputs is not None:
             found = self._inputs.finish()
             inputs_path(part_folder(self._shared.work, self._spec.shard), self._spec.number).write_bytes(
@@ -607,6 +608,12 @@ class _PartTask:
             if self._inputs.is_as_indexed:
                 self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
         return self._outcome
+
+    def _statistics(self) -> tuple[str, ...]:
+        """Return what is known of the values of the records that were written."""
+        if self._source.pipeline is not None:
+            return self._observer.lines()
+        return () if self._known is None else self._known.to_lines()
 
     def _write(self, lost: Sequence[FailedRow] | None) -> None:
         if lost is not None or self._pipeline is None or not self._pipeline.makes_blocks:
@@ -695,12 +702,17 @@ class _PartTask:
         """Append the records of a row, and note which of them were left out."""
         dropped = records.dropped if isinstance(records, _RowRecords) else {}
         self._drop(position, row, dropped, is_whole=not records)
+        is_copied = self._source.pipeline is None
+        if is_copied and self._known is not None:
+            known = self._source.known_statistics(row)
+            self._known = None if known is None else self._known.plus(known)
         begun = time.perf_counter()
         try:
             for key, record in records:
                 self._writer.append(record)
                 self._outcome.keys.add(key)
-                self._observer.add(record)
+                if not is_copied:
+                    self._observer.add(record)
         finally:
             stage_clock.add("write", begun)
             if isinstance(records, _RowRecords):

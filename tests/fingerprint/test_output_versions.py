@@ -123,7 +123,10 @@ def pipeline(folder):
     made = Pipeline(writer, Augmenter(writer.features, add_noise, writer.augment), 7)
     row = IndexRow("a", "train", {"n": 4})
     cases = ((1, False), (2, False), (2, True))
-    return [list(made.records(row, copies=copies, augmented=augmented)) for copies, augmented in cases]
+    return [
+        [(key, dict(columns)) for key, columns in made.records(row, copies=copies, augmented=augmented)]
+        for copies, augmented in cases
+    ]
 
 
 def plan(folder):

@@ -1,0 +1,292 @@
+"""Statistics are those that NumPy finds in the finished records, and the same however they were made."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from datamat import (
+    Audio,
+    BBoxes,
+    ClassLabel,
+    CorruptDataError,
+    DatasetWriter,
+    Depth,
+    Features,
+    Image,
+    IndexRow,
+    Manifest,
+    Mask,
+    Materializer,
+    Optional,
+    Scalar,
+    Sequence,
+    ShardOptions,
+    Tensor,
+    Text,
+    Tokens,
+    WorkerOptions,
+    convert,
+    inspect,
+    load,
+    merge,
+)
+from datamat.features.statistics import Counts, Numbers, Statistics, summarized_in_words
+
+NUM_ROWS = 60
+HAS_SOUND = importlib.util.find_spec("soundfile") is not None
+LOW, HIGH = -(2**63), 2**63 - 1
+
+
+def jpeg(side: int) -> bytes:
+    file = io.BytesIO()
+    Pillow.new("RGB", (side, 40)).save(file, "JPEG")
+    return file.getvalue()
+
+
+class Rows(DatasetWriter):
+    name = "rows"
+    features = Features(
+        {
+            "image": Image(),
+            "deep": Image((35, 64, 1), dtype="uint16"),
+            "file": Image(),
+            "mask": Mask(names=("sky", "road", "car")),
+            "label": ClassLabel(names=("cat", "dog", "cow")),
+            "tags": ClassLabel(num_classes=5, shape=(None,)),
+            "boxes": BBoxes(),
+            "text": Text(),
+            "tokens": Tokens(),
+            **({"sound": Audio(sample_rate=8000)} if HAS_SOUND else {}),
+            "depth": Depth(dtype="float32"),
+            "share": Scalar("float64"),
+            "big": Scalar("int64"),
+            "vector": Tensor((None, 2)),
+            "maybe": Optional(Scalar("float32")),
+            "maybe_mask": Optional(Mask(names=("no", "yes"))),
+            "many": Sequence(Text()),
+        }
+    )
+    file_fields = ()
+    numbers: ClassVar = range(NUM_ROWS)
+
+    def index(self, source):
+        return [IndexRow(f"{n:04d}", "train" if n % 4 else "test", {"number": n}) for n in self.numbers]
+
+    def read(self, row):
+        n = row.fields["number"]
+        rng = np.random.default_rng(n)
+        size = (40 + n, 50)
+        return {
+            "image": rng.integers(0, 256, (*size, 3), np.uint8),
+            "deep": rng.integers(0, 65_536, (35, 64), np.uint16),
+            "file": jpeg(33 + n),
+            "mask": np.sort(rng.integers(0, 2, size).astype(np.uint8), axis=1),
+            "label": n % 2,
+            "tags": rng.integers(0, 4, n % 3),
+            "boxes": np.sort(rng.random((n % 4, 4), np.float32), axis=1)[:, [0, 1, 2, 3]],
+            "text": "한ß" * (n % 7),
+            "tokens": np.arange(n % 9),
+            **({"sound": np.zeros((100 * (n + 1), 1), np.float32)} if HAS_SOUND else {}),
+            "depth": rng.random((33, 40)).astype(np.float32),
+            "share": [math.nan, math.inf, -math.inf, 1e308, 1e-320, -0.0, 0.1][n % 7] if n < 30 else rng.normal() * 1e9,
+            "big": [LOW, HIGH, 0, 2**31, 3_000_000_019, -7][n % 6],
+            "vector": rng.random((n % 5, 2), np.float32),
+            "maybe": None if n % 3 else n / 7,
+            "maybe_mask": None if n % 2 else np.eye(20, dtype=np.uint8),
+            "many": ["a"] * (n % 3),
+        }
+
+
+def make(folder, *, writer=Rows, shards=4, **options):
+    workers = WorkerOptions(**{"num_workers": 2, **options})
+    report = Materializer(writer(), folder.parent, folder, shards=ShardOptions(num_shards=shards), workers=workers).run(
+        progress=False
+    )
+    assert report.is_complete
+    return Manifest.read(folder)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "out"
+    make(folder)
+    return folder
+
+
+def check_numbers(found, values):
+    values = np.asarray(values, np.float64).reshape(-1)
+    values = values[np.abs(values) <= 1e150]
+    assert found["count"] == len(values)
+    assert (found["min"], found["max"]) == (values.min(), values.max())
+    assert found["mean"] == pytest.approx(math.fsum(values) / len(values), rel=1e-12, abs=1e-300)
+    assert found["std"] == pytest.approx(values.std(), rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_they_are_those_of_the_finished_records(made, split):
+    dataset = load(made, split)
+    found, records = dataset.statistics, list(dataset)
+    assert found == Manifest.read(made).statistics[split]
+    assert found.keys() == Rows.features.keys() - {"key"}
+
+    def of(name, function=lambda value: value):
+        return [function(record[name]) for record in records]
+
+    for name in ("image", "deep", "file", "mask", "depth"):
+        check_numbers(found[name]["height"], of(name, lambda value: value.shape[0]))
+        check_numbers(found[name]["width"], of(name, lambda value: value.shape[1]))
+    for name in ("image", "deep"):
+        steps = [max(1, min(image.shape[:2]) // 32) for image in of(name)]
+        grids = [
+            image[::step, ::step].reshape(-1, image.shape[2] if image.ndim == 3 else 1)
+            for image, step in zip(of(name), steps, strict=True)
+        ]
+        pixels = np.concatenate(grids).astype(np.float64)
+        assert found[name]["channels"]["mean"] == pytest.approx(pixels.mean(axis=0))
+        assert found[name]["channels"]["std"] == pytest.approx(pixels.std(axis=0))
+        assert found[name]["measured"] == len(records)
+    assert "channels" not in found["file"]  # stored as it came, and not decoded
+    pixels = np.bincount(np.concatenate(of("mask", np.ravel)), minlength=3)
+    assert list(found["mask"]["pixels"].values()) == pixels.tolist()
+    assert found["label"]["classes"] == dict(
+        zip(("cat", "dog", "cow"), np.bincount(of("label"), minlength=3).tolist(), strict=True)
+    )
+    tags, times = np.unique(np.concatenate(of("tags")), return_counts=True)
+    assert found["tags"]["classes"] == dict(zip(map(str, tags), times.tolist(), strict=True))
+    check_numbers(found["tags"]["length"], of("tags", len))
+    check_numbers(found["boxes"]["boxes"], of("boxes", len))
+    check_numbers(found["text"]["characters"], of("text", len))
+    check_numbers(found["tokens"]["tokens"], of("tokens", len))
+    histogram = np.bincount([int(number).bit_length() for number in of("tokens", len)]).tolist()
+    assert list(found["tokens"]["tokens"]["histogram"].values()) == [number for number in histogram if number]
+    if HAS_SOUND:
+        check_numbers(found["sound"]["seconds"], of("sound", lambda value: len(value) / 8000))
+    check_numbers(found["depth"]["depth"], np.concatenate(of("depth", np.ravel)))
+    share = np.array(of("share"))
+    check_numbers(found["share"]["value"], share)
+    assert found["share"]["value"].get("not_finite", 0) == np.count_nonzero(~(np.abs(share) <= 1e150))
+    big = of("big", int)
+    assert (found["big"]["value"]["min"], found["big"]["value"]["max"]) == (min(big), max(big))
+    assert found["big"]["value"]["mean"] == pytest.approx(sum(big) / len(big), rel=1e-15)
+    assert found["big"]["value"]["std"] == pytest.approx(np.std(np.array(big, np.float64)), rel=1e-9)
+    check_numbers(found["vector"]["length"], of("vector", len))
+    there = [value for value in of("maybe") if value is not None]
+    check_numbers(found["maybe"]["value"], there)
+    assert found["maybe"]["missing"] == len(records) - len(there)
+    masks = [value for value in of("maybe_mask") if value is not None]
+    assert found["maybe_mask"]["missing"] == len(records) - len(masks)
+    if masks:
+        assert list(found["maybe_mask"]["pixels"].values()) == np.bincount(np.ravel(masks), minlength=2).tolist()
+    check_numbers(found["many"]["items"], of("many", len))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1},
+        {"num_workers": 3, "start_method": "spawn"},
+        {"num_workers": 7, "start_method": "forkserver"},
+        {"num_workers": 2, "start_method": "fork"},
+    ],
+    ids=str,
+)
+def test_manifest_is_the_same_for_any_workers(made, tmp_path, options):
+    make(tmp_path / "out", **options)
+    assert (tmp_path / "out/manifest.json").read_bytes() == (made / "manifest.json").read_bytes()
+
+
+def test_statistics_do_not_depend_on_the_number_of_shards(made, tmp_path):
+    assert make(tmp_path / "out", shards=1).statistics == Manifest.read(made).statistics
+
+
+@pytest.mark.parametrize(
+    "options", [{"shards": 1}, {"format": "parquet"}, {"format": "webdataset", "shards": 3}], ids=str
+)
+def test_conversion_keeps_them(made, tmp_path, options):
+    for number in (1, 3):
+        assert convert(
+            made, tmp_path / str(number), workers=WorkerOptions(num_workers=number), progress=False, **options
+        )
+        assert Manifest.read(tmp_path / str(number)).statistics == Manifest.read(made).statistics
+    assert (tmp_path / "1/manifest.json").read_bytes() == (tmp_path / "3/manifest.json").read_bytes()
+
+
+def test_repair_of_a_part_restores_them(tmp_path):
+    before = make(tmp_path / "out", shards=1)
+    written = (tmp_path / "out/manifest.json").read_bytes()
+    shard = tmp_path / "out" / before.splits["train"][0].file
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    job = Materializer(
+        Rows(), tmp_path, tmp_path / "out", shards=ShardOptions(num_shards=1), workers=WorkerOptions(num_workers=2)
+    )
+    assert job.repair().is_complete
+    assert (tmp_path / "out/manifest.json").read_bytes() == written
+
+
+class First(Rows):
+    numbers = range(30)
+
+
+class Second(Rows):
+    numbers = range(30, NUM_ROWS)
+
+
+def test_merged_they_are_those_of_all(made, tmp_path):
+    make(tmp_path / "a", writer=First)
+    make(tmp_path / "b", writer=Second)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", name="rows")
+    assert Manifest.read(tmp_path / "both").statistics == Manifest.read(made).statistics
+
+
+def test_they_are_shown(made):
+    manifest, found = Manifest.read(made), inspect(made)
+    assert "train: label: classes: dog" in str(found)
+    assert found.statistics == manifest.statistics
+    for one in (manifest, found, load(made, "train")):
+        assert "classes: dog" in one._repr_html_()
+    written = json.loads((made / "manifest.json").read_text())
+    assert written["statistics"]["train"]["label"] == manifest.statistics["train"]["label"]
+
+
+def test_more_classes_than_are_counted_are_said_so_in_any_order():
+    many, few = np.arange(900), np.arange(800, 1100)
+    one, two = Counts.of(many), Counts.of(few)
+    one.add(Counts.of(few))
+    two.add(Counts.of(many))
+    one.add(Counts.of(few))
+    assert one.is_full
+    assert two.is_full
+    assert one == two == Counts.from_text([one.to_text()])
+    assert "more than 1,024" in summarized_in_words({"classes": one.summary()})
+
+
+def test_sums_are_exact_in_any_order():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=100_000) * 10.0 ** rng.integers(-200, 149, 100_000)
+    whole = Numbers.of(values)
+    parts = Numbers()
+    for part in np.array_split(rng.permutation(values), 77):
+        parts.add(Numbers.from_text(Numbers.of(part).to_text().split()))
+    assert parts == whole
+    assert float(whole.total) == math.fsum(values)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["counts a b", "records x", "numbers f v 1 0 0 1e999999999 0 - 0", "numbers f v 1 0 0 1/0 0 - 0", "other f v 1",
+     "numbers f v 1 0 0 1 0 99999999999:1 0"],
+)  # fmt: skip
+def test_foreign_lines_are_refused(line):
+    lines = [line] if line.startswith("records") else ["records 1", line]
+    with pytest.raises(CorruptDataError, match="statistics"):
+        Statistics.from_lines(lines)
