@@ -543,6 +543,7 @@ _INSPECTION = {
     "num_looked_into": "records that `fields` describes",
     "records": "the first records, as text",
     "problem": "the first damage; empty where there is none",
+    "statistics": "of a directory, what is known of the values of each field, by split and field",
 }
 
 

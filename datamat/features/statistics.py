@@ -149,7 +149,7 @@ class Numbers:
         count: how many finite numbers there are.
         least, most: the smallest and the largest; 0 where there is none.
         total: their sum: int, or `Fraction` for floats.
-        squares: the sum of their squares, each rounded to float64 where it takes more.
+        squares: the sum of their squares; those of floats are rounded to float64 one by one.
         bins: how many lie in each bin: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, ...; empty unless asked for.
         num_others: how many are NaN, infinite, or beyond 1e150.
 
@@ -225,8 +225,7 @@ class Numbers:
         else:
             numbers = flat.tolist()
             self.total += sum(numbers)
-            small = sum(one * one for one in numbers if -_SMALL < one < _SMALL)
-            self.squares += small + sum(int(float(one) ** 2) for one in numbers if not -_SMALL < one < _SMALL)
+            self.squares += sum(one * one for one in numbers)
 
     def add(self, other: Numbers) -> None:
         """Add what is known of other numbers."""
@@ -284,6 +283,8 @@ class Numbers:
         """Their standard deviation, of n and not n - 1; NaN where there is none."""
         if not self.count:
             return math.nan
+        if self.least == self.most:
+            return 0.0
         mean = fractions.Fraction(self.total) / self.count
         return math.sqrt(max(float(fractions.Fraction(self.squares) / self.count - mean * mean), 0.0))
 

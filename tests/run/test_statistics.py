@@ -6,6 +6,8 @@ import importlib.util
 import io
 import json
 import math
+import subprocess
+import sys
 from typing import ClassVar
 
 import numpy as np
@@ -254,8 +256,19 @@ def test_they_are_shown(made):
     assert found.statistics == manifest.statistics
     for one in (manifest, found, load(made, "train")):
         assert "classes: dog" in one._repr_html_()
+    shown = subprocess.run(
+        [sys.executable, "-m", "datamat.cli", "inspect", str(made), "--json"], capture_output=True, check=True
+    )
+    assert json.loads(shown.stdout)["statistics"] == json.loads(json.dumps(manifest.statistics))
     written = json.loads((made / "manifest.json").read_text())
     assert written["statistics"]["train"]["label"] == manifest.statistics["train"]["label"]
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, LOW, 0.1, -1e149])
+def test_equal_numbers_do_not_deviate(value):
+    dtype = np.uint64 if value == 2**64 - 1 else np.array(value).dtype
+    found = Numbers.of(np.full(3, value, dtype))
+    assert (found.mean, found.std) == (float(value), 0)
 
 
 def test_more_classes_than_are_counted_are_said_so_in_any_order():
