@@ -35,7 +35,7 @@ from datamat.directory.files import (
 from datamat.directory.keys import DATASET_NAME, SPLIT_NAME, is_shard_file
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError, want_of_resources
 from datamat.features import Features, Statistics
-from datamat.features.statistics import summarized
+from datamat.features.statistics import check_lines, summarized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -288,6 +288,7 @@ class ShardInfo(_ListedFile):
             raise CorruptDataError(f"shard entry {value!r}: {error!r}") from error
         if not is_same:
             raise CorruptDataError(f"shard entry {entry.file!r}: num_bytes or checksum is not that of its parts")
+        check_lines(entry.statistics)
         return entry
 
     def hasher(self) -> TreeHash:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
+import xxhash
 
 from datamat.errors import CorruptDataError
 
@@ -27,6 +28,7 @@ __all__ = [
     "Numbers",
     "Observed",
     "Statistics",
+    "check_lines",
     "merged",
     "summarized",
     "summarized_in_words",
@@ -393,13 +395,13 @@ class Statistics:
         return self
 
     def to_lines(self) -> tuple[str, ...]:
-        """Return lines of text, in one order: how many records there are, and one line for each statistic."""
+        """Return lines of text, in one order: records and digest, then one line for each statistic."""
         lines = [
             f"{_KINDS[type(found)]} {_quoted(field)} {_quoted(name)} {_text_of(found)}"
             for field, known in sorted(self.fields.items())
             for name, found in sorted(known.items())
         ]
-        return (f"records {self.num_records}", *lines)
+        return (f"records {self.num_records} {_digest_of(self.num_records, lines)}", *lines)
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Statistics | None:
@@ -408,18 +410,15 @@ class Statistics:
         Raises:
             CorruptDataError: they are not as datamat writes them.
         """
-        found: Statistics | None = None
-        for line in lines:
-            words = line.split(" ")
+        lines = list(lines)
+        if not lines:
+            return None
+        check_lines(lines)
+        found = cls()
+        found.num_records = int(lines[0].split(" ")[1])
+        for line in lines[1:]:
             try:
-                if found is None:
-                    kind, number = words
-                    if kind != "records":
-                        raise ValueError(kind)
-                    found = cls()
-                    found.num_records = int(number)
-                    continue
-                kind, field, name, *rest = words
+                kind, field, name, *rest = line.split(" ")
                 known = found.fields.setdefault(urllib.parse.unquote(field), {})
                 known[urllib.parse.unquote(name)] = _READERS[kind](rest)
             except (ValueError, KeyError, ZeroDivisionError) as error:
@@ -436,6 +435,20 @@ class Statistics:
                 return None
             found.add(other)
         return found
+
+
+def check_lines(lines: Sequence[str]) -> None:
+    """Raise `CorruptDataError` where lines of statistics are not whole; no lines are."""
+    if not lines:
+        return
+    kind, _, rest = lines[0].partition(" ")
+    number, _, digest = rest.partition(" ")
+    if kind != "records" or not number.isdecimal() or digest != _digest_of(int(number), lines[1:]):
+        raise CorruptDataError(f"statistics {lines[0][:80]!r}: the lines below it do not have this digest")
+
+
+def _digest_of(num_records: int, lines: Iterable[str]) -> str:
+    return xxhash.xxh3_64_hexdigest("\n".join([str(num_records), *lines]).encode())
 
 
 def _quoted(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import xxhash
 from PIL import Image as Pillow
 
 from datamat import (
@@ -300,6 +301,21 @@ def test_sums_are_exact_in_any_order():
      "numbers f v 1 0 0 1 0 99999999999:1 0"],
 )  # fmt: skip
 def test_foreign_lines_are_refused(line):
-    lines = [line] if line.startswith("records") else ["records 1", line]
+    digest = xxhash.xxh3_64_hexdigest(f"1\n{line}".encode())
+    lines = [line] if line.startswith("records") else [f"records 1 {digest}", line]
     with pytest.raises(CorruptDataError, match="statistics"):
         Statistics.from_lines(lines)
+
+
+@pytest.mark.parametrize("change", [("records 2", "records 3"), ("0:2", "0:3"), ("counts", "numbers")])
+def test_changed_lines_are_refused(change):
+    """A digit that a bad disk has changed would otherwise be another number."""
+    known = Statistics()
+    known.num_records = 2
+    known.observe("label", {"classes": Counts.of(np.array([0, 0]))})
+    lines = known.to_lines()
+    changed = [line.replace(*change) for line in lines]
+
+    assert Statistics.from_lines(lines).to_lines() == lines != tuple(changed)
+    with pytest.raises(CorruptDataError, match="do not have this digest"):
+        Statistics.from_lines(changed)
