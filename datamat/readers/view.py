@@ -34,6 +34,7 @@ from datamat.directory.files import expand_home
 from datamat.directory.provenance import ProvenanceFinder
 from datamat.directory.remote import is_url
 from datamat.errors import DatamatError, OptionError
+from datamat.features.statistics import summarized_in_words
 from datamat.parallel.logs import get_logger
 from datamat.readers.dataset import load
 from datamat.readers.preview import in_words, look_at
@@ -479,7 +480,14 @@ def _facts(collection: _Collection) -> str:
     splits = _table(rows, ("split", "samples", "shards", "MB"), numbers=(1, 2, 3))
     declared = [(name, feature.type_name, feature.declared()) for name, feature in collection.features.items()]
     fields = _table(declared, ("field", "feature", "declared as"))
-    return f"<h2>Splits</h2>{splits}<h2>Fields</h2>{fields}"
+    known = [
+        (split, field, summarized_in_words(found))
+        for split, of_split in manifest.statistics.items()
+        if split in collection.splits
+        for field, found in of_split.items()
+    ]
+    values = f"<h2>Statistics</h2>{_table(known, ('split', 'field', 'values'))}" if known else ""
+    return f"<h2>Splits</h2>{splits}<h2>Fields</h2>{fields}{values}"
 
 
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numbers: Sequence[int] = ()) -> str:

@@ -29,6 +29,7 @@ from datamat import (
     OutputError,
     ShardOptions,
     Text,
+    load,
     materialize,
     view,
     viewing,
@@ -126,6 +127,19 @@ def test_page_shows_every_sample_with_its_split_classes_and_fields(page):
         assert f"data-{card['data-split']}-00000-of-00001.tfrecord" in card["text"]
         assert number == 7 or f"한국어 {number}" in card["text"]
     assert not re.search(r'(src|href)="(?!data:image/jpeg;base64,)', page.html)
+
+
+def test_page_shows_the_statistics_of_the_splits_that_it_shows(page, output):
+    """Of the whole dataset, not of the samples on the page."""
+    words = html.unescape(page.html[page.html.index("<h2>Statistics</h2>") :])
+    dogs = sum(int(sample["kind"]) == 1 for sample in load(output, "val"))
+    of_one = html.unescape(view(output, "val", count=1).html.partition("<h2>Statistics</h2>")[2])
+
+    for text in (words, of_one):
+        rows = re.findall(r"<td><pre>(.*?)</pre></td>" * 3, text)
+        assert {row[1] for row in rows if row[0] == "val"} == FEATURES.keys() - {"key"}
+        assert [f"{KINDS[1]} {dogs}" in row[2] for row in rows if row[:2] == ("val", "kind")] == [True]
+    assert "train" in words and "train" not in of_one
 
 
 def test_text_of_a_sample_is_text(page):
