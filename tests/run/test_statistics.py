@@ -32,6 +32,7 @@ from datamat import (
     Scalar,
     Sequence,
     ShardOptions,
+    Skip,
     Tensor,
     Text,
     Tokens,
@@ -319,3 +320,24 @@ def test_changed_lines_are_refused(change):
     assert Statistics.from_lines(lines).to_lines() == lines != tuple(changed)
     with pytest.raises(CorruptDataError, match="do not have this digest"):
         Statistics.from_lines(changed)
+
+
+class Half(DatasetWriter):
+    name = "half"
+    features = Features({"value": Scalar("float32"), "kind": ClassLabel(names=("a", "b"))})
+
+    def index(self, source):
+        return [IndexRow("0", "train"), IndexRow("1", "test")]
+
+    def read(self, row):
+        return Skip("dark") if row.split == "test" else {"value": 0.5, "kind": 1}
+
+
+def test_split_without_records_is_known_to_have_none(tmp_path):
+    """It has its place in the manifest, and neither a mean nor a deviation, which would divide by zero."""
+    make(tmp_path / "out", writer=Half, shards=1)
+
+    known = Manifest.read(tmp_path / "out").statistics
+    assert known["train"]["kind"]["classes"] == {"a": 0, "b": 1}
+    assert not any(summary.get("mean") for summary in known.get("test", {}).get("value", {}).values())
+    assert "train: kind: classes: b 1" in str(inspect(tmp_path / "out"))
