@@ -1112,8 +1112,7 @@ class RecordFiles:
 
 
 # Not in the objects, which travel to worker processes: pools search what a forked worker inherits for files and maps,
-# and
-# take those away from it. These keep working there.
+# and take those away from it. These keep working there.
 _open_files: dict[int, dict[int, ShardReader]] = {}
 
 
