@@ -623,6 +623,11 @@ class Position:
     step: int
     num_workers: int = 1
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all batches were delivered: those of one worker if there are several."""
+        return self.step >= self.schedule.num_steps > 0
+
     def for_worker(self, worker_id: int, num_workers: int) -> Position:
         """Return the position for one of several workers that share the steps; itself if it is a worker's already.
 
@@ -1106,7 +1111,7 @@ class Batches:
             OptionError: the state belongs to another dataset or order, or is no state of a loader.
         """
         found = read_state(state, self._identity)
-        if self._schedule(found.epoch, found.schedule.start) != found.schedule:
+        if not found.is_at_end and self._schedule(found.epoch, found.schedule.start) != found.schedule:
             found = Position(found.epoch, self._schedule(found.epoch, found.schedule.place(found.step)), 0)
         self._resumed = self._now = found
         self._epoch = found.epoch
@@ -1115,7 +1120,7 @@ class Batches:
         """Return where this `iter` begins, and make the next one begin with the next epoch."""
         worker_id, num_workers = self._client.worker()
         here = self._resumed or self._start(self._epoch)
-        if num_workers == 1 and here.step >= here.schedule.num_steps > 0:  # of several workers, others may not be done
+        if here.is_at_end and 1 in {num_workers, here.num_workers}:  # of several workers, others may not be done
             here = self._start(here.epoch + 1)
         self._epoch, self._resumed = here.epoch + 1, None
         self._now = here.for_worker(worker_id, num_workers)

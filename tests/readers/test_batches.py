@@ -296,15 +296,31 @@ def test_resumed_batches_are_those_that_would_have_followed(pairs):
     assert all(map(same, found, expected))
 
 
-def test_state_at_an_end_resumes_with_the_next_epoch(pairs):
-    """The next epoch is the one that would have followed."""
-    data = load(pairs, "val")
-    loader, other = (data.to_numpy(2, shuffle=True, seed=1) for _ in range(2))
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "drop_last"), [(2, 1, True), (2, 1, False), (3, 1, False), (1, 3, False)]
+)
+def test_state_at_an_end_resumes_with_the_next_epoch(pairs, batch_size, world_size, drop_last):
+    """The one that would have followed, for any number of ranks and of records in a batch."""
+    options = {"shuffle": True, "seed": 1}
+    data = load(pairs, "train").take(7)
+    loader = data.to_numpy(2, **options, drop_last=True)
     list(loader)
+    state = loader.state_dict()
 
-    other.load_state_dict(loader.state_dict())
+    others = [
+        data.to_numpy(batch_size, **options, drop_last=drop_last, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for other in others:
+        other.load_state_dict(state)
+    found = [keys_of(other) for other in others]
 
-    assert keys_of(other) == keys_of(loader)
+    next_epoch = data.to_numpy(7, **options)
+    next_epoch.set_epoch(1)
+    (wanted,) = next_epoch
+    if world_size == 1:
+        assert found == [wanted["key"][: 6 if drop_last else 7]]
+    assert {key for keys in found for key in keys} == {*wanted["key"][: 6 if drop_last else 7]}
 
 
 @pytest.mark.parametrize(
