@@ -58,7 +58,7 @@ are drawn twice, and the few of a second split, which come last, 200 times.
     no-...         one safety switched off, which is done here and nowhere else: the CRC32C of the records, the digests
                    of the files, those of the inputs, the flush to disk, the receipts on disk
 
-    python benchmarks/write.py --growth --svg docs/growth.svg    # 10^3 to 10^6 rows: seconds, and memory of the tree
+    python benchmarks/write.py --growth                         # 10^3 to 10^6 rows: seconds, and memory of the tree
 
 `--framing N` times the encoding and framing of N tiny numeric rows in whole blocks, in one process.
 """
@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="names of contestants, separated by commas")
     parser.add_argument("--memory", action="store_true", help="also sample the peak memory of each process tree")
-    parser.add_argument("--svg", help="file to draw the curves of --growth to")
     jobs = parser.add_mutually_exclusive_group()
     jobs.add_argument("--skewed", action="store_true", help="race pairs of which few are drawn often")
     jobs.add_argument("--vectors", type=int, metavar="N", help="race rows of ten float32 and a label")
@@ -131,7 +130,7 @@ def main() -> None:
             time_framing(folder, options.framing, options.rounds)
         elif options.growth:
             options.memory = True
-            draw_growth(race("growth", GROWTH, "", output, options), options.svg)
+            race("growth", GROWTH, "", output, options)
         elif options.vectors:
             print(f"{options.vectors:,} rows of 10 float32, a label and a key")
             race("vectors", VECTORS, str(options.vectors), output, options)
@@ -152,9 +151,7 @@ def main() -> None:
             race("pairs", PAIRS, str(source), output, options)
 
 
-def race(
-    kind: str, contestants, source: str, output: pathlib.Path, options: argparse.Namespace
-) -> dict[str, dict[str, float]]:
+def race(kind: str, contestants, source: str, output: pathlib.Path, options: argparse.Namespace) -> None:
     """Run contestants in turn: seconds of processor and of the clock, cold interpreter to finished files."""
     names = options.only.split(",") if options.only else [
         name for name in contestants if name not in NEEDS or importlib.util.find_spec(NEEDS[name])
@@ -175,7 +172,6 @@ def race(
     print(f"{options.rounds} rounds; medians, and the medians of ratios to the first contestant within a round")
     heads = f"{'processor s':>12}{'ratio':>9}{'wall s':>9}{'ratio':>9}{'driver':>9}{'MB':>9}"
     print(f"{'contestant':16}{heads}" + (f"{'RSS MB':>9}{'PSS MB':>9}" if memory else ""))
-    figures = {}
     for name in names:
         pairs = list(zip(found[name], found[names[0]], strict=True))
         busy, wall, own = (statistics.median(mine[place] for mine, _ in pairs) for place in range(3))
@@ -183,18 +179,6 @@ def race(
         row = f"{name:16}{busy:12.2f}{ratios[0]:9.2f}{wall:9.2f}{ratios[1]:9.2f}{own / busy:9.0%}"
         row += f"{sizes[name] / 1e6:9.1f}"
         print(row + ("".join(f"{megabytes:9.0f}" for megabytes in memory[name]) if memory else ""))
-        figures[name] = {"processor s": busy, "wall s": wall, "memory, PSS MB": memory[name][1] if memory else 0.0}
-    return figures
-
-
-def draw_growth(figures: dict[str, dict[str, float]], path: str | None) -> None:
-    if path:
-        from charts import growth
-
-        names = next(iter(figures.values()))
-        curves = {name: [one[name] for one in figures.values()] for name in names}
-        sizes = [float(name.replace(",", "")) for name in figures]
-        pathlib.Path(path).write_text(growth("Rows of ten float32, one call each, two workers", sizes, curves, "rows"))
 
 
 def command(name: str, source: str, output: pathlib.Path) -> list[str]:

@@ -38,7 +38,8 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).parent
-LIMIT_S = 120
+IDLE_S = 30  # a tree of processes that has done nothing for so long waits for ever
+MOST_S = 60  # of the processor: none of the programs needs a third of it, so one that takes more never ends
 TOOLS = {  # name -> (package, how many samples are in OUTPUT)
     "datamat": ("datamat", "import datamat; n = len(datamat.load(OUTPUT))"),
     "litdata": ("litdata", "import litdata; n = len({hash(s['image']) for s in litdata.StreamingDataset(OUTPUT)})"),
@@ -82,6 +83,7 @@ def main() -> None:
             cells = [name, *map(str, size_of(name)), f"{wall:.1f}", f"{processor:.1f}"]
             cells += [check(name) for check in (place.unguarded, place.worker, place.resumed, place.same_bytes)]
             print("| " + " | ".join(cells) + " |", flush=True)
+    print("", *place.notes, sep="\n")
     versions = ", ".join(f"{TOOLS[name][0]} {_version(TOOLS[name][0])}" for name in names)
     print(f"\n{options.count} pictures, Python {platform.python_version()}, {os.cpu_count()} cores; {versions}")
 
@@ -114,8 +116,9 @@ def size_of(name: str) -> tuple[int, int]:
 class Place:
     """A folder with the pictures, where programs run."""
 
-    def __init__(self, folder: pathlib.Path, count: int):
+    def __init__(self, folder: pathlib.Path, count: int, python: str = sys.executable):
         self.folder, self.count, self.source = folder, count, folder / "pictures"
+        self.python, self.notes = python, []
         sys.path.insert(0, str(HERE))
         from task import draw, files
 
@@ -147,18 +150,31 @@ class Place:
         }
         with open(home / "said", "ab") as said:
             return subprocess.Popen(
-                [sys.executable, *arguments], env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL,
+                [self.python, *arguments], env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL,
                 cwd=home, start_new_session=True,
             )  # fmt: skip
 
     def ended(self, process: subprocess.Popen) -> str:
-        """Return how a program ended: "", "error" or "hangs"."""
-        try:
-            code = process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            code = None
+        """Return how a program ended: "", "error", "hangs" or "never ends".
+
+        The limits are in processor time, so that a slow program on a busy machine is not taken for one that hangs.
+        """
+        last, since, outcome = 0.0, time.monotonic(), ""
+        while process.poll() is None and not outcome:
+            time.sleep(0.02)
+            if time.monotonic() - since > IDLE_S:
+                now = _processor_s(process.pid)
+                outcome = "never ends" if now > MOST_S else "hangs" if now - last < 0.01 * IDLE_S else ""
+                last, since = now, time.monotonic()
         _kill(process)
-        return "hangs" if code is None else "error" if code else ""
+        return outcome or ("error" if process.returncode else "")
+
+    def outcome(self, process: subprocess.Popen, name: str, run: str) -> str:
+        """Return how a program ended or, where it ended well, how many pictures there are; keep what it said last."""
+        if outcome := self.ended(process):
+            said = (self.folder / run / "said").read_text(errors="replace").replace("\r", "\n").split("\n")
+            self.notes.append(f"{run}, {outcome}: " + next((line for line in reversed(said) if line.strip()), ""))
+        return outcome or self.found(name, run)
 
     def found(self, name: str, run: str) -> str:
         """Return how many pictures the output has, in words."""
@@ -166,7 +182,7 @@ class Place:
             TOOLS[name][1].replace("BUILT", "'/shapes/1.0.0'").replace("OUTPUT", repr(str(self.folder / run / "out")))
         )
         done = subprocess.run(
-            [sys.executable, "-c", code + "\nprint('found', n)"], capture_output=True, text=True, check=False,
+            [self.python, "-c", code + "\nprint('found', n)"], capture_output=True, text=True, check=False,
             cwd=self.folder / run, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )  # fmt: skip
         number = done.stdout.split()[-1] if done.returncode == 0 else "none"
@@ -190,12 +206,12 @@ class Place:
         outcomes = []
         for guard in ("none", "imported"):
             run = f"{name}-{guard}"
-            outcomes.append(self.ended(self.start(name, run, guard=guard)) or self.found(name, run))
+            outcomes.append(self.outcome(self.start(name, run, guard=guard), name, run))
         return " / ".join(outcomes)
 
     def worker(self, name: str) -> str:
         run = f"{name}-worker"
-        return self.ended(self.start(name, run, kill=self.middle)) or self.found(name, run)
+        return self.outcome(self.start(name, run, kill=self.middle), name, run)
 
     def resumed(self, name: str) -> str:
         run = f"{name}-resume"
@@ -204,9 +220,8 @@ class Place:
             time.sleep(0.01)
         _kill(process)
         before = self.log(run)
-        outcome = self.ended(self.start(name, run))
-        again = before + (self.log(run) - before) - self.count
-        return f"{again} of {before} again, {outcome or self.found(name, run)}"
+        outcome = self.outcome(self.start(name, run), name, run)
+        return f"{max(self.log(run) - self.count, 0)} of {before} again, {outcome}"
 
     def same_bytes(self, name: str) -> str:
         digests = []
@@ -218,6 +233,17 @@ class Place:
             shards = [path for path in files if ".datamat" not in path.parts]
             digests.append([(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in shards])
         return "same" if digests[0] == digests[1] else "differ"
+
+
+def _processor_s(session: int) -> float:
+    """Return the processor time of all processes of a session, and of children that they have waited for."""
+    total = 0
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def _kill(process: subprocess.Popen) -> None:
