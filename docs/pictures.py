@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/looking.md: `python docs/pictures.py`.
+"""Draws the pictures of docs/looking.md, docs/tutorial.md and docs/audio.md: `python docs/pictures.py`.
 
 Needs the extras audio and video, Chromium, and a font with Korean letters for it.
 """
@@ -6,6 +6,7 @@ Needs the extras audio and video, Chromium, and a font with Korean letters for i
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -187,10 +188,24 @@ def browse(out: pathlib.Path, page: ViewPage) -> None:
     save(cv2.imread(str(out / "page.png"))[..., ::-1], "look-page.jpg")
 
 
+def draw_page(folder: pathlib.Path, page: str, saved: str) -> None:
+    """Run the code of a page as far as it saves a picture, which becomes that of the page."""
+    folder.mkdir()
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    last = next(n for n, block in enumerate(blocks) if f'save("{saved}")' in block)
+    script = folder / "page.py"
+    script.write_text("\n".join(blocks[: last + 1]))
+    subprocess.run([sys.executable, script], cwd=folder, check=True)  # noqa: S603 -- our own page
+    save(cv2.imread(str(folder / saved))[..., ::-1], f"{page}.jpg", quality=90)
+
+
 def main() -> None:
     """Draw them all."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder)
+        draw_page(out / "tutorial", "tutorial", "parts.png")
+        draw_page(out / "audio", "audio", "sounds.png")
         materialize(street, range(8), out / "street", features=STREET, progress=False)
         browse(out, view(out / "street", count=4))
         save(load(out / "street").preview(3, columns=3).array, "look-street.jpg")
