@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Depth", "Image", "Keypoints", "Mask", "Polygons", "Video", "video_extension"]
 
 _JPEG = b"\xff\xd8"
+_PNG = b"\x89PNG"
+_PNG_HEAD_BYTES = 33  # signature and IHDR, which has the size
 _CROISSANT = "sc:ImageObject"
 _MOST_IDS = {"uint8": 256, "uint16": 65536}
 """Number of class ids of each dtype of masks; segmentation datasets use the last for `not labelled`."""
@@ -76,6 +78,11 @@ class _Picture(Feature):
         else:
             sizes = np.full((len(files), 2), (height, width), np.int64)
         return {"height": Numbers.of(sizes[:, 0]), "width": Numbers.of(sizes[:, 1])}
+
+    def observed_bytes(self, data: bytes) -> bytes:
+        if None not in self.shape[:2]:
+            return b""
+        return data[:_PNG_HEAD_BYTES] if data.startswith(_PNG) else data
 
     def observes_stored_values(self) -> bool:
         return True

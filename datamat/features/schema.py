@@ -286,9 +286,7 @@ class Features(Mapping[str, Feature]):
             raise SchemaError(f"field 'key' is declared {self._fields['key'].declared()}; it must be Text()")
         self._foreign = {name: feature for name, feature in self._fields.items() if [*_foreign_parts(feature)]}
         self.observed = {
-            name: feature
-            for name, feature in self._fields.items()
-            if name != "key" and type(feature).observe is not Feature.observe
+            name: feature for name, feature in self._fields.items() if name != "key" and feature.observes()
         }
         self.measured = {name: feature for name, feature in self._fields.items() if feature.observes_values()}
 
@@ -781,6 +779,12 @@ class _OfAnother(Feature):
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         return self._asked.observe(name, columns)
+
+    def observes(self) -> bool:
+        return self._asked.observes()
+
+    def observed_bytes(self, data: bytes) -> bytes:
+        return self._asked.observed_bytes(data)
 
     def observe_value(self, value: Any) -> FieldStatistics:
         return self._asked.observe_value(value)

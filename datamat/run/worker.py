@@ -41,7 +41,7 @@ from datamat.errors import (
     SourceError,
     join_problems,
 )
-from datamat.features import Statistics, join_blocks, num_bytes_of
+from datamat.features import Feature, RaggedColumn, Statistics, join_blocks, num_bytes_of
 from datamat.features.base import gathered, one_bytes, ragged
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from datamat.codecs.files import Notes
     from datamat.directory.rows import IndexRow
     from datamat.errors import WorkerDied
-    from datamat.features import ColumnBlock, Features, Kind
+    from datamat.features import ColumnBlock, Features
     from datamat.formats import Record
     from datamat.plan.changes import ReusedRows
     from datamat.plan.job import Job
@@ -507,30 +507,43 @@ class _Observer:
 
     def __init__(self, features: Features) -> None:
         self._features = features
-        self._kinds = {column: kind for name, feature in features.observed.items()
-                       for column, kind in feature.columns(name).items()}  # fmt: skip
+        columns = [(feature, column, kind) for name, feature in features.observed.items()
+                   for column, kind in feature.columns(name).items()]  # fmt: skip
+        self._kinds = {column: kind for _, column, kind in columns}
+        self._parts = {column: feature.observed_bytes for feature, column, kind in columns
+                       if kind == "bytes" and type(feature).observed_bytes is not Feature.observed_bytes}  # fmt: skip
         self._found = Statistics()
-        self._records: list[Record] = []
-        self._num_bytes = 0
+        self._values: dict[str, list[Any]] = {column: [] for column in self._kinds}
+        self._num_records = self._num_bytes = 0
         self._blocks: list[dict[str, ColumnBlock]] = []
-        self._num_in_blocks = 0
+        self._num_in_blocks = self._bytes_in_blocks = 0
 
     def add(self, record: Record) -> None:
         """Take note of one record."""
         if isinstance(record, MadeColumns):
             self._add_seen(record.seen)
-        self._records.append(record)
-        self._num_bytes += sum(num_bytes_of(record[column]) for column in self._kinds)
-        if len(self._records) >= _MOST_OBSERVED or self._num_bytes > _GATHERED_BYTES:
+        for column, values in self._values.items():
+            value: Any = record[column]
+            if type(value) is not bytes and self._kinds[column] == "bytes":
+                value = one_bytes(column, record)
+            if column in self._parts:
+                value = self._parts[column](value)
+            values.append(value)
+            self._num_bytes += num_bytes_of(value)
+        self._num_records += 1
+        if self._num_records >= _MOST_OBSERVED or self._num_bytes > _GATHERED_BYTES:
             self._flush()
 
     def add_block(self, block: Mapping[str, Any], num_records: int) -> None:
         """Take note of the records of a block."""
         if isinstance(block, MadeColumns):
             self._add_seen(block.seen)
-        self._blocks.append({name: ragged(block[name]) for name in self._kinds})
+        held = {name: ragged(block[name]) for name in self._kinds}
+        held |= {name: [part(value) for value in block[name]] for name, part in self._parts.items()}
+        self._blocks.append(held)
         self._num_in_blocks += num_records
-        if self._num_in_blocks >= _MOST_OBSERVED:
+        self._bytes_in_blocks += sum(map(_held_bytes, held.values()))
+        if self._num_in_blocks >= _MOST_OBSERVED or self._bytes_in_blocks > _GATHERED_BYTES:
             self._flush_blocks()
 
     def lines(self) -> tuple[str, ...]:
@@ -547,19 +560,21 @@ class _Observer:
         blocks, self._blocks = self._blocks, []
         if blocks:
             self._found.add(self._features.observe(join_blocks(blocks), self._num_in_blocks))
-            self._num_in_blocks = 0
+            self._num_in_blocks = self._bytes_in_blocks = 0
 
     def _flush(self) -> None:
-        records, self._records, self._num_bytes = self._records, [], 0
-        if records:
-            block = {name: _column(name, records, kind) for name, kind in self._kinds.items()}
-            self._found.add(self._features.observe(block, len(records)))
+        if self._num_records:
+            block = {name: gathered(values, self._kinds[name]) for name, values in self._values.items()}
+            self._found.add(self._features.observe(block, self._num_records))
+            self._values = {column: [] for column in self._kinds}
+            self._num_records = self._num_bytes = 0
 
 
-def _column(name: str, records: Sequence[Record], kind: Kind) -> Any:
-    if kind == "bytes":
-        return [one[name] if type(one[name]) is bytes else one_bytes(name, one) for one in records]
-    return gathered([one[name] for one in records], kind)
+def _held_bytes(column: ColumnBlock) -> int:
+    values = column.values if isinstance(column, RaggedColumn) else column
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values.nbytes
+    return sum(map(len, values))
 
 
 class _PartTask:

@@ -18,6 +18,7 @@ from PIL import Image as Pillow
 from datamat import (
     Audio,
     BBoxes,
+    Bytes,
     ClassLabel,
     CorruptDataError,
     DatasetWriter,
@@ -42,7 +43,9 @@ from datamat import (
     load,
     merge,
 )
+from datamat.codecs import encode_png
 from datamat.features.statistics import Counts, Numbers, Statistics, summarized_in_words
+from datamat.run.worker import _Observer
 
 NUM_ROWS = 60
 HAS_SOUND = importlib.util.find_spec("soundfile") is not None
@@ -341,3 +344,41 @@ def test_split_without_records_is_known_to_have_none(tmp_path):
     assert known["train"]["kind"]["classes"] == {"a": 0, "b": 1}
     assert not any(summary.get("mean") for summary in known.get("test", {}).get("value", {}).values())
     assert "train: kind: classes: b 1" in str(inspect(tmp_path / "out"))
+
+
+PNG, JPEG = encode_png(np.zeros((37, 53, 3), np.uint8)), jpeg(53)
+
+
+@pytest.mark.parametrize(
+    ("feature", "data"),
+    [(Image(), PNG), (Image(), JPEG), (Image((37, 53, 3)), PNG), (Mask(), encode_png(np.zeros((37, 53), np.uint8)))],
+)
+def test_what_a_run_holds_of_a_picture_shows_the_same(feature, data):
+    """Only the head of a file is held until its size is looked at."""
+    held = feature.observed_bytes(data)
+
+    assert feature.observe("x", {"x": [held]}) == feature.observe("x", {"x": [data]})
+    assert len(held) < 40 or data is JPEG
+
+
+@pytest.mark.parametrize("by_block", [False, True], ids=["by row", "by block"])
+def test_large_values_are_not_held_until_there_are_many(by_block):
+    """Else a worker would need memory for two thousand of them."""
+    sizes = []
+
+    class Watched(Bytes):
+        def observe(self, name, columns):
+            sizes.append(sum(map(len, columns[name])))
+            return super().observe(name, columns)
+
+    observer = _Observer(Features({"x": Watched()}))
+    value = bytes(300_000)
+
+    for _ in range(20):
+        if by_block:
+            observer.add_block({"x": [value] * 2, "key": ["a", "b"]}, 2)
+        else:
+            observer.add({"x": value, "key": b"a"})
+
+    assert max(sizes) < 2_000_000
+    assert Statistics.from_lines(observer.lines()).num_records == 20 * (1 + by_block)
