@@ -1,8 +1,9 @@
 """Every exception that datamat raises on purpose, as one tree.
 
-`described` says where in the user's code an error arose; `want_of_resources` keeps system errors that are not about a
-file from turning into errors that blame it; `require_posix`, `require_package` and `READ_FLAGS` are about what a system
-does not have. Each message gives the place, what was found, what was wanted and what to do about it.
+`described` says where in the user's code an error arose, and `fold` leaves that code alone in its traceback;
+`want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
+`require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message gives the place,
+what was found, what was wanted and what to do about it.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense
@@ -64,6 +65,7 @@ __all__ = [
     "UnpicklableError",
     "WorkerDied",
     "described",
+    "fold",
     "join_problems",
     "require_package",
     "require_posix",
@@ -84,23 +86,38 @@ class DatamatError(Exception):
 
 
 class OptionError(DatamatError, ValueError):
-    """An argument, or a combination of arguments, makes no sense."""
+    """An argument, or a combination of arguments, makes no sense.
+
+    Change the call, or the file of arguments, that the message names.
+    """
 
 
 class SourceError(DatamatError, ValueError):
-    """The raw data cannot be indexed; the message names the line, row or file."""
+    """The raw data cannot be indexed; the message names the line, row or file.
+
+    Correct the source there, or the `index` of the writer.
+    """
 
 
 class SchemaError(DatamatError, ValueError):
-    """A sample or a declaration disagrees with `Features`."""
+    """A sample or a declaration disagrees with `Features`.
+
+    Change what `read`, the function or the transform returns, or the declaration.
+    """
 
 
 class InputError(DatamatError, ValueError):
-    """An input file cannot be read, is over a limit, or does not decode."""
+    """An input file cannot be read, is over a limit, or does not decode.
+
+    Replace the file, or take it out of the source; `errors="skip"` leaves such samples out and lists them.
+    """
 
 
 class SampleError(DatamatError, RuntimeError):
     """One sample failed in `read`, `augment` or encoding.
+
+    `Materializer.replay(key)` makes that sample again in this process, where a debugger can follow;
+    `errors="skip"` leaves such samples out and lists them.
 
     Attributes:
         key: key of the sample.
@@ -117,42 +134,70 @@ class SampleError(DatamatError, RuntimeError):
 
 
 class FingerprintError(DatamatError, TypeError):
-    """An object that decides the output cannot be fingerprinted; the message names it."""
+    """An object that decides the output cannot be fingerprinted; the message names it.
+
+    Take it out of what the writer and the transform hold, or pass `version="1"`, which then stands for their code and
+    state, and is to be changed with them.
+    """
 
 
 class OutputError(DatamatError, OSError):
-    """The output directory cannot be used."""
+    """The output directory cannot be used.
+
+    Remove the cause and run again: what was finished is kept.
+    """
 
 
 class OutputLockedError(OutputError):
-    """Another run holds the output directory; the message names its process and host."""
+    """Another run holds the output directory; the message names its process and host.
+
+    Wait for that run, or end it; or give another output.
+    """
 
 
 class IncompleteRunError(DatamatError, RuntimeError):
-    """A run ended without every sample accounted for; the message lists what is missing."""
+    """A run ended without every sample accounted for; the message lists what is missing.
+
+    What was finished is kept: remove the cause and run again.
+    """
 
 
 class CorruptDataError(DatamatError, ValueError):
-    """A finished file contradicts its manifest, index or checksum."""
+    """A finished file contradicts its manifest, index or checksum.
+
+    `datamat verify DIR` names each file and record that is damaged. `datamat repair JOB`, or another run of the job,
+    makes those shards again from the source; without the source, copy the files again from where they are whole.
+    """
 
 
 class MissingDependencyError(DatamatError, ImportError):
-    """An optional package is missing; the message names what needs it and how to install it."""
+    """An optional package is missing; the message names what needs it and how to install it.
+
+    Install it into the environment of this Python, and start Python again.
+    """
 
 
 class ParallelError(DatamatError, RuntimeError):
-    """Dispatch to worker processes failed."""
+    """Dispatch to worker processes failed.
+
+    The message carries the error of the worker, which says what to change. A run keeps what was finished: run again.
+    """
 
 
 class UnpicklableError(ParallelError, PicklingError, TypeError):
     """Something cannot be sent to a worker; the message names the attribute path.
 
-    It is also a `PicklingError` and a `TypeError`, the two errors that pickle raises.
+    It is also a `PicklingError` and a `TypeError`, the two errors that pickle raises. Make such an object in the worker
+    (`setup_worker`, an initializer, the function itself) instead of sending it.
     """
 
 
 class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and users know
     """A worker process died while it ran a task.
+
+    Killed by signal 9, it most likely took more memory than there is: use fewer workers, or smaller samples. After a
+    crash of native code the message has the Python stack, which names the library. A run tells which sample it was,
+    and `errors="skip"` leaves it out.
 
     Attributes:
         task: call that was running, such as `fit[17]`.
@@ -174,11 +219,18 @@ class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and us
 
 
 class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like TimeoutExpired
-    """A task exceeded its time limit; the message has its Python stack."""
+    """A task exceeded its time limit; the message has its Python stack.
+
+    Raise the limit (`sample_timeout_s`, `task_timeout_s`), or change what the stack ends in.
+    """
 
 
 class BrokenPoolError(ParallelError, BrokenExecutor):
-    """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as other executors raise."""
+    """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as other executors raise.
+
+    The message says what they ended with: most often an import that fails in a new process, or a limit of the system on
+    processes, open files or memory.
+    """
 
 
 class Skip(Exception):  # noqa: N818 -- it is no error
@@ -266,11 +318,30 @@ def described(error: BaseException) -> str:
     return text + place
 
 
+_OWN = os.path.dirname(__file__) + os.sep
+
+
+def fold(error: BaseException) -> None:
+    """Cut the frames of datamat off the traceback of an error and of its causes, down to the code that it called.
+
+    A `SampleError` is about the user's code, which its reader then sees first. An error of any other kind that arose
+    in datamat itself keeps its frames: they are what a report of a defect needs.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        trace = chain.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
+            trace = trace.tb_next
+        if trace is not None or isinstance(chain, DatamatError):
+            chain.__traceback__ = trace
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+
+
 @functools.cache
 def _not_of_users() -> tuple[str, ...]:
     """Return how the paths of datamat's own code begin, and those of installed packages and Python."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return os.path.dirname(__file__) + os.sep, "<frozen ", *(folder + os.sep for folder in sorted(folders) if folder)
+    return _OWN, "<frozen ", *(folder + os.sep for folder in sorted(folders) if folder)
 
 
 _MOST_NAMED = 10

@@ -502,7 +502,9 @@ class Manifest:
             OptionError: the directory does not hold that format.
         """
         if name not in self.by_format:
-            raise OptionError(f"{self.name!r} is not there in the format {name!r}, only in {', '.join(self.by_format)}")
+            raise OptionError(
+                f"{self.name!r} is not there in the format {name!r}, only in {', '.join(self.by_format)}; name one"
+            )
         return dataclasses.replace(self, format=name, shards=self.by_format[name], also={})
 
     @functools.cached_property

@@ -808,7 +808,7 @@ def checked_names(names: Any, where: str) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in found):
         raise SchemaError(f"{where}: names is {names!r}; want a sequence of str")
     if len(set(found)) != len(found):
-        raise SchemaError(f"{where}: a class name appears twice in {join_names(found)}")
+        raise SchemaError(f"{where}: a class name appears twice in {join_names(found)}; give each class its own")
     return found
 
 

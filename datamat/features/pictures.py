@@ -290,7 +290,9 @@ class Mask(_Picture):
                 f"Mask: {len(self.names)} class names; {self.dtype} ids go to {_MOST_IDS[self.dtype] - 1}"
             )
         if self.palette and self.names and len(self.palette) < len(self.names):
-            raise SchemaError(f"Mask: {len(self.palette)} palette colours for {len(self.names)} class names")
+            raise SchemaError(
+                f"Mask: {len(self.palette)} palette colours for {len(self.names)} class names; give each class one"
+            )
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
         if isinstance(value, bytes):

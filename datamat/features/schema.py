@@ -465,7 +465,7 @@ class Features(Mapping[str, Feature]):
             raise
         except (TypeError, ValueError) as error:
             raise SchemaError(
-                f"field {name!r} is declared {self[name].declared()} but its column does not hold that ({error}): "
+                f"field {name!r} is declared {self[name].declared()} but its column does not hold that ({error}); "
                 "was the record written with other features?"
             ) from error
         for name in self._foreign:
@@ -493,7 +493,9 @@ class Features(Mapping[str, Feature]):
         try:
             return {name: feature.decode_block(name, columns) for name, feature in self._fields.items()}
         except (KeyError, TypeError, ValueError) as error:
-            raise SchemaError(f"the columns of a block do not hold what is declared: {error}") from error
+            raise SchemaError(
+                f"the columns of a block do not hold what is declared: {error}; were they written with other features?"
+            ) from error
 
     def prepare(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sample with every encoded image and mask decoded, as transforms expect it."""
@@ -691,7 +693,7 @@ def _holds_lists(feature: Feature) -> bool:
 
 def _alone(feature: Any, where: str) -> Feature:
     if isinstance(feature, Mapping):
-        raise SchemaError(f"{where}: its fields are encoded by the Features that it is part of")
+        raise SchemaError(f"{where}: its fields are encoded by the Features that it is part of; call encode of those")
     found: Feature = feature
     return found
 
@@ -1696,7 +1698,9 @@ def register_feature(feature_type: _FeatureType) -> _FeatureType:
         Features(key: str, t: float32 scalar)
     """
     if not (isinstance(feature_type, type) and issubclass(feature_type, Feature)):
-        raise SchemaError(f"register_feature: {feature_type!r} is not a subclass of datamat.Feature")
+        raise SchemaError(
+            f"register_feature: {feature_type!r} is not a subclass of datamat.Feature; pass a class that is"
+        )
     name = feature_type.type_name
     known = _BUILT_IN.get(name) or _registered.get(name)
     if known is not None and _path_of(known) != _path_of(feature_type):
@@ -1751,7 +1755,9 @@ def _feature_from_json(name: str, declaration: Mapping[str, Any]) -> Feature | d
     try:
         return found.from_arguments(arguments)
     except TypeError as error:
-        raise SchemaError(f"field {name!r} of type {kind}: {error}") from error
+        raise SchemaError(
+            f"field {name!r} of type {kind}: {error}; want the arguments that its to_json gave"
+        ) from error
 
 
 def _foreign_parts(feature: Feature) -> Iterator[Feature]:
@@ -1779,7 +1785,9 @@ def _check_foreign(name: str, feature: Feature) -> None:
     }
     found = [part for part, is_wrong in wrong.items() if is_wrong]
     if found:
-        raise SchemaError(f"{where}: {join_names(found)} does not follow the documentation of datamat.Feature")
+        raise SchemaError(
+            f"{where}: {join_names(found)} does not follow the documentation of datamat.Feature; correct it there"
+        )
     declaration = feature.to_json()
     try:
         again = _feature_from_json(name, json.loads(json.dumps(declaration)))
@@ -1995,7 +2003,7 @@ _FEATURE_OF_TYPES: tuple[tuple[tuple[type, ...], Callable[[str, Any], Any]], ...
 
 def _check_name(name: Any, feature: Any) -> None:
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise SchemaError(f"field name {name!r}: want a printable, non-empty str")
+        raise SchemaError(f"field name {name!r}: want a printable, non-empty str; rename the field")
     if not isinstance(feature, Feature):
         raise SchemaError(
             f"field {name!r} is declared as {feature!r}; want a feature such as Image() or Scalar('int64')"

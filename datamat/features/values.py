@@ -117,7 +117,9 @@ class ClassLabel(Feature):
             object.__setattr__(self, "num_classes", len(self.names))
         object.__setattr__(self, "num_classes", checked_int(self.num_classes, "ClassLabel: num_classes"))
         if self.names and len(self.names) != self.num_classes:
-            raise SchemaError(f"ClassLabel: {len(self.names)} names for num_classes={self.num_classes}")
+            raise SchemaError(
+                f"ClassLabel: {len(self.names)} names for num_classes={self.num_classes}; leave num_classes out"
+            )
         if not self.num_classes or self.num_classes < 1:
             raise SchemaError("ClassLabel: no classes; give names=(...) or num_classes=")
 

@@ -125,7 +125,9 @@ class ArrowColumn:
             numbers, lengths = self._flattened(values)
             return self._listed(numbers, lengths)
         except (pa.ArrowException, ValueError) as exc:
-            raise SchemaError(f"column {self.name!r} does not fit into {self.type}: {exc}") from exc
+            raise SchemaError(
+                f"column {self.name!r} does not fit into {self.type}: {exc}; give what its feature declares"
+            ) from exc
 
     def row_bytes(self, array: Any) -> NDArray[np.int64] | int:
         """Return the bytes that each row of an array of this type takes, int64 (n,), or one number for all rows."""

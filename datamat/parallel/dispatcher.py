@@ -287,7 +287,12 @@ class Dispatcher:
             if task.future.cancel():
                 task.begin()  # notifies those who wait
             elif task.is_started:
-                self._fail(task, BrokenPoolError(f"{task.label}: the pool was shut down before it could be repeated"))
+                self._fail(
+                    task,
+                    BrokenPoolError(
+                        f"{task.label}: the pool was shut down before it could be repeated; submit it to another"
+                    ),
+                )
 
     # ------------------------------------------------------------ feeding
 
@@ -582,7 +587,9 @@ class Dispatcher:
         self._cancel_waiting()
 
     def _give_up(self, tasks: Sequence[Task]) -> None:
-        reason = self.broken or BrokenPoolError("the pool was shut down before the task ended")
+        reason = self.broken or BrokenPoolError(
+            "the pool was shut down before the task ended; wait for its future before shutdown"
+        )
         for task in tasks:
             self.functions.release(task.remote)
             self._fail(task, reason)

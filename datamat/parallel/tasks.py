@@ -551,7 +551,9 @@ def _join(
     results: list[Any] = []
     errors: dict[int, bytes | BaseException] = {}
     for position, (_, each) in enumerate(parts):
-        error = BrokenPoolError("the pool was shut down") if each.cancelled() else each.exception()
+        error = (
+            BrokenPoolError("the pool was shut down; wait for results before") if each.cancelled() else each.exception()
+        )
         (result,), failed = each.result() if error is None else ([None], {0: error})
         results.append(result)
         if failed:

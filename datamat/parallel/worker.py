@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from datamat.errors import ParallelError
+from datamat.errors import ParallelError, SampleError, fold
 from datamat.parallel import affinity, byvalue, channel, logs, pickling, process_role, processes, standins
 from datamat.parallel.channel import WorkerChannel
 
@@ -121,7 +121,9 @@ def _pack_outcomes(outcomes: tuple[list[Any], dict[int, bytes]], items: list[Any
 
 
 def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any], pid: int) -> None:
-    """Add a note to the exception: which item it belongs to, and which process ran it."""
+    """Add a note to the exception: which item it belongs to, and which process ran it; a `SampleError` says it."""
+    if isinstance(exc, SampleError):
+        return
     parts = [reprlib.repr(arg) for arg in args] + [f"{name}={reprlib.repr(arg)}" for name, arg in kwargs.items()]
     with suppress(Exception):  # a user's exception class may refuse notes
         exc.add_note(f"item: {', '.join(parts)} (process {pid})")
@@ -129,6 +131,8 @@ def note_item(exc: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 def pack_error(exc: BaseException) -> bytes:
     """Return the exception, or its text if it cannot travel, and its traceback for `workers.unpack_error`."""
+    if isinstance(exc, SampleError):
+        fold(exc)
     trace = exc.__traceback__
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:
         trace = trace.tb_next  # users need not see our frames

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import linecache
 import multiprocessing
 import os
+import re
 import selectors
 import signal
 import socket
@@ -60,6 +62,9 @@ __all__ = [
 # Errors of tasks as callers see them: with the worker's traceback, or with what is known of its death.
 
 
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in .+\n')
+
+
 class RemoteTraceback(Exception):  # noqa: N818 -- shown as the cause of an error; the name says what it is
     """The traceback of an error in a worker, as text."""
 
@@ -88,8 +93,19 @@ def unpack_error(packed: bytes | memoryview | BaseException) -> BaseException:
         error = ParallelError(
             f"a call failed with an exception that was unpickled as {error!r}; correct its __reduce__"
         )
-    error.__cause__ = RemoteTraceback(text)
+    error.__cause__ = RemoteTraceback(_with_sources(text))
     return error
+
+
+def _with_sources(text: str) -> str:
+    """Return a traceback with the lines of code that only this process has, as those of a notebook's cells."""
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        found = _FRAME.fullmatch(line)
+        if found and not "".join(lines[number + 1 : number + 2]).startswith("    "):
+            code = linecache.getline(found["file"], int(found["line"])).strip()
+            lines[number] += f"    {code}\n" if code else ""
+    return "".join(lines)
 
 
 def result_error(task: Task, exc: BaseException) -> ParallelError:

@@ -318,7 +318,7 @@ def make_plan(
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
     """
     if not DATASET_NAME.match(name):
-        raise OptionError(f"dataset name {name!r}: want letters, digits, _ and -: it begins the names of the shards")
+        raise OptionError(f"dataset name {name!r}: want letters, digits, _ and -, as it begins the names of the shards")
     places = _places(store.hashes, seed) if options.shuffle else None
     costs = costs + _ROW_COST
     codes = store.split_codes

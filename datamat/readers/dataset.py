@@ -942,7 +942,9 @@ def mix(
         >>> for batch in both.to_torch(32, shuffle=True, seed=1): ...   # doctest: +SKIP
     """
     if not isinstance(weights, Mapping):
-        raise OptionError(f"mix wants a dict of dataset to weight, not a {type(weights).__name__}")
+        raise OptionError(
+            f"mix: weights is a {type(weights).__name__}; want a dict of dataset to weight, as in {{day: 3, night: 1}}"
+        )
     members = _members("mix", list(weights))
     for weight in weights.values():
         if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < weight < math.inf:
@@ -958,7 +960,7 @@ def mix(
 
 def _members(name: str, datasets: Sequence[ShardedDataset]) -> list[ShardedDataset]:
     if isinstance(datasets, ShardedDataset):
-        raise OptionError(f"{name} wants several datasets, and this is one")
+        raise OptionError(f"{name}: this is one dataset; want a list of several")
     members = list(datasets)
     wrong = next((member for member in members if not isinstance(member, ShardedDataset)), None)
     if wrong is not None:

@@ -201,7 +201,10 @@ class Padding:
             items = _of_one_dtype([np.asarray(item) for item in batch[name]])
             if len({(item.dtype, item.shape[1:]) for item in items}) > 1 or not items[0].ndim:
                 shapes = ", ".join(sorted({f"{item.dtype} {item.shape}" for item in items}))
-                raise OptionError(f"pad: the values of {name!r} differ in more than their length ({shapes})")
+                raise OptionError(
+                    f"pad: the values of {name!r} differ in more than their length ({shapes}); make them alike by map, "
+                    "or do not pad that field"
+                )
             lengths = np.array([len(item) for item in items], np.int64)
             shape = (len(items), lengths.max(), *items[0].shape[1:])
             padded = np.full(shape, _filler(name, value, items[0].dtype), items[0].dtype)

@@ -525,7 +525,9 @@ def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> ND
         with DecodingThreads(len(physical_cores()), "datamat-measure") as threads:
             list(threads.map(measure, range(0, len(positions), _CHUNK)))
     except (TypeError, KeyError) as error:
-        raise OptionError(f"bucket and pack want a field of sequences, and {field!r} is none ({error!r})") from error
+        raise OptionError(
+            f"bucket and pack want a field of sequences, and {field!r} is none ({error!r}); name another"
+        ) from error
     return found
 
 
@@ -606,7 +608,8 @@ def kept_by_expression(
 def _misfit(expression: Any, error: Exception, names: Iterable[str], features: Mapping[str, Any]) -> OptionError:
     """Return the error for an expression that Arrow cannot evaluate, with what the fields are that it names."""
     declared = ", ".join(f"{name!r} is {features[name].declared()}" for name in names if name in features)
-    return OptionError(f"filter: {expression} does not fit the fields ({error}){declared and '; ' + declared}")
+    remedy = "want one that fits" + (f": {declared}" if declared else "")
+    return OptionError(f"filter: {expression} does not fit the fields ({error}); {remedy}")
 
 
 def _names_in(expression: Any, type_of: Callable[[str], Any], features: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from datamat.directory.keys import safe_key
-from datamat.errors import IncompleteRunError, SampleError, Skip, WorkerDied
+from datamat.errors import IncompleteRunError, SampleError, Skip, WorkerDied, fold
 from datamat.features import Features
 from datamat.options import ErrorPolicy, Remedies, WorkerOptions
 from datamat.parallel import get_logger
@@ -146,8 +146,8 @@ class _Search:
                 self._check(position + 1 - num_dropped, error)
         what = "failed" if not num_dropped else "failed or were left out" if error else "were left out"
         raise IncompleteRunError(
-            f"materialize: all {len(self.writer):,} inputs {what}, so there is no sample to infer the features from"
-            + (f"; the last: {last}" if last else "")
+            f"materialize: all {len(self.writer):,} inputs {what}, so there is no sample to infer the features "
+            "from; fix the function, or pass features=" + (f"; the last: {last}" if last else "")
         ) from error
 
     def after_death(self, error: WorkerDied, deaths: collections.Counter[int]) -> tuple[int, str]:
@@ -270,14 +270,18 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
     """
     writer = function_writer(fn, inputs, name=name, features=features, key=key, files=files, block=block)
     if features is None:
-        writer.features = infer_features(
-            writer,
-            seed=options.get("seed", 0),
-            workers=options.get("workers") or WorkerOptions(),
-            executor=options.get("executor"),
-            errors=ErrorPolicy.of(options.get("errors")),
-            logger=options.get("logger") or get_logger("datamat"),
-        )
+        try:
+            writer.features = infer_features(
+                writer,
+                seed=options.get("seed", 0),
+                workers=options.get("workers") or WorkerOptions(),
+                executor=options.get("executor"),
+                errors=ErrorPolicy.of(options.get("errors")),
+                logger=options.get("logger") or get_logger("datamat"),
+            )
+        except SampleError as error:
+            fold(error)
+            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
     job = Materializer(writer, None, output, **options)
     job.job = dataclasses.replace(job.job, remedies=_REMEDIES)
     run = job.rerun_failed if retry_failed else job.run

@@ -28,7 +28,9 @@ from datamat.errors import (
     IncompleteRunError,
     OptionError,
     OutputError,
+    SampleError,
     SourceError,
+    fold,
     join_problems,
     require_package,
 )
@@ -587,7 +589,11 @@ def start(
     """
     request = _request(deadline, max_disk, mode, progress=progress, rebuild=rebuild)
     with signals_raised():
-        return run_job(job, tasks, request)
+        try:
+            return run_job(job, tasks, request)
+        except SampleError as error:
+            fold(error)
+            raise error.with_traceback(None)  # noqa: B904 -- it is the same error
 
 
 def _request(
@@ -662,7 +668,8 @@ def _output_place(
         return store, scratch_folder(store, scratch)
     if scratch is not None:
         raise OptionError(
-            f"scratch is given, but output {os.fspath(output)!r} is no URL: shards are made where they stay"
+            f"scratch is given, but output {os.fspath(output)!r} is no URL: shards are made where they stay; "
+            "leave scratch out"
         )
     return None, local_folder(os.fspath(output).removeprefix("file://"))
 

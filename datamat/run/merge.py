@@ -121,9 +121,13 @@ def _check_fit(sets: Sequence[_Set], target: pathlib.Path) -> None:
     first = sets[0]
     for one in sets:
         if target.resolve() in (one.folder.resolve(), *one.folder.resolve().parents):
-            raise OptionError(f"merge: output {target} is, or holds, {one.folder}, which is to be merged")
+            raise OptionError(
+                f"merge: output {target} is, or holds, {one.folder}, which is to be merged; give a new folder"
+            )
         if one.folder.resolve() in target.resolve().parents:
-            raise OptionError(f"merge: output {target} lies in {one.folder}, which is to be merged")
+            raise OptionError(
+                f"merge: output {target} lies in {one.folder}, which is to be merged; give a folder outside of it"
+            )
         _check_alike(first, one)
     _check_keys(sets)
 
@@ -142,7 +146,10 @@ def _check_alike(first: _Set, other: _Set) -> None:
         if mine.copies.get(split) != its.copies.get(split):
             problems.append(f"copies of {split} differ ({mine.copies.get(split)}; {its.copies.get(split)})")
     if problems:
-        raise OptionError(f"merge: {first.folder} and {other.folder} do not fit together: {'; '.join(problems)}")
+        raise OptionError(
+            f"merge: {first.folder} and {other.folder} do not fit together: {', and '.join(problems)}; make them alike "
+            "(convert changes formats, and Materializer with a directory as its source changes fields)"
+        )
 
 
 def _check_keys(sets: Sequence[_Set]) -> None:

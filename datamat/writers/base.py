@@ -373,7 +373,7 @@ def resolve_writer(
     found: Any = _load(writer) if isinstance(writer, str) else writer
     if inspect.isclass(found):
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
-            raise OptionError(f"writer {found.__qualname__} has no {' and no '.join(missing)}: define it in the class")
+            raise OptionError(f"writer {found.__qualname__} has no {' and no '.join(missing)}; define it in the class")
         try:
             found = found()
         except TypeError as error:

@@ -83,7 +83,9 @@ class _Choice:
                         f"out of {option}=. The fields are {join_problems(names)}"
                     )
                 if not any(_is_at(name, field) for field in names):
-                    raise OptionError(f"{option}= names {name!r}, but the source has {join_problems(names)}")
+                    raise OptionError(
+                        f"{option}= names {name!r}; want names of fields, which are {join_problems(names)}"
+                    )
         chosen = list(names)
         if wanted is not None:  # in the order in which they are asked for
             chosen = list(dict.fromkeys(field for name in wanted for field in names if _is_at(name, field)))
@@ -267,7 +269,9 @@ class ImportWriter(DatasetWriter):
         """Return the features: declared by the user or the source, or implied by the first sample."""
         unknown = [name for name in self._declared if name not in self._fields]
         if unknown:
-            raise OptionError(f"features= names {unknown[0]!r}, but the fields are {join_problems(list(self._fields))}")
+            raise OptionError(
+                f"features= names {unknown[0]!r}; want names of fields, which are {join_problems(list(self._fields))}"
+            )
         refused = getattr(samples, "refused", {})
         wrong = [field for name, field in self._fields.items() if field in refused and name not in self._declared]
         if wrong:

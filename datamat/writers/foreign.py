@@ -109,7 +109,9 @@ class TfdsFiles:
             outer = declared.get("featuresDict") or declared["content"]
             content = dict(_flattened(outer["features"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SourceError(f"{folder}: its JSON is not as TFDS 4.9 writes it ({error!r})") from error
+            raise SourceError(
+                f"{folder}: its JSON is not as TFDS 4.9 writes it ({error!r}); prepare it again with that version"
+            ) from error
         self.features = {name: _feature_of(folder, name, spec, many=many) for name, (spec, many) in content.items()}
         self.dicts = frozenset(_dict_names(outer["features"]))
         self._content = content
@@ -1209,7 +1211,9 @@ def mds_shards(folder: pathlib.Path) -> tuple[list[StoredFile], list[Mapping[str
         files = [_mds_file(folder, shard) for shard in shards]
         columns = [[shard[f"column_{part}"] for part in ("names", "encodings", "sizes")] for shard in shards]
     except (KeyError, TypeError) as error:
-        raise SourceError(f"{folder / 'index.json'} is none of MDS ({error!r})") from error
+        raise SourceError(
+            f"{folder / 'index.json'} is none of MDS ({error!r}); restore it, or write the set again"
+        ) from error
     for file, theirs in zip(files, columns, strict=True):
         if theirs != columns[0]:
             raise SourceError(f"{file.path} has other columns than {files[0].name}; write them to two folders")
@@ -1387,7 +1391,9 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], M
         packed = (compression != "zstd" and compression) or config.get("encryption")
         loader = config.get("item_loader") or "PyTreeLoader"
     except (KeyError, TypeError, AttributeError) as error:
-        raise SourceError(f"{folder / 'index.json'} is none of litdata ({error!r})") from error
+        raise SourceError(
+            f"{folder / 'index.json'} is none of litdata ({error!r}); restore it, or write the set again"
+        ) from error
     if packed or loader != "PyTreeLoader":
         raise SourceError(
             f"{folder} holds chunks {'packed by ' + str(packed) if packed else 'of the item loader ' + loader}, which "

@@ -311,7 +311,7 @@ def _lines(root: str | os.PathLike[str], name: str) -> list[str]:
     except UnicodeDecodeError as error:
         raise SourceError(f"list file {path} is not UTF-8 text (byte {error.start}); convert it") from error
     except ValueError as error:
-        raise SourceError(f"list file {path}: {error}") from error
+        raise SourceError(f"list file {path}: {error}; correct the path") from error
 
 
 def _row_of_line(local: _PathMap, text: str, split: str, fields: Sequence[str], origin: str) -> IndexRow:
@@ -586,7 +586,7 @@ def _file_batches(path: pathlib.Path, text: Sequence[str]) -> Iterator[Any]:
                 f"{path}: unknown kind of table; want .parquet, .csv or .tsv, or one of these two as .csv.gz"
             )
     except (OSError, pa.ArrowInvalid) as error:
-        raise SourceError(f"{path} cannot be read as a table: {error}") from error
+        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
 
 
 def _cells(table: str, name: str, values: Any, before: int) -> np.ndarray | Texts | list[Any]:

@@ -337,7 +337,7 @@ def test_whatever_is_selected_from_a_mix_is_of_its_first_epoch(rows):
     ("call", "message"),
     [
         (lambda a, b: mix({a: 0.7, b: 0}), "weight 0; want a positive number"),
-        (lambda a, b: mix([a, b]), "mix wants a dict"),
+        (lambda a, b: mix([a, b]), "mix: weights is a list; want a dict of dataset"),
         (lambda a, b: mix({}), "no datasets"),
         (lambda a, b: len(mix({a: 1, b.take(0): 1})), "dataset 1 has no records"),
         (lambda a, b: mix({a: 1}, stop="never"), "stop is 'never'"),

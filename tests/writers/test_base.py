@@ -110,8 +110,8 @@ def test_names_of_writers_are_listed_without_importing_them():
         (3, OptionError, "writer is 3; want a DatasetWriter, a subclass, a registered name"),
         (None, OptionError, "writer is None; want a DatasetWriter"),
         (dict, OptionError, "writer is <class 'dict'>; want a DatasetWriter"),
-        (DatasetWriter, OptionError, "writer DatasetWriter has no index and no read: define it in the class"),
-        (Unread, OptionError, "writer Unread has no read: define it in the class"),
+        (DatasetWriter, OptionError, "writer DatasetWriter has no index and no read; define it in the class"),
+        (Unread, OptionError, "writer Unread has no read; define it in the class"),
     ],
 )
 def test_what_is_no_writer_is_refused(writer, error, message):

@@ -260,7 +260,7 @@ def test_fields_are_chosen_of_samples_of_any_kind(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": ["smal"]}, "columns= names 'smal', but the source has image"),
+        ({"columns": ["smal"]}, "columns= names 'smal'; want names of fields, which are image"),
         ({"drop": "small"}, r"drop is 'small'; want a list of names, as in drop=\['small'\]"),
         ({"rename": {"small": "large"}}, "rename= calls two fields 'large'"),
         ({"columns": ["small"], "drop": ["small"]}, "leave no field"),

@@ -336,7 +336,7 @@ def _decode_into(out: np.ndarray, name: str, feature: Feature, file: bytes, key:
         # TensorFlow has checked the record's checksum.
         pixels = feature.decode_into(name, {name: file}, out, are_intact=True)
         if pixels.shape != out.shape:
-            raise SchemaError(f"field {name!r} is declared {feature.declared()} but is {pixels.shape}")
+            raise SchemaError(f"field {name!r} is declared {feature.declared()} but is {pixels.shape}; want that shape")
     except (InputError, SchemaError) as error:
         remedy = "datamat verify names its shard; remove that and run the job again"
         raise CorruptDataError(f"the record of key {key.decode()!r} is damaged: {error}; {remedy}") from error
