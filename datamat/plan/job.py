@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
+    from datamat.directory.mirror import SourceMirror
     from datamat.directory.rows import IndexRow, RowStore
     from datamat.directory.sidecars import Sidecar
     from datamat.directory.stores import ObjectStore
@@ -365,6 +366,7 @@ class Job:
         store: where the shards go in the end; `output` is then the scratch folder. None for an output on a disk.
         remedies: what the caller can write next, for messages.
         follow_links: whether links that lead out of the source are followed.
+        mirror: what brings files of a source behind a URL; `source` is then the local path that stands for it.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -390,6 +392,7 @@ class Job:
     store: ObjectStore | None = None
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     follow_links: bool = False
+    mirror: SourceMirror | None = None
 
     def __post_init__(self) -> None:
         _check_kinds(shards=self.shards, workers=self.workers, errors=self.errors)
@@ -441,6 +444,8 @@ class Job:
 
     def write_rows(self, folder: pathlib.Path) -> RowStore:
         """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
+        if self.mirror is not None:
+            self.mirror.renew()
         with links_followed(self.follow_links):
             rows = self.records.index(self.source)
             if _is_path(self.source) and not os.path.isabs(self.source):

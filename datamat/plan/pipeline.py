@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
+from datamat.directory.mirror import fill
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip, described
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
@@ -453,6 +454,7 @@ class Pipeline:
 
     def _called(self, row: IndexRow) -> Any:
         """Return what `read` returns, with all generators seeded for this row; a list of what it yields, or raises."""
+        fill(nested_paths(row.fields))
         # Seeding takes as long as all else that a small row costs, and few plug-ins draw. So the generators rest until
         # a row has drawn: that row is read again, and from then on they are seeded for each.
         is_seeded = global_draws.are_expected

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
+from datamat.directory.mirror import mirrored
 from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.rows import links_followed
@@ -124,7 +125,10 @@ class Materializer:
             Hub, in DVC and git-annex; what they lead to counts as input. Otherwise such a link to a file is refused,
             and one to a folder is not searched: whoever packed an archive chose where its links lead.
         storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
-        scratch: local folder below which shards for a store are made; None takes one below `TMPDIR`. A run that was
+        source_options: the same for the URL of the source; None takes `storage_options`, unless the output is on
+            another kind of store.
+        scratch: local folder below which shards for a store are made, and files of a source behind a URL wait for their
+            rows; None takes one below `TMPDIR`. A run that was
             killed is resumed from it.
 
     Raises:
@@ -161,6 +165,7 @@ class Materializer:
         hooks: Sequence[RunHook] = (),
         follow_links: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        source_options: Mapping[str, Any] | None = None,
         scratch: str | os.PathLike[str] | None = None,
     ) -> None:
         writer, source = writer_and_source(writer, source)
@@ -169,7 +174,12 @@ class Materializer:
         source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
         fields = {"columns": columns, "rename": rename, "drop": drop}
         chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
-        store, folder = _output_place(output, storage_options, scratch)
+        store, folder = _output_place(output, storage_options, scratch, source)
+        if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
+            source_options = storage_options
+        mirror = mirrored(source, source_options, scratch)
+        source = source.removeprefix("file://") if isinstance(source, str) else source
+        source = source if mirror is None else mirror.path
         with links_followed(follow_links):  # a writer may look into its source when it is bound to it
             writer = resolve_writer(writer, source, chosen)
         self.job = Job(
@@ -192,6 +202,7 @@ class Materializer:
             sidecars=tuple(sidecars),
             logger=logger or get_logger("datamat"),
             follow_links=follow_links,
+            mirror=mirror,
         )
         self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 
@@ -223,7 +234,7 @@ class Materializer:
     @property
     def _source_text(self) -> str:
         """The path or URL of the source, without secrets; of anything else its class."""
-        source = self.job.source
+        source = self.job.source if self.job.mirror is None else str(self.job.mirror)
         if isinstance(source, (str, os.PathLike)):
             return without_secrets(os.fspath(source))
         return "none" if source is None else type(source).__qualname__
@@ -656,7 +667,10 @@ def _repairable(job: Job) -> pathlib.Path:
 
 
 def _output_place(
-    output: str | os.PathLike[str], options: Mapping[str, Any] | None, scratch: str | os.PathLike[str] | None
+    output: str | os.PathLike[str],
+    options: Mapping[str, Any] | None,
+    scratch: str | os.PathLike[str] | None,
+    source: Any,
 ) -> tuple[ObjectStore | None, pathlib.Path]:
     """Return the store of an output and its scratch folder; for one on a disk None and its folder.
 
@@ -666,10 +680,10 @@ def _output_place(
     if is_url(output) and not os.fspath(output).startswith("file://"):
         store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
         return store, scratch_folder(store, scratch)
-    if scratch is not None:
+    if scratch is not None and not (isinstance(source, str) and is_url(source)):
         raise OptionError(
-            f"scratch is given, but output {os.fspath(output)!r} is no URL: shards are made where they stay; "
-            "leave scratch out"
+            f"scratch is given, but neither the source nor output {os.fspath(output)!r} is a URL: shards are made "
+            "where they stay; leave scratch out"
         )
     return None, local_folder(os.fspath(output).removeprefix("file://"))
 

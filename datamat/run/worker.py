@@ -30,6 +30,7 @@ import numpy as np
 from datamat.codecs.files import noting_files
 from datamat.directory.keys import RecordKey
 from datamat.directory.ledger import FailedRow, cut_text
+from datamat.directory.mirror import FetchAhead
 from datamat.directory.rows import RowStore
 from datamat.errors import (
     FingerprintError,
@@ -299,6 +300,7 @@ class _SharedByParts:
         self.store = RowStore(folder)
         self.work = folder.parent
         self.source = job.records
+        self.mirror = job.mirror
         self._columns = job.records.features.columns
         self.errors = job.errors
         self.is_checked = False  # whether a row, read twice in this process, draws from its seed alone
@@ -596,6 +598,7 @@ class _PartTask:
         self._watch = watch
         self._find_reused = find_reused
         self._notes = notes
+        self._ahead: FetchAhead | None = None
         self._outcome = Outcome()
         self._observer = _Observer(shared.source.features)
         self._known: Statistics | None = Statistics()  # of records that are copied
@@ -611,9 +614,32 @@ class _PartTask:
         """Write the records of all rows except the lost ones."""
         if by_row:
             self._pipeline = None
-        self._write(lost)
-        self._watch.rest()
+        with self._fetching():
+            self._write(lost)
+            self._watch.rest()
+            self._note_inputs()
         self._outcome.statistics = self._statistics()
+        return self._outcome
+
+    @contextlib.contextmanager
+    def _fetching(self) -> Iterator[None]:
+        """Fetch the files of the rows ahead, where they are behind a URL; they go at the end."""
+        if self._shared.mirror is None or not self._shared.store.file_fields:
+            yield
+            return
+        files_in = self._shared.mirror.files_in
+        rows = self._shared.store.input_paths(self._positions)
+        named = [[file for field in row for path in field for file in files_in(path)] for row in rows]
+        with FetchAhead(self._shared.mirror, named) as self._ahead:
+            yield
+        self._ahead = None
+
+    def _reach(self, position: int, num_rows: int = 1) -> None:
+        if self._ahead is not None:
+            first = position - self._spec.start
+            self._ahead.reach(first, first + num_rows)
+
+    def _note_inputs(self) -> None:
         if self._inputs is not None:
             found = self._inputs.finish()
             inputs_path(part_folder(self._shared.work, self._spec.shard), self._spec.number).write_bytes(
@@ -622,7 +648,6 @@ class _PartTask:
             self._outcome.inputs = content_digest(found)
             if self._inputs.is_as_indexed:
                 self._outcome.input_times = self._shared.store.times(self._spec.start, self._spec.stop)
-        return self._outcome
 
     def _statistics(self) -> tuple[str, ...]:
         """Return what is known of the values of the records that were written."""
@@ -665,6 +690,7 @@ class _PartTask:
                 gathered.flush()
                 self._leave_out(row, left_out[position], left_out[position].message)
                 continue
+            self._reach(position)
             self._watch.at(position)
             failure: SampleError | SystemExit | None = None
             if pipeline is not None and self._is_checked:
@@ -831,6 +857,7 @@ class _PartTask:
         """Write rows all at once; return False where the plug-in needs them one at a time."""
         store = self._shared.store
         names = store.keys(positions)
+        self._reach(start, len(names))
         self._watch.at(start, len(names))
         fields = dict(store.columns(positions))
         block = pipeline.block(names, fields)

@@ -1,0 +1,510 @@
+"""Sources behind URLs: a local folder that looks as the bucket does, and whose files arrive when they are needed.
+
+    listing ──> a placeholder for each object: its name and size, a time made of its ETag, no content, no permission
+                     │
+    tables, lists    ├── at once, many at a time: libraries open them by themselves
+    files of rows    ├── before their rows, many at a time (`FetchAhead`); let go of when the part is done
+    other files      └── when Python opens them, in this process or a worker: an audit hook fetches them first
+
+So every writer works, also one that knows nothing of URLs. What is made again is decided as for folders: by sizes and
+times, and where these differ, by content. An object whose ETag or generation changes gets another time.
+A placeholder can be opened by nobody but root, who finds zeros, which are no picture and no table.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import getpass
+import glob
+import hashlib
+import os
+import pathlib
+import stat
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any, final
+
+import xxhash
+
+from datamat.directory.remote import RemotePath, is_url, open_filesystem, reason_of, redacted, retried, without_secrets
+from datamat.errors import DatamatError, InputError, OptionError, SourceError, require_posix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+__all__ = ["FetchAhead", "SourceMirror", "fill", "mirrored"]
+
+_AT_ONCE = 32  # requests of a process
+_AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
+_KEPT_BYTES = 1 << 30  # of files that rows of a part are done with: others of the part may share them
+_OPENED_BY_LIBRARIES = frozenset(
+    {".txt", ".csv", ".tsv", ".lst", ".names", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".parquet", ".arrow",
+     ".feather", ".orc", ".sqlite", ".db", ".h5", ".hdf5", ".nc"}
+)  # fmt: skip
+_PACKED = frozenset({".gz", ".bz2", ".lz4", ".zst", ".xz"})
+_READABLE = 0o444
+_WILDCARDS = "*?["
+_FIRST_NS, _SPAN_NS = 946_684_800 * 10**9, 10**18  # from 2000 on, for some thirty years: any file system has such times
+_IDENTITIES = ("md5Hash", "content_settings", "ETag", "etag", "generation", "blob_id", "sha", "mtime", "LastModified",
+               "Last-Modified", "created")  # fmt: skip
+
+_active: dict[str, SourceMirror] = {}  # of this process, by folder and a slash
+_has_hook = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """An object of the listing."""
+
+    num_bytes: int
+    stamp: int
+
+
+@final
+class SourceMirror:
+    """The local folder of a source behind a URL. Thread-safe and picklable; processes share the folder.
+
+    Args:
+        root: URL of a folder or of one file, with the options for fsspec.
+        pattern: pattern of the files below the folder; "" for all.
+        folder: folder of the mirror.
+    """
+
+    def __init__(self, root: RemotePath, pattern: str, folder: pathlib.Path) -> None:
+        self._root = root
+        self._pattern = pattern
+        self._folder = folder
+        self._files = os.path.join(folder, "files", "")
+        self._single = ""  # name of the file where the URL is that of one
+        self._is_fresh = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._root, self._folder)
+
+    def __str__(self) -> str:
+        return str(self._root / self._pattern) if self._pattern else str(self._root)
+
+    @property
+    def path(self) -> str:
+        """What stands for the URL on this machine: the path of a folder or file, or a pattern."""
+        return os.path.join(self._files, self._pattern or self._single).rstrip("/")
+
+    # ------------------------------------------------------------ the listing
+
+    def update(self) -> None:
+        """Bring the folder in line with what is behind the URL now.
+
+        Raises:
+            SourceError: it cannot be listed, or there is nothing.
+        """
+        require_posix("a source behind a URL")
+        listed = self._listed()
+        work = self._folder / "work"
+        for made in (work, pathlib.Path(self._files)):
+            made.mkdir(parents=True, exist_ok=True)
+        known = set(listed)
+        for folder, names, files in os.walk(self._files, topdown=False):
+            below = os.path.relpath(folder, self._files)
+            for name in files:
+                path = os.path.normpath(os.path.join(below, name))
+                if path not in known:
+                    os.unlink(os.path.join(folder, name))
+            if below != "." and not any(os.path.lexists(os.path.join(folder, name)) for name in (*names, *files)):
+                os.rmdir(folder)
+        early = [name for name, found in listed.items() if self._lay(name, found) and self._is_early(name)]
+        self.activate()
+        self._is_fresh = True
+        _each(lambda name: self.fetch(os.path.join(self._files, name)), early)
+
+    def renew(self) -> None:
+        """Bring the folder in line, but for the first time after `update`."""
+        if self._is_fresh:
+            self._is_fresh = False
+        else:
+            self.update()
+            self._is_fresh = False
+
+    def activate(self) -> None:
+        """Have this process fetch the files of the folder that Python opens from now on."""
+        global _has_hook  # noqa: PLW0603 -- a hook belongs to the process, for good
+        _active[self._files] = self
+        if not _has_hook:
+            sys.addaudithook(_hear)
+            _has_hook = True
+
+    def _listed(self) -> dict[str, _Entry]:
+        try:
+            found = retried(self._find)
+        except DatamatError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- each filesystem raises what the client below it does
+            reason = redacted(reason_of(error), self._root.url, self._root.options)
+            raise SourceError(
+                f"{self} cannot be listed: {reason}; check the address, the network and storage_options"
+            ) from None
+        if not found:
+            raise SourceError(f"{self} holds nothing; check the address: want a folder of objects, or an object")
+        return found
+
+    def _find(self) -> dict[str, _Entry]:
+        filesystem, root = open_filesystem(self._root.url, self._root.options)
+        filesystem.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            info = filesystem.info(root)
+            if info["type"] == "file" and not root.endswith("/") and not _is_page(root, info):
+                self._single = root.rpartition("/")[2]
+                self._root = RemotePath(self._root.url[: -len(self._single)], self._root.options)
+                return {self._single: _listed(info)}
+        if self._single:
+            info = filesystem.info(f"{root.rstrip('/')}/{self._single}")
+            return {self._single: _listed(info)}
+        prefix = f"{root.rstrip('/')}/"
+        if self._pattern:
+            found = filesystem.glob(prefix + self._pattern, detail=True)
+            found = {path: info for path, info in found.items() if info["type"] == "file"}
+        else:
+            found = filesystem.find(root, detail=True)
+        infos = {path[len(prefix) :]: info for path, info in found.items() if path.startswith(prefix)}
+        infos = {name: info for name, info in infos.items() if name and not name.endswith("/")}
+        blind = [name for name, info in infos.items() if info.get("size") is None]  # a web server's
+        infos |= dict(zip(blind, _each(lambda name: filesystem.info(prefix + name), blind), strict=True))
+        folders = {name[:place] for name in infos for place, letter in enumerate(name) if letter == "/"}
+        for name in infos:
+            if any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name or name in folders:
+                raise SourceError(f"{self} holds {name!r}, which cannot be the name of a file; rename it or remove it")
+        return {name: _listed(info) for name, info in infos.items()}
+
+    def _is_early(self, name: str) -> bool:
+        stem, ending = os.path.splitext(name.lower())
+        if ending in _PACKED:
+            ending = os.path.splitext(stem)[1]
+        # What is in the memory of this process can be seen by no other.
+        return ending in _OPENED_BY_LIBRARIES or self._root.url.startswith("memory://")
+
+    def _lay(self, name: str, found: _Entry) -> bool:
+        """Lay a placeholder for an object, unless it or its content is there; return whether content is missing."""
+        path = os.path.join(self._files, name)
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._leave(path, found)
+            return True
+        is_same = (status.st_size, status.st_mtime_ns) == (found.num_bytes, found.stamp)
+        if is_same and stat.S_ISREG(status.st_mode):
+            # What a run that was killed has left: it would fill the disk.
+            return self.drop(path) if status.st_mode & _READABLE and not self._is_early(name) else _is_empty(status)
+        self._leave(path, found)
+        return True
+
+    def _leave(self, path: str, found: _Entry) -> None:
+        part = self._part()
+        descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o200)
+        try:
+            os.ftruncate(descriptor, found.num_bytes)
+            os.utime(descriptor, ns=(found.stamp, found.stamp))
+            os.fchmod(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        os.replace(part, path)
+
+    def _part(self) -> str:
+        descriptor, part = tempfile.mkstemp(dir=self._folder / "work")
+        os.close(descriptor)
+        return part
+
+    # ------------------------------------------------------------ content
+
+    def fetch(self, path: str) -> None:
+        """Put the content of a file in place of its placeholder.
+
+        Args:
+            path: path of a file below the folder; whatever else it is, nothing happens.
+
+        Raises:
+            InputError: the object is gone, or has changed since it was listed.
+            OutputError: it cannot be read.
+        """
+        try:
+            wanted = os.lstat(path)
+        except OSError:
+            return
+        if not stat.S_ISREG(wanted.st_mode) or not _is_empty(wanted):
+            return
+        name = os.path.relpath(path, self._files)
+        part = self._part()
+        try:
+            digest = self._download(name, part, wanted.st_size)
+            if not self._is_as_listed(name, part, wanted, digest):
+                raise InputError(
+                    f"{self._root / name} has changed since it was listed; run again, when nothing writes there"
+                )
+            os.chmod(part, _READABLE)
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+
+    def _download(self, name: str, part: str, num_bytes: int) -> str:
+        digest = hashlib.md5(usedforsecurity=False)
+        place = self._root / name
+        try:
+            with open(part, "wb") as file, contextlib.closing(place.blocks(num_bytes)) as blocks:
+                for block in blocks:
+                    file.write(block)
+                    digest.update(block)
+        except DatamatError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise InputError(f"{place} is gone since it was listed; run again") from error
+            raise
+        return digest.hexdigest()
+
+    def _is_as_listed(self, name: str, part: str, wanted: os.stat_result, digest: str) -> bool:
+        """Return whether a file has the size and the identity of its placeholder, and give it its time."""
+        if os.stat(part).st_size != wanted.st_size:
+            return False
+        stamp = _stamp(digest)
+        os.utime(part, ns=(stamp, stamp))
+        if os.stat(part).st_mtime_ns == wanted.st_mtime_ns:  # most ETags are the MD5 of the content
+            return True
+        filesystem, path = open_filesystem((self._root / name).url, self._root.options)
+        filesystem.invalidate_cache()
+        stamp = _listed(retried(lambda: filesystem.info(path))).stamp
+        os.utime(part, ns=(stamp, stamp))
+        return os.stat(part).st_mtime_ns == wanted.st_mtime_ns
+
+    def drop(self, path: str) -> bool:
+        """Put a placeholder in place of a file, unless a process has it `held`; return whether it is one now."""
+        import fcntl
+
+        try:
+            if _is_empty(os.lstat(path)):
+                return True  # to open it would fetch it
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                status = os.fstat(file.fileno())
+                if not _is_empty(status):
+                    self._leave(path, _Entry(status.st_size, status.st_mtime_ns))
+                return True
+        except OSError:
+            return False
+
+    def held(self, path: str) -> int:
+        """Return a descriptor of a file with its content; nobody drops it until that is closed. Raises as `fetch`."""
+        import fcntl
+
+        while True:
+            self.fetch(path)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)) and not _is_empty(os.fstat(descriptor)):
+                    return descriptor
+            os.close(descriptor)
+
+    def files_in(self, path: str) -> list[str]:
+        """Return the paths of the files that a path of a row stands for, as far as they are in the folder."""
+        full = os.path.abspath(path)
+        if not full.startswith(self._files):
+            return []
+        if not os.path.isdir(full):
+            return [full]
+        return [os.path.join(folder, name) for folder, _, names in os.walk(full) for name in sorted(names)]
+
+
+def fill(paths: Iterable[str]) -> None:
+    """Fetch files of sources that this process mirrors; other paths do not matter."""
+    if _active:
+        for path in paths:
+            for prefix, mirror in _active.items():
+                if path.startswith(prefix):
+                    for file in mirror.files_in(path):
+                        mirror.fetch(file)
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    # Called for every audit event of the process: the first comparison is what most cost.
+    if event != "open" or not _active:
+        return
+    path = args[0]
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if isinstance(path, str):
+        path = os.path.abspath(path)
+        for prefix, mirror in _active.items():
+            if path.startswith(prefix):
+                mirror.fetch(path)
+
+
+@final
+class FetchAhead:
+    """Fetches the files of the rows of a part in their order, ahead of their use. For one thread.
+
+    Args:
+        mirror: the source.
+        rows: paths of the files of each row.
+    """
+
+    def __init__(self, mirror: SourceMirror, rows: Sequence[Iterable[str]]) -> None:
+        self._mirror = mirror
+        self._rows = [list(row) for row in rows]
+        self._next = 0
+        self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "datamat-fetch")
+        self._running: dict[str, concurrent.futures.Future[None]] = {}
+        self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._held: list[int] = []
+
+    def __enter__(self) -> FetchAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
+        self._pool.shutdown(cancel_futures=True)
+        for path in self._fetched:
+            self._mirror.drop(path)
+
+    def reach(self, first: int, stop: int) -> None:
+        """Wait for the files of some rows; those of rows before may go.
+
+        Raises:
+            OutputError: an object cannot be read. One that is gone or has changed is left to the row that opens it.
+        """
+        self._let_go()
+        self._begin(first, stop)
+        for row in self._rows[first:stop]:
+            for path in row:
+                running = self._running.pop(path, None)
+                with contextlib.suppress(InputError):
+                    if running is not None:
+                        running.result()
+                    if stop - first == 1:
+                        self._held.append(self._mirror.held(path))
+                    else:
+                        self._mirror.fetch(path)
+
+    def _begin(self, first: int, stop: int) -> None:
+        """Begin to fetch what comes next, and drop the oldest where much is here."""
+        num_files = num_bytes = 0
+        self._next = max(self._next, first)
+        for row in self._rows[first : self._next]:
+            num_files += len(row)
+            num_bytes += sum(self._fetched.get(path, 0) for path in row)
+        while self._next < len(self._rows) and (
+            self._next < stop or (num_files < _AHEAD_FILES and num_bytes < _AHEAD_BYTES)
+        ):
+            for path in self._rows[self._next]:
+                size = _size(path)
+                num_files += 1
+                num_bytes += size
+                if path not in self._fetched and size:
+                    self._running[path] = self._pool.submit(self._mirror.fetch, path)
+                self._fetched[path] = size
+                self._fetched.move_to_end(path)
+            self._next += 1
+        ahead = {path for row in self._rows[first : self._next] for path in row}
+        total = sum(self._fetched.values())
+        for path in [*self._fetched] if total > _KEPT_BYTES else ():
+            if total > _KEPT_BYTES and path not in ahead:
+                total -= self._fetched.pop(path)
+                self._mirror.drop(path)
+
+    def _let_go(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _is_empty(status: os.stat_result) -> bool:
+    return not status.st_mode & _READABLE
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """Return the part of a URL before the first folder or name with a wildcard, and the rest."""
+    if not glob.has_magic(url.partition("://")[2]) or url.startswith(("http://", "https://")):
+        return url.rstrip("/"), ""
+    first = min(place for letter in _WILDCARDS if (place := url.find(letter)) >= 0)
+    head, _, _ = url[:first].rpartition("/")
+    if head.endswith(":/") or "://" not in head:
+        raise OptionError(f"source {without_secrets(url)!r} names no folder before its wildcards; name the bucket")
+    return head, url[len(head) + 1 :]
+
+
+def _is_page(root: str, info: Mapping[str, Any]) -> bool:
+    """Return whether a web server answers with a page that lists a folder."""
+    return info.get("mimetype") == "text/html" and not root.lower().endswith((".html", ".htm"))
+
+
+def _stamp(identity: str) -> int:
+    return _FIRST_NS + xxhash.xxh3_64_intdigest(identity.encode()) % (_SPAN_NS // 1000) * 1000
+
+
+def _listed(info: Mapping[str, Any]) -> _Entry:
+    return _Entry(int(info["size"] or 0), _stamp(_identity(info)))
+
+
+def _identity(info: Mapping[str, Any]) -> str:
+    """Return what changes when an object is written: the MD5 of its content in hexadecimal, where the store has it."""
+    for name in _IDENTITIES:
+        found = info.get(name)
+        if name == "content_settings":  # Azure's
+            found = found.get("content_md5") if isinstance(found, dict) else getattr(found, "content_md5", None)
+            if found:
+                return bytes(found).hex()
+        elif name == "md5Hash" and found:  # Google's
+            return base64.b64decode(found).hex()
+        elif found:
+            return str(found.timestamp() if hasattr(found, "timestamp") else found).strip('"')
+    return str(info.get("size"))
+
+
+def _each(call: Callable[[str], Any], names: Sequence[str]) -> Iterator[Any]:
+    """Return what a function returns for each name, many at once; raise what the first that fails raises."""
+    if not names:
+        return iter(())
+    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
+        return iter(list(pool.map(call, names)))
+
+
+def _arrived(root: RemotePath, folder: pathlib.Path) -> SourceMirror:
+    """Return the mirror that was sent to this process, at work."""
+    found = SourceMirror(root, "", folder)
+    found.activate()
+    return found
+
+
+def mirrored(
+    source: Any, options: Mapping[str, Any] | None, scratch: str | os.PathLike[str] | None
+) -> SourceMirror | None:
+    """Return the mirror of a source behind a URL, laid out now; None for any other source.
+
+    Args:
+        source: the source, as the user gave it.
+        options: options for fsspec, often credentials.
+        scratch: folder below which mirrors lie; None for one below `TMPDIR`.
+
+    Raises:
+        OptionError: it is one of fsspec's chains.
+        SourceError: it cannot be listed.
+    """
+    if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
+        return None
+    head, pattern = _parted(source)
+    below = os.path.join(tempfile.gettempdir(), f"datamat-{getpass.getuser()}") if scratch is None else scratch
+    folder = f"source-{xxhash.xxh3_64_hexdigest(source.encode())}"
+    root = RemotePath(head, dict(options or {}))
+    made = SourceMirror(root, pattern, pathlib.Path(os.path.abspath(os.path.expanduser(below)), folder))
+    made.update()
+    return made

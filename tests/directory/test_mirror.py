@@ -1,0 +1,193 @@
+"""Sources behind URLs: what lies in the local folder, when content arrives, and when it goes."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import pathlib
+import pickle
+import threading
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from datamat import InputError, Materializer, OptionError, SourceError, load
+from datamat.directory.mirror import FetchAhead, mirrored
+
+
+@pytest.fixture
+def web(tmp_path):
+    """A folder and the URL of a web server that serves and lists it."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        seen = []  # noqa: RUF012 -- of one test
+
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            self.seen.append(self.path)
+            super().do_GET()
+
+    folder = tmp_path / "web"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}", Quiet.seen
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def is_here(path):
+    """Return whether a file has its content."""
+    return bool(os.stat(path).st_mode & 0o444)
+
+
+def test_content_arrives_when_it_is_opened(web, tmp_path):
+    """Names and sizes are there before; a table, which libraries open, comes at once."""
+    folder, url, seen = web
+    (folder / "a").mkdir()
+    (folder / "a/one.bin").write_bytes(b"content")
+    (folder / "a/two.bin").write_bytes(b"other")
+    (folder / "table.csv").write_text("x\n1\n")
+
+    path = mirrored(url, None, tmp_path).path
+
+    assert sorted(os.listdir(path)) == ["a", "table.csv"]
+    assert os.path.getsize(f"{path}/a/one.bin") == 7
+    assert [is_here(f"{path}/{name}") for name in ("a/one.bin", "a/two.bin", "table.csv")] == [False, False, True]
+    with open(f"{path}/a/one.bin", "rb") as file:
+        assert file.read() == b"content"
+    assert "/a/one.bin" in seen
+    assert "/a/two.bin" not in seen
+
+
+def test_what_changes_there_changes_here(web, tmp_path):
+    """A new time or size brings new content; what is gone is gone; what is the same is not fetched again."""
+    folder, url, _ = web
+    for name in ("same.csv", "new.csv", "gone.csv"):
+        (folder / name).write_text("x\n1\n")
+    mirror = mirrored(url, None, tmp_path)
+    before = {name: os.stat(f"{mirror.path}/{name}") for name in ("same.csv", "new.csv")}
+    (folder / "new.csv").write_text("x\n2\n")
+    os.utime(folder / "new.csv", (1, 1))
+    (folder / "gone.csv").unlink()
+
+    mirror.update()
+
+    assert sorted(os.listdir(mirror.path)) == ["new.csv", "same.csv"]
+    assert os.stat(f"{mirror.path}/same.csv").st_ino == before["same.csv"].st_ino
+    assert os.stat(f"{mirror.path}/new.csv").st_mtime_ns != before["new.csv"].st_mtime_ns
+    with open(f"{mirror.path}/new.csv") as file:
+        assert file.read() == "x\n2\n"
+
+
+def test_object_that_changed_after_the_listing_is_refused(web, tmp_path):
+    """So is one that is gone: nothing stands for what it does not hold."""
+    folder, url, _ = web
+    (folder / "a.bin").write_bytes(b"12345")
+    (folder / "b.bin").write_bytes(b"12345")
+    path = pathlib.Path(mirrored(url, None, tmp_path).path)
+    (folder / "a.bin").write_bytes(b"1234")
+    (folder / "b.bin").unlink()
+
+    with pytest.raises(InputError, match=r"/a\.bin has changed since it was listed"):
+        (path / "a.bin").read_bytes()
+    with pytest.raises(InputError, match=r"/b\.bin is gone since it was listed"):
+        (path / "b.bin").read_bytes()
+
+
+def test_files_of_rows_come_ahead_and_go(web, tmp_path):
+    """Those of the row at work stay, whoever wants to drop them; after the part none is left."""
+    folder, url, seen = web
+    for number in range(20):
+        (folder / f"{number:02d}.bin").write_bytes(bytes([number]) * 100)
+    mirror = mirrored(url, None, tmp_path)
+    paths = [f"{mirror.path}/{number:02d}.bin" for number in range(20)]
+    with FetchAhead(mirror, [[path] for path in paths]) as ahead:
+        for number, path in enumerate(paths):
+            ahead.reach(number, number + 1)
+
+            assert is_here(path)
+            assert not mirror.drop(path)
+
+    assert not any(map(is_here, paths))
+    assert sorted(one for one in seen if one.endswith(".bin")) == [f"/{number:02d}.bin" for number in range(20)]
+
+
+def test_another_process_has_it_by_pickle(web, tmp_path):
+    """A copy needs the folder and the URL alone."""
+    folder, url, _ = web
+    (folder / "a.bin").write_bytes(b"12345")
+    mirror = mirrored(url, None, tmp_path)
+
+    again = pickle.loads(pickle.dumps(mirror))
+    again.fetch(f"{mirror.path}/a.bin")
+
+    assert is_here(f"{mirror.path}/a.bin")
+
+
+def test_run_over_a_web_server(web, tmp_path):
+    """Workers fetch the pictures; nothing of them stays; the next run has nothing to do."""
+    folder, url, _ = web
+    for number in range(12):
+        (folder / f"cat{number % 2}").mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(folder / f"cat{number % 2}/{number:02d}.png")
+    job = Materializer("image_folder", url, tmp_path / "out", scratch=tmp_path / "scratch")
+
+    report = job.run(progress=False)
+    again = job.run(progress=False)
+
+    local = Materializer("image_folder", folder, tmp_path / "local")
+    local.run(progress=False)
+    files = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+    assert report.is_complete
+    assert "nothing to do" in str(again)
+    assert load(tmp_path / "out").keys() == load(tmp_path / "local").keys()
+    assert len(files) == 12
+    assert not any(map(is_here, files))
+    assert url in repr(job)
+
+
+def test_one_file_a_pattern_and_a_local_url(tmp_path):
+    """All of them stand for what they name, and nothing beside it."""
+    memory = fsspec.filesystem("memory")
+    for name in ("a.csv", "b.csv", "c.txt"):
+        memory.pipe(f"/{tmp_path.name}/{name}", b"x\n1\n")
+
+    one = mirrored(f"memory://{tmp_path.name}/a.csv", None, tmp_path)
+    some = mirrored(f"memory://{tmp_path.name}/*.csv", None, tmp_path)
+
+    assert os.path.basename(one.path) == "a.csv"
+    assert sorted(os.listdir(os.path.dirname(some.path))) == ["a.csv", "b.csv"]
+    assert mirrored(f"file://{tmp_path}", None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("memory://nothing/there", SourceError, "holds nothing; check the address"),
+        ("memory://*/x", OptionError, "names no folder before its wildcards"),
+        ("simplecache::memory://x/y", OptionError, "chain of filesystems"),
+        ("no-such-thing://x/y", OptionError, "Protocol not known"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused(url, error, message, tmp_path):
+    """The message names the URL."""
+    with pytest.raises(error, match=message):
+        mirrored(url, None, tmp_path)
+
+
+def test_name_that_is_no_file_name_is_refused(tmp_path):
+    """A store may have both `a` and `a/b`; a disk may not, and nothing may lead out of its folder."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe(f"/{tmp_path.name}/a", b"1")
+    memory.store[f"/{tmp_path.name}/a/b"] = memory.store[f"/{tmp_path.name}/a"]
+
+    with pytest.raises(SourceError, match="'a', which cannot be the name of a file"):
+        mirrored(f"memory://{tmp_path.name}", None, tmp_path)

@@ -1,0 +1,116 @@
+"""Raw data in a bucket: the bytes of a run over a local folder, whatever the server does."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+
+import cv2
+import numpy as np
+import pytest
+from breaking_proxy import SECRET
+from PIL import Image
+
+from datamat import DatasetWriter, Features, IndexRow, Materializer, SampleError, ShardOptions
+from datamat import Image as Picture
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Drawn(DatasetWriter):
+    """Reads its pictures through a library that opens files by itself."""
+
+    name = "drawn"
+    features = Features({"image": Picture()})
+
+    def index(self, source):
+        """Return a row for each line of a list."""
+        with open(f"{source}/list") as lines:
+            return [IndexRow(line.strip().removesuffix(".png"), "train", {"image": line.strip()}) for line in lines]
+
+    def read(self, row):
+        """Return the picture."""
+        found = cv2.imread(row.fields["image"])
+        if found is None:
+            raise ValueError("no picture")
+        return {"image": found}
+
+
+def png(number):
+    """Return a picture."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 255, (8, 8, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def raw(options, proxy, tmp_path):
+    """Raw data in a folder and in a bucket, with the options of a proxy before it, and the filesystem itself."""
+    import s3fs
+
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for number in range(24):
+        (folder / f"p{number:02d}.png").write_bytes(png(number))
+    (folder / "list").write_text("".join(f"p{number:02d}.png\n" for number in range(24)))
+    files = s3fs.S3FileSystem(**options, skip_instance_cache=True, use_listings_cache=False)
+    bucket = f"b{hashlib.md5(str(tmp_path).encode()).hexdigest()}"
+    files.mkdir(bucket)
+    files.put(f"{folder}/", f"{bucket}/raw/", recursive=True)
+    return folder, f"s3://{bucket}/raw", {**options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}, files
+
+
+def made(source, output, **more):
+    """Run a job; return the digests of its shards."""
+    Materializer(Drawn, source, output, shards=ShardOptions(num_shards=3), **more).run(progress=False)
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in output.glob("*.tfrecord")}
+
+
+@pytest.mark.slow
+def test_bucket_gives_the_bytes_of_a_folder(raw, proxy, tmp_path, caplog):
+    """Each third request fails in one of four ways, and nothing shows it; no file and no message holds the key."""
+    folder, url, options, _ = raw
+    expected = made(folder, tmp_path / "local")
+    proxy.meet = lambda number, handler: None if number % 3 else (500, 503, "cut", "lose")[number // 3 % 4]
+
+    with caplog.at_level(logging.DEBUG):
+        found = made(url, tmp_path / "out", source_options=options, scratch=tmp_path / "scratch")
+
+    assert found == expected
+    assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.slow
+def test_object_with_another_etag_is_read_again(raw, tmp_path):
+    """One shard of three is made again, and holds what is there now."""
+    folder, url, options, files = raw
+    more = {"source_options": options, "scratch": tmp_path / "scratch"}
+    before = made(url, tmp_path / "out", **more)
+    for place in (folder / "p03.png", f"{url}/p03.png"):
+        (files.pipe_file if isinstance(place, str) else type(place).write_bytes)(place, png(99))
+
+    after = made(url, tmp_path / "out", **more)
+
+    assert after == made(folder, tmp_path / "local")
+    assert sum(before[name] != after[name] for name in before) == 1
+
+
+@pytest.mark.slow
+def test_object_that_vanishes_fails_its_row(raw, proxy, tmp_path):
+    """Its error names the object, and the policy for bad samples decides."""
+    _, url, options, files = raw
+    job = Materializer(Drawn, url, tmp_path / "out", source_options=options, scratch=tmp_path / "scratch")
+
+    def meet(number, handler):
+        if "p05" in handler.path and handler.command == "GET":
+            files.rm_file(f"{url}/p05.png")
+            proxy.meet = lambda number, handler: None
+
+    proxy.meet = meet
+    with pytest.raises(SampleError, match=r"p05.*raw/p05\.png is gone since it was listed"):
+        job.run(progress=False)
