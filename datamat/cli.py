@@ -53,7 +53,7 @@ from datamat.directory.inspect import inspect
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
 from datamat.directory.verify import VerifyReport, verify
-from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError
+from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, place_of
 from datamat.formats import format_names
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.readers.dataset import ShardedDataset, load
@@ -117,7 +117,7 @@ class Console:
     def fail(self, code: int, error: BaseException | str) -> int:
         """Show why there is no answer; return the exit code."""
         kind = type(error).__name__ if isinstance(error, BaseException) else "OutputError"
-        text = str(error)
+        text = str(error) + (place_of(error) if isinstance(error, DatamatError) else "")
         if isinstance(error, OSError) and error.strerror and error.filename is not None:  # as programs of Unix say it
             text = f"{error.filename}: {error.strerror}"
         return self.answer(code, text, {"error": {"type": kind, "message": text}}, error=True)

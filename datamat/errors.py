@@ -1,7 +1,7 @@
 """Every exception that datamat raises on purpose, as one tree.
 
-`described` says where in the user's code an error arose, and `fold` leaves that code alone in its traceback;
-`want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
+`described` and `place_of` say where in the user's code an error arose, and `fold` leaves that code alone in its
+traceback; `want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
 `require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message gives the place,
 what was found, what was wanted and what to do about it.
 
@@ -40,6 +40,7 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Sequence
 
 
@@ -67,6 +68,7 @@ __all__ = [
     "described",
     "fold",
     "join_problems",
+    "place_of",
     "require_package",
     "require_posix",
     "want_of_resources",
@@ -308,14 +310,18 @@ def described(error: BaseException) -> str:
         >>> described(ValueError("no such sample"))
         'ValueError: no such sample'
     """
-    text, place = f"{type(error).__name__}: {error}", ""
-    if isinstance(error, DatamatError):
-        return text
+    text = f"{type(error).__name__}: {error}"
+    return text if isinstance(error, DatamatError) else text + place_of(error)
+
+
+def place_of(error: BaseException) -> str:
+    """Return where in the user's own code an error arose, as " (in read, jobs.py:12)"; "" where it did not."""
+    place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if not code.co_filename.startswith(_not_of_users()):
+        if not code.co_filename.startswith(_not_of_users()) and not _is_own(frame):
             place = f" (in {code.co_name}, {os.path.basename(code.co_filename)}:{line})"
-    return text + place
+    return place
 
 
 _OWN = os.path.dirname(__file__) + os.sep
@@ -330,11 +336,17 @@ def fold(error: BaseException) -> None:
     chain: BaseException | None = error
     while chain is not None:
         trace = chain.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
+        while trace is not None and _is_own(trace.tb_frame):
             trace = trace.tb_next
         if trace is not None or isinstance(chain, DatamatError):
             chain.__traceback__ = trace
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    """Return whether a frame runs code of datamat, of which that of dataclasses is in no file."""
+    is_ours = str(frame.f_globals.get("__name__")).startswith(f"{__package__}.")
+    return is_ours and frame.f_code.co_filename.startswith((_OWN, "<string>"))
 
 
 @functools.cache

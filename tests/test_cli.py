@@ -102,6 +102,16 @@ def test_file_that_is_not_there_gives_two(tmp_path, capsys):
     assert capsys.readouterr().err == f"datamat: {tmp_path}/nothing: No such file or directory\n"
 
 
+def test_error_in_the_module_of_a_job_names_its_line(tmp_path, capsys, monkeypatch):
+    """It may be any of a hundred declarations."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs_of_a_line.py").write_text("import datamat\n\nlabel = datamat.ClassLabel(names=('a', 'a'))\n")
+
+    assert main(["plan", "jobs_of_a_line:job"]) == 1
+    assert "a class name appears twice in" in (told := capsys.readouterr().err)
+    assert told.endswith("(in <module>, jobs_of_a_line.py:3)\n")
+
+
 def test_unfinished_run_gives_one(output, capsys):
     """`status` says how to continue."""
     (output / "manifest.json").unlink()
