@@ -592,7 +592,7 @@ _PLAN = {
     "name": "name of the dataset",
     "num_rows": "input rows",
     "num_records": "records, where every draw of the transform gives one",
-    "ranks": "training processes that share the shards; null where nobody said",
+    "ranks": "training processes that share the shards; null if not given",
     "shards": "each file with `name`, `split`, `num_rows`, `copies` and `num_parts`",
 }
 

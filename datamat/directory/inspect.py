@@ -452,7 +452,7 @@ def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:
     """Look into a file of records, or a finished directory.
 
     Args:
-        path: a TFRecord, Parquet, tar or ArrayRecord file, TFRecord and tar also compressed by gzip; or a finished
+        path: a TFRecord, Parquet, tar or ArrayRecord file, TFRecord and tar may be gzipped; or a finished
             directory of datamat, whose manifest is read and whose first shard is looked into.
         records: number of first records to show.
 

@@ -636,8 +636,8 @@ class Polygons(Feature):
 
     A sample holds a list of arrays (k, 2), of nested lists, or of COCO's flat lists [x0, y0, x1, y1, ...]; an empty
     list is a polygon without vertices. It reads back as one array, float32 (n, most, 2), where polygons with fewer
-    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` are those of polygon i. Stored are the vertices, and how
-    many each polygon has.
+    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` are those of polygon i. The vertices are stored, and
+    how many each polygon has.
 
     Geometric transforms move the vertices with the image, as keypoints; those outside of it stay, and what draws the
     polygon cuts it off. A polygon that lies wholly outside loses its vertices, and keeps its place, so that labels stay

@@ -149,7 +149,7 @@ class Plan:
     Attributes:
         name: name of the dataset.
         shards: every output file, sorted by split and number.
-        ranks: number of training processes that are to share the shards; None where nobody said.
+        ranks: number of training processes that will share the shards; None if not given.
     """
 
     name: str

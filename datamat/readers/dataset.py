@@ -538,7 +538,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         in the middle of one, with any number of workers and ranks.
 
         Args:
-            batch_size: most records in a batch; None yields single samples.
+            batch_size: maximum number of records in a batch; None yields single samples.
             shuffle: True shuffles all records. A number shuffles that many at a time, from blocks of neighbours in
                 random order, so that files are read in long runs: for spinning disks and slow file systems. True reads
                 Parquet that way, too, four row groups at a time, and gzip TFRecord, 2 MiB of small records at a time. A
@@ -666,9 +666,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
     @property
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """What is known of the values of each field, from the manifest, of whole splits: no record is read.
+        """Statistics of each field, as the manifest has them for whole splits: no record is read.
 
-        Of a selection of records it says what is known of all records of their splits. {} where something is not known.
+        For a selection of records they describe all records of its splits; {} if any of them is unknown.
         See `Manifest.statistics` for what there is of each type of feature.
 
         Example:
@@ -895,8 +895,8 @@ def concat(datasets: Sequence[ShardedDataset]) -> ShardedDataset:
     """Return the records of several datasets as one, one dataset after the other; none is read.
 
     Args:
-        datasets: datasets with the same features, at least one; whatever was selected from them. Where several have a
-            record of the same key, the key leads to the first one.
+        datasets: datasets with the same features, at least one, or selections of them. If several have a record with
+            the same key, the key leads to the first.
 
     Raises:
         OptionError: there is none, or they differ in their features.
@@ -1013,8 +1013,8 @@ def load(
         cache: bytes of memory in each process for encoded records; the records that are read first fill it.
         cache_dir: folder on a fast local disk to which shards are copied on first use, for directories on a slow file
             system. Any number of processes may share it. A URL requires one: an epoch fetches its shards ahead.
-        cache_bytes: most bytes of copies in `cache_dir`. A shard for which no room is left is read in place; behind a
-            URL, those that an epoch is done with make room, and otherwise records are read by ranges.
+        cache_bytes: maximum size of the copies in `cache_dir`. A shard for which no room is left is read in place;
+            behind a URL, those that an epoch is done with make room, and otherwise records are read by ranges.
         storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:

@@ -242,9 +242,9 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
         key: function that returns the key of an item, a str or int; or, where items are dicts, the name of the field
             that holds it. None: a path or string, also of an array, is its own key (with a hash where it holds `/`, is
             long or appears twice); other items have their position, so that inserting one changes all after it.
-        files: paths of input files that every sample depends on, as a label map that `fn` opens; a change of one
-            remakes all shards. Items that are paths of files, or hold such paths (in tuples, lists, sets, dicts,
-            dataclasses, arrays), count by themselves.
+        files: paths of input files that every sample depends on, such as a label map that `fn` opens; if one
+            changes, all shards are rebuilt. Items that are paths of files, or hold such paths (in tuples, lists, sets,
+            dicts, dataclasses, arrays), count by themselves.
         block: callable of many items at once, a list of them (an array where `inputs` is one), that returns what `fn`
             does for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
             costs more than the item. It draws nothing. Where it returns None or raises, `fn` is called for each item.

@@ -87,7 +87,7 @@ class Materializer:
     Args:
         writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class"; or what needs no
             class: a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None
-            finds out the kind of the source.
+            detects the kind of source.
         source: what the writer indexes, usually the folder of the raw data; `~` is your home folder.
         output: folder of the finished shards, created if missing; `~` is your home folder. Or the URL of a folder in a
             store that can be written (`s3://BUCKET/PATH`, `gs://`, `az://`, `memory://`, ...): workers upload each
@@ -352,9 +352,9 @@ class Materializer:
         return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild, task=task)
 
     def finalize(self, *, progress: bool = True) -> RunReport:
-        """Write the manifest over what tasks have made that share the output; see `task_index` of `run`.
+        """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
 
-        The last task does so itself: this is for the case that it was killed before it could. Nothing is made.
+        The last task does this itself; call it if that task was killed before it could. No shard is made.
 
         Args:
             progress: show a bar and a summary on standard error.
@@ -402,9 +402,9 @@ class Materializer:
         return self._run(self.job, deadline, max_disk, mode="retry", progress=progress, rebuild=rebuild)
 
     def status(self) -> Status:
-        """Return how far the output is, and which shards `run` would rebuild, each with the reason.
+        """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
 
-        Works during a run, in this process or another, and after a crash; only reads.
+        Works during a run, in this process or another, and after a crash; it only reads.
         """
         try:
             with self.job.planned() as planned:

@@ -54,7 +54,7 @@ def merge(
     name: str | None = None,
     logger: logging.Logger | None = None,
 ) -> Manifest:
-    """Make one finished directory of several that were made apart, with the same features and formats.
+    """Combine finished directories that were made separately, with the same features and formats, into one.
 
     Shards keep their bytes: they are hard links where the disk has them, else copies. They get new names, as their
     numbers change; those of the first directory come first in each split. Index, manifest and sidecars are written

@@ -73,7 +73,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Status:
-    """How far an output is. `str` gives a summary.
+    """How far an output has got. `str` gives a summary.
 
     Attributes:
         output: the output folder.

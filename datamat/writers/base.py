@@ -73,8 +73,8 @@ class DatasetWriter(abc.ABC):
       `read` returns an equal sample for equal rows, in any process and order. Both depend on the source, on `self` as
       it was sent, and, in `read`, on the seeded random numbers; never on the clock, on earlier calls or on the number
       of workers.
-    - **Declared**: every file that decides a sample is in its row, in `files`, or in `bind`'s results on `self`. A file
-      that is none of these is named in a warning, for nothing notices when it changes.
+    - **Declared**: every file that decides a sample is in its row, in `files`, or in `bind`'s results on `self`.
+      A warning names any other file that is opened, because nothing would notice if it changed.
     - **Honest**: a sample that cannot be read raises, and is never a stand-in. One that is left out on purpose is a
       `Skip`, or None.
 
@@ -150,7 +150,7 @@ class DatasetWriter(abc.ABC):
     def read(self, row: IndexRow) -> Sample | Iterable[Sample | Skip] | Skip | None:
         """Return the sample of one row, a value for every declared feature except `key`; or several, or none.
 
-        Called in a worker process, for any rows in any order; now and then twice for one row, to compare the results.
+        Called in a worker process, for any rows in any order; occasionally twice for one row, to compare the results.
 
         A `read` that draws random numbers declares a second parameter, `read(self, row, rng)`, and receives the
         `numpy.random.Generator` of the row. `random` and `numpy.random` are seeded for each row as well, and so are the
@@ -178,7 +178,7 @@ class DatasetWriter(abc.ABC):
         """Return a changed sample, or several; the default returns it unchanged.
 
         Called in a worker process for each copy, before the run's `transform`, in the splits that `copies` names (in
-        all, where it is a number). A copy that gives several samples makes several records, `KEY#COPY-NUMBER`.
+        all of them, if it is a number). A copy that gives several samples makes several records, `KEY#COPY-NUMBER`.
 
         Args:
             sample: decoded values by feature name, with `key`; images uint8 (height, width, channels), masks uint8

@@ -145,7 +145,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
     """Write the files that other readers need beside the shards of a finished directory, where they are missing.
 
     Args:
-        path: the directory whose sidecars were written. Files that are not datamat's stay as they are.
+        path: the finished directory. Files in it that are not datamat's stay as they are.
         sidecars: sidecars of your own, written beside the built-in ones; see `Sidecar`.
 
     Raises:
