@@ -10,7 +10,6 @@ opens the door: passwords and queries of URLs, and the texts among the options, 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import errno
@@ -236,9 +235,7 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(last, OSError) and last.errno in _FINAL_ERRNO:
         return False
     return any(
-        isinstance(one, (OSError, TimeoutError, asyncio.TimeoutError, EOFError))
-        or type(one).__module__.partition(".")[0] in _NETWORK
-        for one in chain
+        isinstance(one, (OSError, EOFError)) or type(one).__module__.partition(".")[0] in _NETWORK for one in chain
     )
 
 

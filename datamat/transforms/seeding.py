@@ -144,11 +144,13 @@ class GlobalDraws:
                 self.are_expected = True
                 return ()
             # struct { uint32_t key[624]; int pos; }, which numpy documents for use by C and numba
-            self._words = (ctypes.c_uint32 * 625).from_address(generator.ctypes.state_address)
+            self._words = _words_at(generator.ctypes.state_address)
             self._generator = generator
         words, others = self._words, self._words_of_random
         # Position and two words of each: 624 draws later the position is the same, but the words are others.
-        return words[624], words[0], words[1], *(others[:3] if others else ())
+        if others is None:
+            return words[624], words[0], words[1]
+        return words[624], words[0], words[1], others[0], others[1], others[2]
 
     def rest(self, seed: int) -> tuple[int, ...]:
         """Give the generators the one state that they have for all rows without draws; return its mark.
@@ -166,7 +168,12 @@ class GlobalDraws:
         return mark
 
 
-def _words_of_random() -> Any:
+def _words_at(address: int) -> memoryview:
+    """Return 625 words of 32 bits of this process's memory; ctypes takes half as long again to make them integers."""
+    return memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B").cast("I")
+
+
+def _words_of_random() -> memoryview | None:
     """Return the words of the generator behind the functions of `random`: its position, then its state; None elsewhere.
 
     CPython has them right behind the head of the object, as `int index; uint32_t state[624]`, which is checked here.
@@ -176,9 +183,9 @@ def _words_of_random() -> Any:
         return None
     if random.Random.__mro__[1].__basicsize__ < object.__basicsize__ + 625 * 4:
         return None
-    words = (ctypes.c_uint32 * 625).from_address(id(generator) + object.__basicsize__)
+    words = _words_at(id(generator) + object.__basicsize__)
     *state, position = generator.getstate()[1]
-    return words if words[0] == position and words[1:] == state else None
+    return words if words[0] == position and words[1:].tolist() == state else None
 
 
 global_draws = GlobalDraws()
@@ -203,6 +210,8 @@ def seed_globals(seed: int, *, has_tensorflow: bool = True) -> None:
 def loaded_libraries() -> frozenset[str]:
     """Return which libraries with global generators of their own this process has loaded."""
     modules = sys.modules
+    if "torch" not in modules and "tensorflow" not in modules:  # asked twice for each row, in a third of the time
+        return frozenset()
     return frozenset([name for name in _SEED if name in modules])
 
 
