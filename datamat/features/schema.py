@@ -1927,8 +1927,9 @@ def _of_list(name: str, value: Any) -> Feature:
         return Json()
     if isinstance(first, bytes):
         return Sequence(Bytes())
-    if isinstance(first, datetime.datetime):
-        return Sequence(_of_time("", first)) if len({item.tzinfo is None for item in value}) == 1 else Json()
+    if isinstance(first, datetime.date):
+        zones = {getattr(item, "tzinfo", None) is None for item in value}
+        return Sequence(_of_time("", first)) if len(zones) == 1 else Json()
     return Sequence(_inferred("", first)) if isinstance(first, (str, int, float, np.generic)) else Json()
 
 
@@ -1972,7 +1973,7 @@ def _is_no_json(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(isinstance(item, dict) and _is_no_json(item) for item in value)
     value = as_array(value)
-    return isinstance(value, (bytes, datetime.datetime, np.datetime64)) or (
+    return isinstance(value, (bytes, datetime.date, np.datetime64)) or (
         isinstance(value, np.ndarray) and value.ndim > 0
     )
 
@@ -1980,6 +1981,8 @@ def _is_no_json(value: Any) -> bool:
 def _of_array(_: str, value: np.ndarray) -> Feature:
     if value.ndim == 1 and value.dtype.kind in "UO" and all(isinstance(item, str) for item in value):
         return Sequence(Text())
+    if value.ndim == 1 and value.dtype.kind == "M":
+        return Sequence(Timestamp())
     if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in {3, 4} and value.size:
         return Image((None, None, value.shape[2]))
     return Tensor((None,) * value.ndim, value.dtype.name)
@@ -1990,7 +1993,7 @@ _FEATURE_OF_TYPES: tuple[tuple[tuple[type, ...], Callable[[str, Any], Any]], ...
     ((str,), lambda _, value: Text()),
     ((bytes,), _of_bytes),
     ((bool, np.bool_), lambda _, value: Scalar("bool")),
-    ((np.datetime64, datetime.datetime), _of_time),
+    ((np.datetime64, datetime.date), _of_time),
     ((np.generic,), lambda _, value: Scalar(value.dtype.name)),
     ((int,), lambda _, value: Scalar("int64" if value < 1 << 63 else "uint64")),
     ((float,), lambda _, value: Scalar("float64")),

@@ -518,7 +518,10 @@ class Json(Feature):
         if isinstance(value, str):
             _utf8(name, self, value, where)
         elif value is not None and not isinstance(value, (bool, int, float)):
-            remedy = "give dicts, lists, str, numbers, booleans and None"
+            remedy = (
+                "give dicts, lists, str, numbers, booleans and None, or declare what holds it: Sequence(...), or "
+                "Sequence({...}) for a list of dicts"
+            )
             raise mismatch(name, self, f"a {type(value).__name__}{where}", remedy)
         return value
 
@@ -527,8 +530,9 @@ class Json(Feature):
 class Timestamp(Feature):
     """A moment, to the microsecond: datetime64[us], stored as int64 microseconds since 1970.
 
-    A sample holds a `datetime.datetime`, a `pandas.Timestamp` or a `numpy.datetime64` of any unit; none is rounded. It
-    reads back as `numpy.datetime64`; torch and TensorFlow, which have no times, give the int64.
+    A sample holds a `datetime.datetime`, a `pandas.Timestamp` or a `numpy.datetime64` of any unit; none is rounded. A
+    `datetime.date` is its first moment, without a time zone, as in Arrow. It reads back as `numpy.datetime64`; torch
+    and TensorFlow, which have no times, give the int64.
 
     Args:
         tz: "UTC" for moments, from datetimes with any time zone; None for the time on a clock whose zone is not known,
@@ -608,6 +612,8 @@ class Timestamp(Feature):
             if found.astype(value.dtype) != value:  # back in its own unit; NaT equals nothing
                 raise mismatch(name, self, f"{value!r}, which is no time in whole microseconds", "round it in read")
             return int(found.view(np.int64))
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            value = datetime.datetime(value.year, value.month, value.day)
         if not isinstance(value, datetime.datetime):
             raise mismatch(name, self, f"{value!r} ({type(value).__name__})", "give a datetime or a numpy.datetime64")
         is_missing = value != value  # noqa: PLR0124 -- true of pandas' NaT

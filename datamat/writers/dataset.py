@@ -29,6 +29,7 @@ from datamat.writers.existing import (
     SpoolOptions,
     converted,
     dicts_of,
+    fill_lists,
     identity_of,
     names_of,
     open_source,
@@ -282,6 +283,10 @@ class ImportWriter(DatasetWriter):
             samples.declare({self._fields[name]: feature for name, feature in self._declared.items()})
         features: dict[str, Feature] = dict(self._declared)
         has_columns = isinstance(samples, ArrowSource) or (isinstance(samples, SpooledSource) and samples.has_columns)
+        implied = {field for name, field in self._fields.items() if name not in features} - samples.features.keys()
+        if implied and not isinstance(samples, SpooledSource):  # which has looked ahead
+            first = dict(samples[0] if first is None else first)
+            fill_lists(first, first.keys() - implied, _rest_of(samples))
         for name, field in self._fields.items():
             if name not in features and field in samples.features:
                 features[name] = samples.features[field]
@@ -355,6 +360,15 @@ def _has_samples(samples: DataSource) -> bool:
     if parts is not None:
         return any(map(_has_samples, parts))
     return not samples.is_empty if isinstance(samples, SpooledSource) else len(samples) > 0
+
+
+def _rest_of(samples: DataSource) -> Iterator[Sample]:
+    """Yield the samples behind the first, up to one that cannot be read."""
+    for number in range(1, len(samples)):
+        try:
+            yield samples[number]
+        except Exception:  # noqa: BLE001 -- what is wrong with it, the run says
+            return
 
 
 def _implied(name: str, value: Any, *, is_cell: bool) -> Feature:

@@ -77,6 +77,7 @@ from datamat.writers.foreign import (
     TFRecordForm,
     UnpackedFiles,
     litdata_chunks,
+    litdata_table,
     mds_shards,
 )
 
@@ -512,7 +513,7 @@ def _feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for e
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return Text()
     if types.is_date(kind) or types.is_timestamp(kind):
-        return Timestamp("UTC" if types.is_timestamp(kind) and kind.tz is not None else None)
+        return _time(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         return _tensor(kind.shape, np.dtype(kind.value_type.to_pandas_dtype()).name)
     if isinstance(kind, pa.BaseExtensionType):
@@ -520,10 +521,16 @@ def _feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for e
     shape, inner = _list_shape(kind)
     if shape == (None,) and (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
         return ListOf(Text())
+    if len(shape) == 1 and (types.is_date(inner) or types.is_timestamp(inner)):
+        return ListOf(_time(inner))
     are_numbers = types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)
     if shape and are_numbers and None not in shape[1:]:
         return Tensor(shape, np.dtype(inner.to_pandas_dtype()).name)
     return Json() if (shape or types.is_map(kind)) and not _not_in_json(kind, "") else None
+
+
+def _time(kind: Any) -> Timestamp:
+    return Timestamp("UTC" if getattr(kind, "tz", None) is not None else None)
 
 
 def _list_shape(kind: Any) -> tuple[tuple[int | None, ...], Any]:
@@ -1442,12 +1449,15 @@ class _TableFiles:
     Args:
         files: the files, in the order of their rows.
         is_parquet: whether they are Parquet; Arrow files are mapped into memory.
+        may_differ: whether a column may be missing in some files, or of a narrower type, as where each file has the
+            types of its own values.
     """
 
-    def __init__(self, files: Sequence[SourceFile], *, is_parquet: bool) -> None:
+    def __init__(self, files: Sequence[SourceFile], *, is_parquet: bool, may_differ: bool = False) -> None:
         self.files = files
         self.identity = "the rows of files"  # whose content counts
         self._is_parquet = is_parquet
+        self._may_differ = may_differ
         self._splits = splits_of(files)
         groups: list[tuple[int, int]] = []
         rows: list[int] = []
@@ -1462,7 +1472,10 @@ class _TableFiles:
             schema = _readable_schema(schema)
             if self.schema is None:
                 self.schema = schema
-            self._check_schema(schema, file)
+            if may_differ:
+                self.schema = self._widened(schema, file)
+            else:
+                self._check_schema(schema, file)
             groups += [(number, group) for group in range(len(counts))]
             rows += counts
         self._groups = groups
@@ -1526,14 +1539,17 @@ class _TableFiles:
         file = self.files[number]
         names = [name for name in self.schema.names if columns is None or name in columns]
         own = [name for name in names if name not in self._folders[number]]
+        wanted = pa.schema([self.schema.field(name) for name in names])
         try:
             if self._is_parquet:
                 with parquet.ParquetFile(file.path, page_checksum_verification=True) as opened:
                     found = opened.read_row_group(group, columns=own, use_threads=False)
             else:
                 found = _mapped(file.path).read_all()
-            found = _readable(_with_folders(found.select(own), self._folders[number]).select(names))
-            return found.cast(pa.schema([self.schema.field(name) for name in names]))
+            if self._may_differ:
+                found = _readable(found.select([name for name in own if name in found.column_names]))
+                return pa.concat_tables([wanted.empty_table(), found], promote_options="permissive")
+            return _readable(_with_folders(found.select(own), self._folders[number]).select(names)).cast(wanted)
         except (pa.ArrowException, OSError) as error:
             text = str(error).partition("\n")[0]
             raise CorruptDataError(f"{file.path}: row group {group} cannot be read: {text}") from error
@@ -1556,6 +1572,18 @@ class _TableFiles:
             kind = "Parquet" if self._is_parquet else "Arrow"
             raise SourceError(f"{file.path} cannot be read as {kind}: {text}; write the file again") from error
 
+    def _widened(self, schema: Any, file: SourceFile) -> Any:
+        """Return a schema for the rows of a file and of those before it."""
+        import pyarrow as pa
+
+        try:
+            return pa.unify_schemas([self.schema, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise SourceError(
+                f"{file.path}: its columns do not fit those of {self.files[0].path}: {error}; give all rows values of "
+                "one type"
+            ) from error
+
     def _check_schema(self, schema: Any, file: SourceFile) -> None:
         if schema.equals(self.schema):
             return
@@ -1570,13 +1598,16 @@ class _TableFiles:
 
 
 def _mapped(path: str) -> Any:
-    """Return a reader of an Arrow file or stream, mapped into memory."""
+    """Return a reader of an Arrow file or stream, mapped into memory; also of the one in a chunk of litdata."""
     import pyarrow as pa
 
+    data = pa.memory_map(path).read_buffer()
+    if (span := litdata_table(path)) is not None:
+        data = data.slice(*span)
     try:
-        return pa.ipc.open_file(pa.memory_map(path))
+        return pa.ipc.open_file(data)
     except pa.ArrowInvalid:
-        return pa.ipc.open_stream(pa.memory_map(path))
+        return pa.ipc.open_stream(data)
 
 
 @final
@@ -1964,6 +1995,10 @@ def _typed(value: Any, column: Column) -> Any:
     return value
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 def _described(schema: Any) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
@@ -1987,7 +2022,8 @@ class SpooledSource(DataSource):
         self.dicts: frozenset[str] = frozenset()
         self._packed: frozenset[str] = frozenset()
         self._wanted: list[str] | None = None
-        self._first: dict[str, Any] | None = None
+        self._first: dict[str, Any] | None = None  # the first row, with lists of later ones for those without items
+        self._ahead: list[tuple[Any, Any]] = []  # rows that came to show what lists hold, each with the state after it
         self._iterator: Iterator[Any] | None = None
         self._count = -1  # until all have come
         self._offsets: np.ndarray | None = None
@@ -2000,7 +2036,8 @@ class SpooledSource(DataSource):
 
     def __getstate__(self) -> dict[str, Any]:
         self._fill()
-        return {**self.__dict__, "_stream": None, "_iterator": None, "_first": None, "_offsets": None}
+        unsent: dict[str, Any] = {"_stream": None, "_iterator": None, "_first": None, "_ahead": [], "_offsets": None}
+        return {**self.__dict__, **unsent}
 
     def __len__(self) -> int:
         self._fill()
@@ -2074,12 +2111,24 @@ class SpooledSource(DataSource):
         assert self._iterator is not None, "every source begins at its beginning"
         row = next(self._iterator, _END)
         if row is not _END:
-            self._row, self._state = row, self._stream.state()
+            self._ahead.append((row, self._stream.state()))
             sample = self._stream.sample(row)
             self._first = {name: value for name, value in sample.items() if name not in _OF_ROWS}
             self.features = {**self._stream.features, **self.features}
             self.refused = self._stream.refused
             self.dicts = self._stream.dicts(row)
+            fill_lists(self._first, self.features, self._look_ahead())
+
+    def _look_ahead(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows behind the first, which stay to be written."""
+        assert self._stream is not None
+        assert self._iterator is not None
+        while (row := next(self._iterator, _END)) is not _END:
+            self._ahead.append((row, self._stream.state()))
+            try:
+                yield self._stream.sample(row)
+            except (SchemaError, InputError, SourceError):
+                return  # it is refused with its number when it is written
 
     def _former_state(self) -> dict[str, Any] | None:
         path = os.path.join(self._folder, _STATE)
@@ -2156,8 +2205,9 @@ class SpooledSource(DataSource):
         stream, iterator = self._stream, self._iterator
         assert stream is not None
         assert iterator is not None
-        if not count and self._first is not None:
-            yield self._row, lambda: self._state
+        for row, state in self._ahead:
+            yield row, functools.partial(_unchanged, state)
+        self._ahead = []
         # Not `for row in iterator`: that of litdata begins again whenever it is asked for itself.
         while (row := next(iterator, _END)) is not _END:
             yield row, stream.state
@@ -2229,7 +2279,8 @@ class SpooledSource(DataSource):
         self._known = frozenset(sample)
         if number == 0:
             names = self._fields if self._wanted is None else self._wanted
-            found = {name: self._stored_as(name, sample[name]) for name in names}
+            shown = {**sample, **(self._first or {})}
+            found = {name: self._stored_as(name, shown[name]) for name in names}
             self._packed = frozenset(name for name, feature in found.items() if feature is None)
             self._stored = {name: feature or Bytes() for name, feature in found.items()}
         self._kinds = {
@@ -2515,6 +2566,26 @@ def without_items(value: Any, feature: Feature | None) -> Any:
     return np.empty((0, *(size or 0 for size in shape[1:])), dtype_of(dtype))
 
 
+_MOST_AHEAD = 100  # samples that are looked at for a list with items
+
+
+def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Mapping[str, Any]]) -> None:
+    """Give the fields of a first sample that are lists without items the first list of the next samples that has some.
+
+    Args:
+        first: the sample; changed in place.
+        known: fields whose feature is known.
+        rest: the samples behind it, of which no more are asked for than needed, nor more than a hundred.
+    """
+    empty = {name for name, value in first.items() if isinstance(value, (list, tuple)) and not value} - set(known)
+    samples = iter(rest)
+    for _ in range(_MOST_AHEAD):
+        if not empty or (sample := next(samples, None)) is None:
+            return
+        first |= {name: sample[name] for name in empty if sample.get(name)}
+        empty = {name for name in empty if not first[name]}
+
+
 def _list_of_files(feature: Feature) -> bool:
     match feature:
         case ListOf(feature=item):
@@ -2597,6 +2668,14 @@ def _mds(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
 def _litdata(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
     def source(folder: pathlib.Path) -> DataSource:
         found, counts, config = litdata_chunks(folder)
+        tables = [litdata_table(file.path) for file in found]
+        if found and None not in tables:
+            return ArrowSource(_TableFiles(_as_sources(found), is_parquet=False, may_differ=True))
+        if any(tables):
+            raise SourceError(
+                f"{folder} holds chunks of two forms: {found[tables.index(None)].name} has no table of Arrow, others "
+                "have; pass the object that reads them, litdata.StreamingDataset(...), as the source"
+            )
         return RecordsSource(_as_sources(found), LitdataForm(_unpacked(found, spool), counts, config))
 
     return _of_index(paths[0], source)

@@ -40,6 +40,7 @@ from datamat.directory.files import expand_home, temporary_folder
 from datamat.directory.inspect import ColumnProfiler, parse_payload
 from datamat.errors import CorruptDataError, MissingDependencyError, OutputError, SourceError, want_of_resources
 from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, Mask, Optional, Scalar, Tensor, Text, dtype_of
+from datamat.features import Sequence as ListOf
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
@@ -66,6 +67,7 @@ __all__ = [
     "TfdsFiles",
     "UnpackedFiles",
     "litdata_chunks",
+    "litdata_table",
     "mds_shards",
 ]
 
@@ -115,6 +117,7 @@ class TfdsFiles:
         self.features = {name: _feature_of(folder, name, spec, many=many) for name, (spec, many) in content.items()}
         self.dicts = frozenset(_dict_names(outer["features"]))
         self._content = content
+        self._deflated = {name for name, (spec, _) in content.items() if _encoding_of(spec) == "zlib"}
         self._ends = list(itertools.accumulate(shard.num_records for shard in self._shards))
         self._is_array_record = info.get("fileFormat") == "array_record"
         self._offsets: dict[int, np.ndarray] = {}
@@ -167,13 +170,42 @@ class TfdsFiles:
         column: Any = columns.get(name)
         if column is None and not shape:
             raise CorruptDataError(f"it has no {name!r}")
+        if (items := getattr(feature, "feature", None)) is not None:
+            return _items_of(name, items, columns)
         if feature.tar_form() == "file" or dtype == "string":
             return feature.encoded_value(name, columns)
-        if isinstance(column, list) and column:  # encoding "bytes"
-            column = np.frombuffer(column[0], np.dtype(dtype).newbyteorder("<"))
+        if isinstance(column, list) and column:
+            data = zlib.decompress(column[0]) if name in self._deflated else column[0]
+            column = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
         flat = np.asarray([] if column is None else column).astype(dtype)
         sizes = columns.get(f"{name}/shape", shape)
         return flat.reshape([-1 if size is None else int(size) for size in sizes]) if shape else flat[0]
+
+
+def _items_of(name: str, feature: Any, columns: Mapping[str, Any]) -> list[Any]:
+    """Return the items of a list: texts, encoded pictures, or lists that differ in length.
+
+    TFDS stores the latter as `tf.RaggedTensor` does: all values, one after another, and how many each list has.
+    """
+    dtype, shape = feature.value_type()
+    inner = getattr(feature, "feature", None)
+    if inner is None and (feature.tar_form() == "file" or dtype == "string"):
+        found = columns.get(name)
+        items: list[bytes] = [] if found is None else list(found)
+        return items if shape else [item.decode() for item in items]
+    values, counts = columns.get(f"{name}/ragged_flat_values"), columns.get(f"{name}/ragged_row_lengths_0")
+    ends = np.cumsum([] if counts is None else counts, dtype=np.int64)
+    if inner is None:
+        values = np.asarray([] if values is None else values).astype(dtype).reshape(-1, *shape[1:])
+    else:
+        values = _items_of(name, inner, {name: values})
+    if len(values) != (ends[-1] if len(ends) else 0):
+        raise CorruptDataError(f"its lists in {name!r} have another number of values than their lengths say")
+    return [values[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
+
+
+def _encoding_of(spec: Mapping[str, Any]) -> str:
+    return str(spec.get("tensor", spec.get("audio", {})).get("encoding", "none")).lower()
 
 
 def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[_Shard]:
@@ -195,14 +227,14 @@ def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[_Shard]:
             yield _Shard(folder / name, split["name"], length)
 
 
-def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield name and (declaration, whether it is a sequence) of each feature that is no dict of others."""
+def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield name and (declaration, how many sequences it is in) of each feature that is no dict of others."""
     for name, spec in specs.items():
         inner, several = spec, many
-        if "sequence" in spec:
-            inner, several = spec["sequence"]["feature"], True
-        if "featuresDict" in inner:
-            yield from _flattened(inner["featuresDict"]["features"], f"{prefix}{name}/", many=several)
+        while "sequence" in inner:
+            inner, several = inner["sequence"]["feature"], several + 1
+        if (fields := _dict_of(inner)) is not None:
+            yield from _flattened(fields, f"{prefix}{name}/", many=several)
         else:
             yield f"{prefix}{name}", (inner, several)
 
@@ -210,20 +242,35 @@ def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: bool = False
 def _dict_names(specs: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the name of each feature that is a dict of others, or a sequence of such."""
     for name, spec in specs.items():
-        inner = spec["sequence"]["feature"] if "sequence" in spec else spec
-        if "featuresDict" in inner:
+        inner = spec
+        while "sequence" in inner:
+            inner = inner["sequence"]["feature"]
+        if (fields := _dict_of(inner)) is not None:
             yield f"{prefix}{name}"
-            yield from _dict_names(inner["featuresDict"]["features"], f"{prefix}{name}/")
+            yield from _dict_names(fields, f"{prefix}{name}/")
 
 
-def _feature_of(folder: pathlib.Path, name: str, spec: Mapping[str, Any], *, many: bool) -> Feature:
+def _dict_of(spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the declarations in a dict of features, such as the languages of a translation; None where it is none."""
+    if "featuresDict" in spec:
+        found: Mapping[str, Any] = spec["featuresDict"]["features"]
+        return found
+    if "translation" not in spec:
+        return None
+    text = {"pythonClassName": "Text"}
+    if spec["translation"].get("variableLanguagesPerExample"):  # which language each text is in
+        return {part: {"sequence": {"feature": text}} for part in ("language", "translation")}
+    return dict.fromkeys(spec["translation"]["languages"], text)
+
+
+def _feature_of(folder: pathlib.Path, name: str, spec: Mapping[str, Any], *, many: int) -> Feature:
     kind = str(spec.get("pythonClassName", "")).rpartition(".")[2]
     found = _single(folder, name, kind, spec)
-    if many:
+    for _ in range(many):
         found = _several(found)
-    if found is None:
+    if found is None or (many and _encoding_of(spec) != "none"):
         raise SourceError(
-            f"{folder}: feature {name!r} is {'a sequence of ' if many else ''}{kind or 'of no kind'}, which is not "
+            f"{folder}: feature {name!r} is {'a sequence of ' * many}{kind or 'of no kind'}, which is not "
             "read here; open the directory with tfds, and pass what tfds.data_source returns as the dataset"
         )
     return found
@@ -232,32 +279,45 @@ def _feature_of(folder: pathlib.Path, name: str, spec: Mapping[str, Any], *, man
 def _single(folder: pathlib.Path, name: str, kind: str, spec: Mapping[str, Any]) -> Feature | None:
     if kind in {"Image", "LabeledImage"} and (dtype := spec["image"].get("dtype", "uint8")) in {"uint8", "uint16"}:
         shape = _shape(spec["image"]) or (None, None, 3)
-        if kind == "LabeledImage":
-            return Mask(shape[:2], _labels(folder, name), dtype=dtype)
-        encoding: Any = "jpeg" if spec["image"].get("encodingFormat") == "jpeg" else "png"
-        return Image((*shape[:2], shape[2] or 3), encoding, dtype=dtype)
+        return Mask(shape[:2], _labels(folder, name), dtype=dtype) if kind == "LabeledImage" else _picture(
+            shape, spec["image"]
+        )  # fmt: skip
+    if kind == "Video" and spec.get("video", {}).get("dtype") == "uint8":  # its frames, each a file
+        return ListOf(_picture(_shape(spec["video"])[1:], spec["video"]))
     if kind == "ClassLabel":
         names = _labels(folder, name)
         return ClassLabel(names, None if names else int(spec["classLabel"]["numClasses"]))
     if kind == "BBoxFeature":
         return Tensor((4,), "float32")
-    tensor = spec.get("tensor", {})
+    tensor = spec.get("audio" if kind == "Audio" else "tensor", {})
+    shape = _shape(tensor)
     if kind == "Text" or tensor.get("dtype") == "string":
-        return None if _shape(tensor) else Text()
-    if kind in {"Tensor", "Scalar"} and tensor.get("encoding", "none") in {"none", "bytes"}:
-        shape = _shape(tensor)
+        return {0: Text(), 1: ListOf(Text())}.get(len(shape)) if kind != "Audio" else None
+    is_stored = "dtype" in tensor and not tensor.get("lazyDecode")  # else it is a file of sound
+    if kind in {"Tensor", "Scalar", "Audio"} and is_stored and _encoding_of(spec) in {"none", "bytes", "zlib"}:
         return Tensor(shape, tensor["dtype"]) if shape else Scalar(tensor["dtype"])
     return None
 
 
+def _picture(shape: tuple[int | None, ...], spec: Mapping[str, Any]) -> Image:
+    encoding: Any = "jpeg" if spec.get("encodingFormat") == "jpeg" else "png"
+    return Image((*shape[:2], shape[2] or 3), encoding, dtype=spec.get("dtype", "uint8"))
+
+
 def _several(feature: Feature | None) -> Feature | None:
     match feature:
-        case ClassLabel():
+        case ClassLabel(shape=()):
             return dataclasses.replace(feature, shape=(None,))
         case Scalar():
             return Tensor((None,), feature.dtype)
         case Tensor(shape=(4,), dtype="float32"):
             return BBoxes()
+        case Tensor(shape=shape) if None not in shape:
+            return Tensor((None, *shape), feature.dtype)
+        case Tensor(shape=(None, *sizes)) if None not in sizes:
+            return ListOf(feature)
+        case Text() | Image() | Mask() | ListOf(feature=Text()):
+            return ListOf(feature)
     return None
 
 
@@ -1400,6 +1460,35 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], M
             "are not read here; pass the object that reads them, litdata.StreamingDataset(...), as the source"
         )
     return [_lit_file(folder / name, compression and level) for name in names], counts, config
+
+
+_TABLE_MAGIC = b"LDARW01\0"
+
+
+def litdata_table(path: str) -> tuple[int, int] | None:
+    """Return where the table of Arrow begins in a chunk of litdata, and its bytes; None where the chunk has none.
+
+    Rows of texts, numbers, bytes, lists and dicts alone are one Arrow file behind the offsets, which are all the same;
+    then come its size, uint32, and a magic number (litdata 0.2.76, streaming/item_loader.py).
+
+    Args:
+        path: the chunk.
+
+    Raises:
+        SourceError: it cannot be opened.
+    """
+    tail = 4 + len(_TABLE_MAGIC)
+    try:
+        with open(path, "rb") as file:
+            num_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(num_bytes - tail, 0))
+            end = file.read()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; copy the chunk to the folder") from error
+    size = int.from_bytes(end[:4], "little")
+    if not end.endswith(_TABLE_MAGIC) or len(end) < tail or size > num_bytes - tail:
+        return None
+    return num_bytes - tail - size, size
 
 
 def _lit_file(path: pathlib.Path, level: str) -> StoredFile:

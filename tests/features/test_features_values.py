@@ -467,7 +467,8 @@ def test_times_without_a_zone_come_back(value):
         (Timestamp(), np.datetime64(1, "ns"), "which is no time in whole microseconds; round it in read"),
         (Timestamp(), np.datetime64("NaT", "us"), "which is no time in whole microseconds; round it in read"),
         (Timestamp(), np.datetime64(10**9, "Y"), "which is no time in whole microseconds; round it in read"),
-        (Timestamp(), datetime.date(2026, 1, 1), r"\(date\); give a datetime or a numpy.datetime64"),
+        (Timestamp(tz="UTC"), datetime.date(2026, 1, 1), "without a time zone; add it in read"),
+        (Timestamp(), datetime.time(1), r"\(time\); give a datetime or a numpy.datetime64"),
         (Timestamp(), 5, r"5 \(int\); give a datetime or a numpy.datetime64"),
     ],
 )
@@ -475,6 +476,13 @@ def test_times_that_would_change_are_refused(feature, value, message):
     """None is rounded, moved to another zone, or guessed."""
     with pytest.raises(SchemaError, match=rf"field 'x' is declared timestamp\[us.* but the sample holds .*{message}"):
         feature.encode("x", value)
+
+
+def test_date_is_its_first_moment():
+    """As Arrow and numpy have it."""
+    day = datetime.date(2026, 11, 23)
+
+    assert through_a_record(Timestamp(), day) == np.datetime64(day) == np.datetime64("2026-11-23T00:00")
 
 
 def test_pandas_times_are_times():

@@ -22,6 +22,7 @@ from datamat import (
     Optional,
     SampleError,
     Scalar,
+    Sequence,
     SourceError,
     Tensor,
     Text,
@@ -154,6 +155,64 @@ def test_chunks_of_litdata_are_a_source(tmp_path):
     (tmp_path / "chunks" / "index.json").write_text(json.dumps(index))
     with pytest.raises(SourceError, match=r"packed by lz4, which are not read here; pass .*litdata\.StreamingDataset"):
         Materializer(source=tmp_path / "chunks", output=tmp_path / "out")
+
+
+def _write_chunks(folder, rows):
+    writers = pytest.importorskip("litdata.streaming.writer", reason="it writes the chunks")
+    writer = writers.BinaryWriter(str(folder), chunk_size=3)
+    for number, row in enumerate(rows):
+        writer[number] = row
+    writer.done()
+    writer.merge()
+
+
+def test_chunks_of_litdata_that_are_tables_are_a_source(tmp_path):
+    """Rows without pictures and arrays: litdata writes them as Arrow, behind offsets that are all the same."""
+    rows = [
+        {
+            "text": f"größer {number}",
+            "n": number,
+            "frac": number / 4,
+            "flag": number % 2 == 0,
+            "blob": b"\0%d" % number,
+            "ids": list(range(number)),
+            "tags": ["a"] * (number % 3),
+            "nested": {"a": number, "b": {"c": "x"}},
+            "boxes": [{"left": place} for place in range(number % 3)],
+        }
+        for number in range(7)
+    ]
+    _write_chunks(tmp_path / "chunks", rows)
+
+    found, features = read("litdata", tmp_path / "chunks", folder=tmp_path)
+
+    assert features["ids"] == Tensor((None,), "int64") and features["frac"] == Scalar("float64")
+    assert features["tags"] == Sequence(Text()) and features["blob"] == Bytes()
+    assert [key.rpartition("-")[0] for key in found] == ["chunk-0-0"] * 3 + ["chunk-0-1"] * 3 + ["chunk-0-2"]
+    for sample, row in zip(found.values(), rows, strict=True):
+        assert {**sample, "ids": sample["ids"].tolist()} == {**row, "key": sample["key"], "split": None}
+
+
+def test_tables_of_litdata_may_lack_a_field(tmp_path):
+    """Each chunk has the columns and types of its own rows."""
+    rows = [{"n": number, "ids": [], **({"note": "x", "ids": [number]} if number > 4 else {})} for number in range(7)]
+    _write_chunks(tmp_path / "chunks", rows)
+
+    found, features = read(ImportWriter(features={"note": Optional(Text())}), tmp_path / "chunks", folder=tmp_path)
+
+    assert features["ids"] == Tensor((None,), "int64")
+    for sample, row in zip(found.values(), rows, strict=True):
+        assert (sample["n"], sample["ids"].tolist(), sample["note"]) == (row["n"], row["ids"], row.get("note"))
+
+
+def test_chunks_of_litdata_of_two_forms_are_refused(tmp_path):
+    """An odd chunk is written another way, where its rows fit no table."""
+    _write_chunks(tmp_path / "chunks", [{"n": number} for number in range(7)])
+    chunk = tmp_path / "chunks" / "chunk-0-1.bin"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+
+    with pytest.raises(SourceError, match=r"chunk-0-1.bin has no table of Arrow, others have; pass .*StreamingDataset"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
 
 
 # ---------------------------------------------------------------- WebDataset

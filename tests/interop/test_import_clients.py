@@ -330,6 +330,16 @@ def prepared(request, tmp_path_factory):
                 {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=list(NAMES))}
             ),
             "nested": {"flag": np.bool_},
+            "tags": tfds.features.Sequence(tfds.features.Text()),
+            "points": tfds.features.Sequence(tfds.features.Tensor(shape=(2,), dtype=np.float32)),
+            "lists": tfds.features.Sequence(tfds.features.Sequence(np.int32)),
+            "words": tfds.features.Sequence(tfds.features.Sequence(tfds.features.Text())),
+            "frames": tfds.features.Sequence(tfds.features.Image(shape=(6, 8, 3), encoding_format="png")),
+            "video": tfds.features.Video(shape=(None, 6, 8, 3)),
+            "sound": tfds.features.Audio(sample_rate=8000),
+            "packed": tfds.features.Tensor(shape=(None, 2), dtype=np.int16, encoding="zlib"),
+            "said": tfds.features.Translation(languages=["en", "de"]),
+            "variants": tfds.features.TranslationVariableLanguages(languages=["en", "de"]),
         }
     )
 
@@ -346,6 +356,16 @@ def prepared(request, tmp_path_factory):
                     "pose": np.full((2, 2), number / 4, np.float32),
                     "objects": [{"bbox": box, "label": NAMES[k % 2]} for k in range(number % 3)],
                     "nested": {"flag": number % 2 == 0},
+                    "tags": ["ö"] * number,
+                    "points": [[0.5, place] for place in range(number)],
+                    "lists": [[place] * place for place in range(number)],
+                    "words": [["ö"] * place for place in range(number)],
+                    "frames": PIXELS[: number % 3],
+                    "video": PIXELS[:2],
+                    "sound": np.arange(number),
+                    "packed": np.full((number, 2), number, np.int16),
+                    "said": {"en": "street", "de": f"Straße {number}"},
+                    "variants": {"en": ["road", "street"], "de": "Straße"},
                 },
             )
 
@@ -380,4 +400,15 @@ def test_directory_of_tfds_is_a_source(prepared, tmp_path):
         assert sample["objects"]["label"].tolist() == [k % 2 for k in range(number % 3)]
         assert sample["objects"]["bbox"].tolist() == [[0, 0, 0.5, 1]] * (number % 3)
         assert sample["nested"]["flag"] == (number % 2 == 0)
+        assert sample["tags"] == ["ö"] * number
+        assert np.array_equal(sample["points"], np.array([[0.5, k] for k in range(number)]).reshape(-1, 2))
+        assert [one.tolist() for one in sample["lists"]] == [[k] * k for k in range(number)]
+        assert sample["words"] == [["ö"] * k for k in range(number)]
+        assert np.array_equal(sample["frames"], PIXELS[: number % 3]) or not number % 3
+        assert len(sample["frames"]) == number % 3 and np.array_equal(sample["video"], PIXELS[:2])
+        assert sample["sound"].tolist() == list(range(number))
+        assert sample["packed"].tolist() == [[number] * 2] * number
+        assert sample["said"] == {"en": "street", "de": f"Straße {number}"}
+        pairs = set(zip(sample["variants"]["language"], sample["variants"]["translation"], strict=True))
+        assert pairs == {("en", "road"), ("en", "street"), ("de", "Straße")}
     assert sorted(int(sample["number"]) for sample in load(tmp_path / "out", "test")) == [0, 1]

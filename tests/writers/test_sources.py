@@ -1074,6 +1074,62 @@ def test_lists_without_items_are_arrays_like_the_others(tmp_path):
         assert [sample["tokens"].tolist() for sample in samples.values()] == [[7, 2], [], [5]]
 
 
+@pytest.mark.parametrize("form", ["list", "stream"])
+def test_list_without_items_does_not_decide_what_the_others_hold(tmp_path, form):
+    """Boxes of a street without any: the arrays of the next row were written as JSON, or refused."""
+    picture = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    rows = [
+        {"n": number, "ids": [number] * number, "objects": [{"crop": picture, "label": "car"}] * number, "none": []}
+        for number in range(4)
+    ]
+
+    samples = _read(iter(rows) if form == "stream" else rows, folder=tmp_path)
+
+    assert samples.features["ids"] == Tensor((None,), "int64") and samples.features["none"] == Json()
+    assert samples.features["objects/crop"] == Sequence(Image())
+    for number, sample in enumerate(samples.values()):
+        assert (sample["n"], sample["ids"].tolist(), sample["none"]) == (number, [number] * number, [])
+        assert sample["objects"]["label"] == ["car"] * number
+        assert np.array_equal(sample["objects"]["crop"], [picture] * number)
+
+
+def test_row_that_cannot_be_looked_at_is_named_by_the_run(tmp_path):
+    """The row behind one with an empty list: nothing fails before its turn."""
+
+    class Rows:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, number):
+            if number == 1:
+                raise ValueError("broken")
+            return {"ids": [number] * number}
+
+    job = Materializer(source=Rows(), output=tmp_path / "out", errors="skip")
+
+    report = job.run(progress=False)
+
+    assert (report.num_records, report.num_failed) == (2, 1)
+
+
+@pytest.mark.parametrize("form", ["table", "list", "stream"])
+def test_dates_and_lists_of_times_are_timestamps(tmp_path, form):
+    """From tables, and from rows of Python."""
+    day, moment = datetime.date(2026, 11, 23), datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
+    rows = [{"day": day, "days": [day] * number, "moments": [moment] * number} for number in (2, 1, 0)]
+
+    samples = _read(
+        pa.Table.from_pylist(rows) if form == "table" else iter(rows) if form == "stream" else rows, folder=tmp_path
+    )
+
+    assert samples.features["day"] == Timestamp() and samples.features["days"] == Sequence(Timestamp())
+    assert samples.features["moments"] == Sequence(Timestamp("UTC"))
+    for sample, number in zip(samples.values(), (2, 1, 0), strict=True):
+        assert sample["day"] == np.datetime64(day)
+        assert sample["days"].tolist() == [datetime.datetime(2026, 11, 23)] * number
+        assert sample["moments"].tolist() == [moment.replace(tzinfo=None)] * number
+
+
 @pytest.mark.parametrize("form", ["reader", "batches", "list"])
 def test_tables_that_come_one_after_another_are_rows(tmp_path, form):
     """Batches of Arrow and chunks of pandas; every column keeps its type."""
