@@ -1071,6 +1071,7 @@ class RowStore:
 
 
 _BATCH_ROWS = 16_384
+_PIECE_ROWS = 1 << 20
 _DEFAULT_SPLIT = "train"
 _LOOKED_AT = 16  # values that are examined to find the fields that hold files: the first that are not blank, ...
 _LOOKED_AT_LATER = 1024  # ... and so many more, over all rows, of those that look like paths
@@ -1559,12 +1560,22 @@ class _InputFinder:
 
     def _samples(self, field: RowField) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
         """Return row and value of the first values of a field that are not blank, and of some of all of them."""
-        ends = np.fromfile(self._store.folder / f"{field.stem}.ends", np.uint64).astype(np.int64)
-        given = np.flatnonzero(np.diff(ends, prepend=0))
-        step = max(len(given) // _LOOKED_AT_LATER, 1)
-        rows = (given[:_LOOKED_AT], given[::step][:_LOOKED_AT_LATER])
+        step = max(sum(map(len, self._given(field))) // _LOOKED_AT_LATER, 1)
+        before, firsts, steps = 0, [], []
+        for given in self._given(field):
+            firsts.append(given[: max(_LOOKED_AT - before, 0)])
+            steps.append(given[-before % step :: step])
+            before += len(given)
+        rows = (np.concatenate(firsts), np.concatenate(steps)[:_LOOKED_AT_LATER])
         first, later = ([(row, str(v)) for row, v in self._values(field, chosen) if v is not None] for chosen in rows)
         return first, later
+
+    def _given(self, field: RowField) -> Iterator[np.ndarray]:
+        """Yield int64 (n,): the numbers of rows whose value is not blank, by pieces."""
+        ends = np.asarray(np.memmap(self._store.folder / f"{field.stem}.ends", np.uint64, "r"))
+        for start in range(0, len(ends), _PIECE_ROWS):
+            before = ends[start - 1] if start else np.uint64(0)
+            yield start + np.flatnonzero(np.diff(ends[start : start + _PIECE_ROWS], prepend=before))
 
     def _values(self, field: RowField, rows: np.ndarray) -> list[tuple[int, Any]]:
         return list(zip(rows.tolist(), self._store.column(field, rows), strict=True))

@@ -26,7 +26,7 @@ from datamat.directory.keys import DATASET_NAME, ShardName, mix64
 from datamat.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from datamat.directory.rows import RowStore
     from datamat.options import ShardOptions
@@ -47,6 +47,7 @@ _LARGEST_PART = 32 << 20
 _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
 _ROW_COST = 256  # bytes of input that one row costs at least: a tiny row takes as long as this much of an image
 _MOST_PART_ROWS = 65_536
+_PIECE_ROWS = 1 << 20  # that are worked on at once
 # Readers read records that are stored together as one piece, so parts end where groups do. Parts of less than this
 # share of a group stay as they are: few rows that take long should keep many cores busy, and little is read twice.
 _GROUP_SHARE = 4
@@ -319,34 +320,33 @@ def make_plan(
     """
     if not DATASET_NAME.match(name):
         raise OptionError(f"dataset name {name!r}: want letters, digits, _ and -, as it begins the names of the shards")
-    places = _places(store.hashes, seed) if options.shuffle else None
-    costs = costs + _ROW_COST
     codes = store.split_codes
-    present = np.flatnonzero(np.bincount(codes, minlength=len(store.splits)))
-    order, shards, target = [], [], _part_cost(costs, codes, [splits[split].copies for split in store.splits])
-    first = 0
-    for code in present.tolist():
+    totals = _totals(costs, codes, len(store.splits))
+    target = _part_cost(totals, [splits[split].copies for split in store.splits])
+    order, shards, first = [], [], 0
+    for code in np.flatnonzero(totals).tolist():
         split = store.splits[code]
         copies, augmented, fingerprint = splits[split]
-        rows = np.flatnonzero(codes == code)
+        places = _Places(store.hashes, seed) if options.shuffle else None
+        rows = _rows_of(codes, code)
         if places is not None:
-            rows = rows[np.argsort(places[rows], kind="stable")]
-        bounds = _bounds(rows, places, costs[rows], copies, options, split)
-        order.append(rows.astype(np.uint32))
-        digests = store.identities[rows]
-        work = np.cumsum(costs[rows] * copies)
+            rows = places.ordered(rows)
+        bounds = _bounds(rows, places, totals[code], copies, options, split)
+        order.append(rows)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             shard_name = str(ShardName(name, split, number, len(bounds) - 1))
+            here = rows[start:stop]
             digest = xxhash.xxh3_128(fingerprint.encode())
-            digest.update(np.ascontiguousarray(digests[start:stop]).data)
+            digest.update(np.ascontiguousarray(store.identities[here]).data)
             shard_fingerprint = digest.hexdigest()  # one text, which all its parts share
-            cuts = _cut(work, start, stop, target, group_records // math.gcd(group_records, copies))
+            work = np.cumsum((costs[here] + _ROW_COST) * copies)
+            cuts = _cut(work, target, group_records // math.gcd(group_records, copies))
             parts = tuple(
                 PartSpec(
                     shard=shard_name,
                     number=part,
-                    start=first + a,
-                    stop=first + b,
+                    start=first + start + a,
+                    stop=first + start + b,
                     cost=int(work[b - 1] - (work[a - 1] if a else 0)),
                     copies=copies,
                     augmented=augmented,
@@ -357,24 +357,97 @@ def make_plan(
             )
             shards.append(ShardSpec(shard_name, split, number, shard_fingerprint, parts))
         first += len(rows)
-    store.set_order(np.concatenate(order))
+    store.set_order(np.concatenate(order) if len(order) > 1 else order[0])
     return Plan(name, tuple(shards), options.ranks)
 
 
-def _places(hashes: np.ndarray, seed: int) -> np.ndarray:
-    """Return uint64 (n,): the place of each row in the order of its split, uniform and drawn from (seed, key)."""
-    return mix64(hashes ^ np.uint64(xxhash.xxh3_64_intdigest(f"order {seed}".encode())))
+# What follows goes through the rows by pieces. A hundred million of them then need a few bytes each: their numbers, in
+# the order of the plan. All else is mapped from the files of the store.
 
 
-def _part_cost(costs: np.ndarray, codes: np.ndarray, copies: Sequence[int]) -> int:
-    total = sum(int(costs[codes == code].sum()) * number for code, number in enumerate(copies))
+def _pieces(count: int) -> Iterator[slice]:
+    for start in range(0, count, _PIECE_ROWS):
+        yield slice(start, min(start + _PIECE_ROWS, count))
+
+
+def _totals(costs: np.ndarray, codes: np.ndarray, num_splits: int) -> list[int]:
+    """Return what the rows of each split cost together, one record of each; 0 where there are none."""
+    totals = [0] * num_splits
+    for piece in _pieces(len(codes)):
+        here = codes[piece]
+        for code, count in enumerate(np.bincount(here, minlength=num_splits).tolist()):
+            if count:
+                totals[code] += int(costs[piece][here == code].sum()) + _ROW_COST * count
+    return totals
+
+
+def _rows_of(codes: np.ndarray, code: int) -> np.ndarray:
+    """Return uint32 (n,): the numbers of the rows of a split."""
+    found = [
+        np.flatnonzero(codes[piece] == code).astype(np.uint32) + np.uint32(piece.start) for piece in _pieces(len(codes))
+    ]
+    return np.concatenate(found)
+
+
+class _Places:
+    """The place of each row in the order of its split: uint64, uniform, and drawn from (seed, key).
+
+    Args:
+        hashes: uint64 (n,), hash of the key of each row.
+        seed: base seed.
+    """
+
+    def __init__(self, hashes: np.ndarray, seed: int) -> None:
+        self._hashes = hashes
+        self._salt = np.uint64(xxhash.xxh3_64_intdigest(f"order {seed}".encode()))
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Return uint64 (n,): the places of rows by number."""
+        return mix64(self._hashes[rows] ^ self._salt)
+
+    def ordered(self, rows: np.ndarray) -> np.ndarray:
+        """Return uint32 (n,): rows by number, in the order of their places."""
+        if len(rows) <= _PIECE_ROWS:
+            return rows[np.argsort(self.of(rows), kind="stable")]
+        ends = np.cumsum(sum(np.bincount(self._heads(rows[piece]), minlength=256) for piece in _pieces(len(rows))))
+        begins = np.concatenate([[0], ends[:-1]])
+        found, free = np.empty_like(rows), begins.copy()
+        for piece in _pieces(len(rows)):  # by the first byte of its place, ...
+            heads = self._heads(rows[piece])
+            counts = np.bincount(heads, minlength=256)
+            targets = np.arange(len(heads)) + np.repeat(free - (np.cumsum(counts) - counts), counts)
+            found[targets] = rows[piece][np.argsort(heads, kind="stable")]
+            free += counts
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):  # ... and then by the others
+            here = found[begin:end]
+            found[begin:end] = here[np.argsort(self.of(here), kind="stable")]
+        return found
+
+    def _heads(self, rows: np.ndarray) -> np.ndarray:
+        return (self.of(rows) >> np.uint64(56)).astype(np.uint8)
+
+    def before(self, rows: np.ndarray, limits: np.ndarray) -> list[int]:
+        """Return how many of ordered rows lie before each of some places."""
+        low, high = np.zeros(len(limits), np.int64), np.full(len(limits), len(rows), np.int64)
+        while (is_open := low < high).any():
+            middle = (low + high) // 2
+            is_before = is_open.copy()
+            is_before[is_open] = self.of(rows[middle[is_open]]) < limits[is_open]
+            low = np.where(is_before, middle + 1, low)
+            high = np.where(is_open & ~is_before, middle, high)
+        found: list[int] = low.tolist()
+        return found
+
+
+def _part_cost(totals: Sequence[int], copies: Sequence[int]) -> int:
+    total = sum(cost * number for cost, number in zip(totals, copies, strict=True))
     return min(max(total // _PARTS_PER_PLAN, 1), _LARGEST_PART)
 
 
 def _bounds(
     rows: np.ndarray,
-    places: np.ndarray | None,
-    costs: np.ndarray,
+    places: _Places | None,
+    cost: int,
     copies: int,
     options: ShardOptions,
     split: str,
@@ -384,7 +457,7 @@ def _bounds(
     if options.records_per_shard is not None:
         step = max(options.records_per_shard // copies, 1)
         return [*range(0, count, step), count]
-    wanted = options.num_shards or _power_of_two(-(-int(costs.sum()) * copies // options.shard_bytes))
+    wanted = options.num_shards or _power_of_two(-(-cost * copies // options.shard_bytes))
     if options.ranks is not None:
         return _rank_bounds(count, wanted, options.ranks, split)
     number = min(wanted, count)
@@ -393,7 +466,7 @@ def _bounds(
         return even
     # By equal shares of the range of the hash: a shard's rows depend on no other row.
     limits = np.array([(shard << 64) // number for shard in range(1, number)], np.uint64)
-    bounds = [0, *np.searchsorted(places[rows], limits).tolist(), count]
+    bounds = [0, *places.before(rows, limits), count]
     return bounds if len(set(bounds)) == len(bounds) else even
 
 
@@ -419,27 +492,24 @@ def _power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def _cut(work: np.ndarray, start: int, stop: int, target: int, step: int) -> list[tuple[int, int]]:
-    """Cut rows start:stop into parts of about `target` cost, smaller ones at the end.
+def _cut(work: np.ndarray, target: int, step: int) -> list[tuple[int, int]]:
+    """Cut the rows of a shard into parts of about `target` cost, smaller ones at the end.
 
     Args:
         work: cumulated cost of the rows.
-        start: number of the first row.
-        stop: one past the number of the last row.
         target: wanted cost of a part.
         step: rows that fill groups of records: parts that come near it have a multiple of it.
     """
-    base = int(work[start - 1]) if start else 0
-    tail_from = base + (int(work[stop - 1]) - base) * (1 - _TAIL_SHARE)
-    cuts, here = [], start
-    while here < stop:
+    tail_from = int(work[-1]) * (1 - _TAIL_SHARE)
+    cuts, here = [], 0
+    while here < len(work):
         done = int(work[here - 1]) if here else 0
         size = target if done < tail_from else target // _TAIL_DIVISOR
         end = int(np.searchsorted(work, done + size, side="right"))
         end = min(max(end, here + 1), here + _MOST_PART_ROWS)
         if _GROUP_SHARE * (end - here) >= step:
             end = here + max((end - here) // step, 1) * step
-        end = min(end, stop)
+        end = min(end, len(work))
         cuts.append((here, end))
         here = end
     return cuts

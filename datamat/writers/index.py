@@ -479,7 +479,8 @@ def _table_blocks(given: Any, key: str | None, split: str | None, *, text: tuple
 
 def _tables(given: Any) -> Iterator[_Table]:
     if is_arrow_dataset(given):
-        for batch in given.to_batches(batch_size=_BATCH_ROWS):
+        # Arrow would read sixteen batches of four files ahead, whose row groups it holds as a whole.
+        for batch in given.to_batches(batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1):
             yield _Table.of(batch)
     elif callable(given) and table_of(given) is None:
         for one in given():

@@ -15,7 +15,9 @@ GOLDEN = ["6", "5", "4", "1", "0", "2", "7", "3"]
 def _plan(tmp_path, keys, options=None, *, seed=0, copies=1, split=None, fields=None, group_records=1):
     folder = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
     folder.mkdir()
-    store = write_rows([IndexRow(key, split, fields or {}) for key in keys], folder, source=str(tmp_path))
+    splits = split if isinstance(split, list) else [split] * len(keys)
+    rows = [IndexRow(key, name, fields or {}) for key, name in zip(keys, splits, strict=True)]
+    store = write_rows(rows, folder, source=str(tmp_path))
     names = store.splits
     plan = make_plan(
         store,
@@ -43,6 +45,21 @@ def test_every_row_is_in_exactly_one_part(tmp_path):
     assert spans[-1][1] == 5000
     assert sorted(store.order.tolist()) == list(range(5000))
     assert [shard.name for shard in plan.shards[:2]] == ["set-train-00000-of-00007", "set-train-00001-of-00007"]
+
+
+@pytest.mark.parametrize("options", [ShardOptions(num_shards=7), ShardOptions(), ShardOptions(shuffle=False)])
+def test_pieces_that_rows_are_ordered_by_do_not_show(tmp_path, monkeypatch, options):
+    """Rows are ordered in one step, or, where there are more, by the first byte of their places, and then within it."""
+    keys = [f"{n}" for n in range(3000)]
+    splits = ["train", "val"] * 1500
+    found = []
+    for rows_at_once in (1 << 20, 100):
+        monkeypatch.setattr("datamat.plan.plan._PIECE_ROWS", rows_at_once)
+        plan, store = _plan(tmp_path, keys, options, split=splits)
+        found.append((plan, store.order.tolist()))
+
+    assert found[0] == found[1]
+    assert len(found[0][0].splits) == 2
 
 
 @pytest.mark.parametrize(("copies", "step"), [(1, 64), (3, 64), (20, 16), (128, 1)])

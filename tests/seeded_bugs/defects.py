@@ -255,14 +255,14 @@ DEFECTS = {
             "row-lost",
             "the last row of a shard is in no part",
             "datamat.plan.plan:_cut",
-            replace("(here, __end)", "(here, min(__end, max(here + 1, stop - 1)))"),
+            replace("(here, __end)", "(here, min(__end, max(here + 1, len(work) - 1)))"),
             "tests/plan/test_plan.py::test_every_row_is_in_exactly_one_part",
         ),
         Defect(
             "row-doubled",
             "parts overlap by a row",
             "datamat.plan.plan:_cut",
-            replace("(here, __end)", "(here, min(__end + 1, stop))"),
+            replace("(here, __end)", "(here, min(__end + 1, len(work)))"),
             "tests/plan/test_plan.py::test_every_row_is_in_exactly_one_part",
         ),
         Defect(
@@ -1108,8 +1108,8 @@ DEFECTS = {
         Defect(
             "blank-first-rows",
             "a field of paths is not found where the first rows have none: edits of its files go unnoticed",
-            "datamat.directory.rows:_InputFinder._samples",
-            replace("np.diff(__ends, prepend=0)", "np.diff(__ends, prepend=0)[:_LOOKED_AT]"),
+            "datamat.directory.rows:_InputFinder._given",
+            replace("ends[start : start + _PIECE_ROWS]", "ends[start : start + _LOOKED_AT]"),
             "tests/plan/test_inputs.py::test_a_field_whose_first_rows_are_blank_holds_files",
         ),
         Defect(
