@@ -19,6 +19,7 @@ from datamat.directory.files import (
     fsync_folder,
     lock_holder,
     locked,
+    look_anew,
     refuse_links,
 )
 from datamat.directory.keys import RecordKey, ShardName, stored_keys
@@ -478,6 +479,7 @@ class _Task:
 
     def _is_written(self, whole: PlannedJob) -> Manifest | None:
         """Return the manifest of the output if it has the shards of the plan."""
+        look_anew(self._shared.output)  # another host may have written it a moment ago
         with contextlib.suppress(OutputError, CorruptDataError):
             manifest = Manifest.read(self._shared.output)
             wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}

@@ -32,7 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from datamat.directory.files import WORK, fsync_folder, lock_holder, read_json, read_regular, render_json
+from datamat.directory.files import (
+    WORK,
+    fsync_folder,
+    lock_holder,
+    look_anew,
+    read_json,
+    read_regular,
+    render_json,
+)
 from datamat.directory.ledger import LEDGER_FILE
 from datamat.directory.manifest import HELD, ShardInfo, growing_path, write_entry
 from datamat.directory.sidecars.indexes import index_ahead
@@ -111,6 +119,8 @@ def slices_folder(work: pathlib.Path) -> pathlib.Path:
 
 def is_shared(work: pathlib.Path) -> bool:
     """Return whether tasks have begun to make an output together, and are not done."""
+    for folder in (work, slices_folder(work)):
+        look_anew(folder)
     return (slices_folder(work) / "plan.json").exists()
 
 
@@ -413,6 +423,8 @@ def _adopt(task: pathlib.Path, entries: pathlib.Path, files: ShardFiles) -> None
     """Move the files of one shard, flushed already, and write the entry of a shard that waits."""
     mine, shard = task / WORK / "shards", files[0].name
     has_moved = False
+    for folder in (task, mine, entries):
+        look_anew(folder)
     for info in files:
         for file in (info.index_file, info.file):
             for place in (task / file, growing_path(mine, file)):  # the second: killed before it had its name

@@ -70,12 +70,13 @@ class Programs:
         self.folder = folder
         self.running = []
 
-    def start(self, *command, path=()):
-        """Start a Python program."""
+    def start(self, *command, path=(), host="", options=None):
+        """Start a Python program, in the network of a host, with further variables of the environment."""
+        where = ["ip", "netns", "exec", host] if host else []
         with open(self._log(len(self.running)), "w") as log:
             process = subprocess.Popen(
-                [sys.executable, *map(str, command)], cwd=self.folder, env=environment(*path), stdout=log, stderr=log,
-                start_new_session=True,
+                [*where, sys.executable, *map(str, command)], cwd=self.folder, env=environment(*path) | (options or {}),
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.running.append(process)
         return process
@@ -105,10 +106,13 @@ class DaskCluster:
         programs: starts and ends them.
         num_workers: number of workers.
         path: folders that workers look for modules in first.
+        listens_at: address of the scheduler.
+        options: variables of its environment.
     """
 
-    def __init__(self, programs, num_workers=2, path=()):
+    def __init__(self, programs, num_workers=2, path=(), *, listens_at="127.0.0.1", options=None):
         self.programs = programs
+        self._listens_at, self._options = listens_at, options
         (self.port,) = free_ports(1)
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.start_scheduler()
@@ -118,12 +122,58 @@ class DaskCluster:
     def start_scheduler(self):
         """Start the scheduler, always at the same address."""
         self.scheduler = self.programs.start(
-            "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", self.port, "--no-dashboard"
-        )
-
-    def start_worker(self, path=()):
-        """Start a worker, which ends with the scheduler that it finds."""
-        return self.programs.start(
-            "-m", "distributed.cli.dask_worker", self.address, "--nthreads", 1, "--no-nanny", "--no-dashboard",
-            "--local-directory", self.programs.folder, path=path,
+            "-m", "distributed.cli.dask_scheduler", "--host", self._listens_at, "--port", self.port, "--no-dashboard",
+            options=self._options,
         )  # fmt: skip
+
+    def start_worker(self, path=(), host=None):
+        """Start a worker, on a host or here, which ends with the scheduler that it finds."""
+        address = f"tcp://{host.gateway}:{self.port}" if host else self.address
+        at = ["--host", host.address] if host else []
+        return self.programs.start(
+            "-m", "distributed.cli.dask_worker", address, "--nthreads", 1, "--no-nanny", "--no-dashboard", *at,
+            "--local-directory", self.programs.folder, path=path, host=host.name if host else "",
+        )  # fmt: skip
+
+
+class Host:
+    """A network of its own, joined to that of this machine by one cable, which tests may cut.
+
+    Args:
+        number: from 0; of hosts at the same time, each has another.
+
+    Raises:
+        OSError: nobody may make one here.
+    """
+
+    def __init__(self, number):
+        third = os.getpid() % 250 + 1
+        self.gateway, self.address = (f"10.{213 + number}.{third}.{last}" for last in (1, 2))
+        self.name = f"datamat-{os.getpid()}-{number}"
+        self._cable = f"dm{os.getpid() % 100_000}-{number}"
+        try:
+            _ip("netns", "add", self.name)
+            _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+            _ip("addr", "add", f"{self.gateway}/30", "dev", self._cable)
+            _ip("link", "set", self._cable, "up")
+            for command in (f"addr add {self.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
+                _ip("-n", self.name, *command.split())
+        except OSError:
+            self.close()
+            raise
+
+    def cut(self):
+        """Cut the cable: no packet passes, and no connection ends."""
+        _ip("link", "set", self._cable, "down")
+
+    def close(self):
+        """Take the network away."""
+        with contextlib.suppress(OSError):
+            _ip("netns", "del", self.name)
+
+
+def _ip(*command):
+    try:
+        subprocess.run(["ip", *command], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise OSError(error.stderr) from error

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("distributed", reason="make test-interop installs Dask")
 
 import engine_job
-from clusters import HERE, DaskCluster, Programs, environment, wait_for, waiting_pids
+from clusters import HERE, DaskCluster, Host, Programs, environment, wait_for, waiting_pids
 from distributed import Client
 
 from datamat import BrokenPoolError, FingerprintError, OptionError, WorkerOptions, verify
@@ -108,6 +108,41 @@ def test_worker_killed_in_the_middle_of_a_part(tmp_path, programs, flags, held):
 
     (first,) = wait_for(lambda: waiting_pids(flags))
     os.kill(first, signal.SIGKILL)
+    wait_for(lambda: waiting_pids(flags) - {first})
+    (flags / "go").touch()
+
+    assert result().is_complete
+    assert engine_job.digests(tmp_path / "out") == held
+    assert verify(tmp_path / "out", deep=True).ok
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts, each with a network of its own."""
+    found = []
+    try:
+        found += [Host(0)]
+        found += [Host(1)]
+    except OSError as error:
+        pytest.skip(f"no network of its own can be made here: {error}")
+    else:
+        yield found
+    finally:
+        for host in found:
+            host.close()
+
+
+@pytest.mark.slow
+def test_host_that_is_cut_off_in_the_middle_of_a_part(tmp_path, programs, hosts, flags, held):
+    """Dask hands its part to the other host; both write it, to the same files, and the first that is done has it."""
+    options = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "4s"}
+    cluster = DaskCluster(programs, num_workers=0, listens_at="0.0.0.0", options=options)
+    cluster.start_worker(host=hosts[0])
+    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+
+    (first,) = wait_for(lambda: waiting_pids(flags))
+    cluster.start_worker(host=hosts[1])
+    hosts[0].cut()
     wait_for(lambda: waiting_pids(flags) - {first})
     (flags / "go").touch()
 
