@@ -9,6 +9,7 @@ import base64
 import collections
 import dataclasses
 import html
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,7 +285,7 @@ def render_page(title: str, facts: Iterable[tuple[str, str]], timeline: Timeline
     """
     sections = [
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="advice">{html.escape(timeline.advice)}</p>' if timeline.advice else "",
+        f'<p class="advice">{_with_code(timeline.advice)}</p>' if timeline.advice else "",
         _table([[name, value] for name, value in facts]),
     ]
     if timeline.parts:
@@ -403,13 +404,22 @@ def _throughput(timeline: Timeline) -> np.ndarray:
     return found / (span / _NUM_STEPS)
 
 
+def _with_code(text: str) -> str:
+    """Return a sentence as HTML, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def _memory(timeline: Timeline) -> np.ndarray:
-    """Return the memory of the largest worker at the end of each step in MB, float64 (steps,)."""
+    """Return the memory of the largest worker at the end of each step in MB, float64 (steps,); between parts, it stays."""
     span, found = _span(timeline), np.zeros(_NUM_STEPS)
     for part in timeline.parts:
         first = min(max(int((part.began_at - timeline.began_at) / span * _NUM_STEPS), 0), _NUM_STEPS - 1)
         last = min(max(int((part.ended_at - timeline.began_at) / span * _NUM_STEPS), 0), _NUM_STEPS - 1)
         found[first : last + 1] = np.maximum(found[first : last + 1], part.peak_bytes / 1e6)
+    known = np.flatnonzero(found)
+    if len(known):
+        between = np.arange(known[0], known[-1] + 1)
+        found[between] = found[known[np.searchsorted(known, between, side="right") - 1]]
     return found
 
 

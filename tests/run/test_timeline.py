@@ -147,6 +147,21 @@ def test_page_escapes_what_it_is_told():
     assert "<script" not in page
 
 
+def test_page_shows_code_as_code_and_memory_without_gaps():
+    """A worker keeps its memory between two parts, as at 2 s here, where none was under way."""
+    parts = (trace(began_at=0.0), trace(1, began_at=3.0))
+    timeline = Timeline(
+        parts=parts, advice="take `WorkerOptions(num_workers=...)` & wait", elapsed_s=4.0, num_workers=1
+    )
+
+    page = render_page("run", [], timeline, {})
+
+    assert "take <code>WorkerOptions(num_workers=...)</code> &amp; wait" in page
+    chart = page.split("Peak memory", 1)[1].split("</svg>", 1)[0]
+    heights = set(re.findall(r"L\S+ (\S+)H", chart))
+    assert len(heights) == 1, heights
+
+
 def test_page_of_a_long_run_is_as_small_as_that_of_a_short_one():
     """Bars that no one could see are drawn as one."""
     parts = tuple(trace(number, began_at=number * 0.01, elapsed_s=0.01) for number in range(20_000))
