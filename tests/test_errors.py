@@ -13,13 +13,33 @@ import runpy
 import traceback
 import types
 
+import numpy as np
 import pytest
 
 import datamat
-from datamat import DatasetWriter, Features, IndexRow, Materializer, SampleError, Scalar, WorkerOptions
+from datamat import (
+    ClassLabel,
+    DatasetWriter,
+    ErrorPolicy,
+    Features,
+    Image,
+    ImportWriter,
+    IndexRow,
+    Keypoints,
+    Materializer,
+    PathosExecutor,
+    SampleError,
+    Scalar,
+    Video,
+    WorkerOptions,
+    compute_chunksize,
+)
+from datamat.codecs import encode_jpeg
 from datamat.errors import SchemaError, fold
 from datamat.parallel.worker import pack_error
 from datamat.parallel.workers import unpack_error
+from datamat.readers.speed import measure_reading
+from datamat.run.limits import parse_bytes
 
 TESTS = pathlib.Path(__file__).parent
 WITHOUT_TEST = TESTS / "errors_without_test.txt"
@@ -206,3 +226,80 @@ def test_traceback_of_a_worker_has_the_lines_of_a_cell(monkeypatch):
     told = str(unpack_error(packed).__cause__)
 
     assert f"  File \"{cell}\", line 2, in fail\n    raise ValueError('in a cell')\n" in told
+
+
+# Messages that nothing else provokes.
+
+REFUSED = [
+    (
+        lambda: WorkerOptions(start_method="thread"),
+        "WorkerOptions: start_method is 'thread'; want 'fork',",
+    ),
+    (lambda: WorkerOptions(affinity="all"), "WorkerOptions: affinity is 'all'; want 'physical', 'pinned' or None"),
+    (lambda: WorkerOptions(max_retries=-1), "WorkerOptions: max_retries is -1; want 0 or more"),
+    (lambda: WorkerOptions(num_workers=0), "num_workers is 0; want a positive number, or None for the default"),
+    (lambda: ErrorPolicy("skip", max_errors=-1), "ErrorPolicy: max_errors is -1; want a number of samples, a share"),
+    (lambda: encode_jpeg(np.zeros((2, 2, 3), np.uint8), quality=0), "encode_jpeg: quality is 0; want 1 to 100"),
+    (lambda: Image(encoding="jpeg", quality=101), "Image: quality is 101; want 1 to 100"),
+    (lambda: ClassLabel(num_classes=3, shape=(2, 3)), "ClassLabel: shape is (2, 3); want one size at most"),
+    (lambda: ClassLabel(names=("a", "b"), num_classes=3), "2 names for num_classes=3; leave num_classes out"),
+    (lambda: Keypoints(shape=(2, 2), names=("a",)), "Keypoints: 1 names for the shape (2, 2); want one for each point"),
+    (lambda: Video(fps=0), "Video: fps is 0; want a positive number, or None"),
+    (lambda: PathosExecutor(max_retries=-1), "max_retries is -1; pass how often a call may be repeated, 0 or more"),
+    (lambda: compute_chunksize(5, 0), "num_workers is 0; pass the number of worker processes, 1 or more"),
+    (lambda: _job(seed=-1), "seed is -1; want an int, not negative"),
+    (lambda: _job().write_part(None, None), "write_part belongs to a run; call run(), which dispatches it"),
+    (lambda: _job().seal_shard("", "", 1, ""), "seal_shard belongs to a run; call run(), which dispatches it"),
+    (lambda: _job().verify(sample=2), "verify: sample=2; want a share of the rows, above 0 and up to 1"),
+    (
+        lambda: _job(writer="no/such/writer").run(),
+        "there is no writer 'no/such/writer', nor a file or folder of that name",
+    ),
+    (lambda: ImportWriter(rename="img"), "rename is 'img'; want new names by old ones, as in rename={'img': 'image'}"),
+    (lambda: parse_bytes("much"), "size 'much': want a positive number of bytes, or text as in '20GB'"),
+]
+
+
+READS = [
+    (lambda data: data.take(-1), "take(-1); want a number of records, 0 or more"),
+    (lambda data: data.preview(count=0), "preview: count=0; want at least 1 sample"),
+    (lambda data: data.to_numpy(2, pad=7), "pad is 7; want fields and what fills them up, as in pad={'tokens': 0}"),
+    (lambda data: datamat.concat([data, 3]), "3 is no dataset; want what load returned, or what was selected from it"),
+    (lambda data: data.to_numpy(bucket={"x": 5}), "bucket and pack want a field of sequences, and 'x' is none"),
+    (
+        lambda data: datamat.load(data.path, errors=ErrorPolicy("quarantine")),
+        "readers raise or skip; want 'raise', 'skip'",
+    ),
+    (lambda data: measure_reading(data.path, readers=["disk"]), "bench: there is no reader 'disk'; want"),
+    (lambda data: measure_reading(data.path, num_workers=[]), "bench: num_workers is empty; want 0 or more"),
+]
+
+
+def _job(**options):
+    return Materializer(options.pop("writer", Failing()), None, "out", **options)
+
+
+@pytest.mark.parametrize(("call", "told"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_makes_no_sense_is_refused_with_the_remedy(call, told, tmp_path, monkeypatch):
+    """Each before anything is written."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(datamat.DatamatError, match=re.escape(told)):
+        call()
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """A directory of a few numbers."""
+    folder = tmp_path_factory.mktemp("numbers") / "out"
+    datamat.materialize(lambda item: {"x": item}, range(4), folder, progress=False)
+    return datamat.load(folder)
+
+
+@pytest.mark.parametrize(("call", "told"), READS, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_cannot_be_read_is_refused_with_the_remedy(call, told, numbers):
+    """Before a record is read, where that can be known."""
+    with pytest.raises(datamat.DatamatError, match=re.escape(told)):
+        call(numbers)

@@ -112,7 +112,7 @@ class ClassLabel(Feature):
         object.__setattr__(self, "shape", checked_shape(self.shape, "ClassLabel"))
         object.__setattr__(self, "names", checked_names(self.names, "ClassLabel"))
         if len(self.shape) > 1:
-            raise SchemaError(f"ClassLabel: shape is {self.shape}; want () or (None,)")
+            raise SchemaError(f"ClassLabel: shape is {self.shape}; want one size at most, as in () or (None,)")
         if self.num_classes is None:
             object.__setattr__(self, "num_classes", len(self.names))
         object.__setattr__(self, "num_classes", checked_int(self.num_classes, "ClassLabel: num_classes"))

@@ -410,7 +410,7 @@ def _with_code(text: str) -> str:
 
 
 def _memory(timeline: Timeline) -> np.ndarray:
-    """Return the memory of the largest worker at the end of each step in MB, float64 (steps,); between parts, it stays."""
+    """Return the memory of the largest worker in each step, or before it, in MB, float64 (steps,)."""
     span, found = _span(timeline), np.zeros(_NUM_STEPS)
     for part in timeline.parts:
         first = min(max(int((part.began_at - timeline.began_at) / span * _NUM_STEPS), 0), _NUM_STEPS - 1)

@@ -411,7 +411,7 @@ def _load(name: str) -> Any:
 
     target = name if ":" in name else next((p.value for p in entry_points(group=_GROUP) if p.name == name), None)
     if target is None:
-        also = ", nor a file or folder of that name" if "." in name and not os.path.lexists(name) else ""
+        also = ", nor a file or folder of that name" if {".", os.sep} & set(name) and not os.path.lexists(name) else ""
         raise OptionError(
             f"there is no writer {name!r}{also}; registered are {', '.join(writer_names())}, and kinds of sources "
             f"that need no class are {', '.join(SOURCE_KINDS)}. "
