@@ -118,6 +118,35 @@ def test_no_line_of_code_is_cut():
     assert not long, "\n".join(long)
 
 
+def test_charts_show_their_tables():
+    """`python benchmarks/charts.py` renews them."""
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/charts.py", "--check"], check=False)
+
+    assert done.returncode == 0, "a table has changed: run python benchmarks/charts.py"
+
+
+def test_every_chart_is_on_a_page():
+    """None is drawn in vain, and none is missing."""
+    shown = {
+        name for page in (ROOT / "docs").glob("*.md") for name in re.findall(r"\(([\w-]+\.svg)\)", page.read_text())
+    }
+
+    assert shown == {path.name for path in (ROOT / "docs").glob("*.svg")}
+
+
+def test_comparison_counts_the_programs_as_they_are(monkeypatch):
+    """Lines and concepts of each tool are those of its program in `benchmarks/comparison`."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks/comparison")
+    compare = runpy.run_path(str(ROOT / "benchmarks/comparison/compare.py"))
+    page = (ROOT / "docs/comparison.md").read_text()
+
+    rows = re.findall(r"^\| .+? \| `with_(\w+)\.py` \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+
+    assert {name for name, _, _ in rows} == set(compare["TOOLS"])
+    for name, lines, concepts in rows:
+        assert compare["size_of"](name) == (int(lines), int(concepts)), name
+
+
 def test_every_page_has_its_place():
     """Each page is in one of the four kinds, once."""
     kinds = re.findall(r"```\{toctree\}.*?```", (ROOT / "docs/index.md").read_text(), re.DOTALL)

@@ -9,7 +9,7 @@ written as its documentation shows it, with a guard where it needs one. What is 
     lines       of the program, without blank ones, comments and docstrings
     concepts    what a reader of it has to look up: distinct imported names, attributes and keyword arguments
     seconds     from a cold interpreter to the end of the program, with two workers: clock, and processor of the tree
-    no guard    the same program without a guard: as a script / as a module that is imported
+    no guard    the same program without a guard: as a script, and as a module that is imported
     worker      one worker is killed (SIGKILL) once, in the middle of its pictures
     resume      all processes are killed once half of the pictures were worked on, and the program is called again: how
                 many pictures it works on again, and whether it ends with all of them
@@ -221,7 +221,9 @@ class Place:
         _kill(process)
         before = self.log(run)
         outcome = self.outcome(self.start(name, run), name, run)
-        return f"{max(self.log(run) - self.count, 0)} of {before} again, {outcome}"
+        if outcome != "complete":
+            return outcome
+        return f"complete, {max(self.log(run) - self.count, 0)} of {before} again"
 
     def same_bytes(self, name: str) -> str:
         digests = []
