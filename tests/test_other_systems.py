@@ -22,7 +22,7 @@ from datamat.testing import CASES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WINDOWS = """
-import faulthandler, mmap, os, select, signal, socket, sys, sysconfig, time
+import asyncio, faulthandler, mmap, os, select, signal, socket, sys, sysconfig, time
 import multiprocess.reduction, numpy, psutil, shutil, subprocess, threading  # which ask for other modules there
 
 shutil._use_fd_functions = False
