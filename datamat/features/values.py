@@ -367,7 +367,8 @@ class Text(Feature):
         return one_bytes(name, columns).decode()
 
     def decode_block(self, name: str, columns: Mapping[str, ColumnBlock]) -> np.ndarray | list[Any] | None:
-        return [value if isinstance(value, str) else value.decode() for value in columns[name]]  # type: ignore[union-attr]
+        values: Any = columns[name]
+        return list(values) if len(values) and isinstance(values[0], str) else [value.decode() for value in values]
 
     def observe(self, name: str, columns: Mapping[str, ColumnBlock]) -> FieldStatistics:
         texts = [value if isinstance(value, str) else value.decode() for value in columns[name]]  # type: ignore[union-attr]

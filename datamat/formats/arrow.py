@@ -157,17 +157,19 @@ class ArrowColumn:
         if self.is_nullable:
             return self._getter_of_nullable(chunks)
         if not self.is_numeric:
-            raw = chunks if self.dtype == "binary" else _plain(chunks.combine_chunks()).cast(pa.binary())
+            raw = chunks if self.dtype == "binary" else _plain(_combined(chunks)).cast(pa.binary())
             return lambda row: [raw[row].as_py()]
         flat, bounds = self._numbers(chunks)
         if self.kind == "bytes":
             data = flat.astype(self._raw_dtype, copy=False)
             return lambda row: [data[bounds[row] : bounds[row + 1]].tobytes()]
-        numbers = flat.astype(self.kind)
+        numbers = flat.astype(self.kind, copy=False)
         return lambda row: numbers[bounds[row] : bounds[row + 1]].copy()
 
     def taker(self, chunks: Any) -> Callable[[NDArray[np.int64]], ColumnBlock]:
         """Return a function from the numbers of some rows, int64 (n,), to the column of those records.
+
+        Numbers of neighbouring rows are views that cannot be written: the caller copies them, unless it joins several.
 
         Args:
             chunks: a `pyarrow.ChunkedArray` of the type.
@@ -178,7 +180,7 @@ class ArrowColumn:
         if self.is_nullable:
             return self._taker_of_nullable(chunks)
         if not self.is_numeric:
-            array = _plain(chunks.combine_chunks())
+            array = _plain(_combined(chunks))
 
             def values_of(rows: NDArray[np.int64]) -> Sequence[Any]:
                 found = array.slice(int(rows[0]), len(rows)) if _are_neighbours(rows) else array.take(rows)
@@ -187,6 +189,8 @@ class ArrowColumn:
 
             return values_of
         flat, bounds = self._numbers(chunks)
+        flat = flat.view()
+        flat.flags.writeable = False
         column = RaggedColumn(flat, np.diff(bounds))
         has_fixed_size, width = None not in self.sizes, self._width
 
@@ -196,7 +200,7 @@ class ArrowColumn:
                     return RaggedColumn(flat.reshape(-1, width)[rows].reshape(-1), np.full(len(rows), width))
                 return column.take(rows)
             first, stop = int(rows[0]), int(rows[-1]) + 1
-            return RaggedColumn(flat[bounds[first] : bounds[stop]].copy(), column.lengths[first:stop])
+            return RaggedColumn(flat[bounds[first] : bounds[stop]], column.lengths[first:stop])
 
         return numbers_of
 
@@ -266,7 +270,7 @@ class ArrowColumn:
         """Return which rows hold a value, bool (n,), and their values, as a chunked array."""
         import pyarrow as pa
 
-        array = chunks.combine_chunks()
+        array = _combined(chunks)
         is_there = array.is_valid().to_numpy(zero_copy_only=False)
         return is_there, pa.chunked_array([_typed(_plain(array).drop_null(), self.type)], self.type)
 
@@ -286,14 +290,14 @@ class ArrowColumn:
 
     def _flat_values(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the values of all lists, bytes or text, and where those of each row begin, and the end of the last."""
-        array = chunks.combine_chunks()
+        array = _combined(chunks)
         ends = array.offsets.to_numpy().astype(np.int64)
         values = _plain(_items(array)).to_numpy(zero_copy_only=False)
         return values.astype(object, copy=False), ends - ends[0]
 
     def _numbers(self, chunks: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return all numbers of a column, and where those of each row begin, with the end behind them."""
-        array, ends = chunks.combine_chunks(), None
+        array, ends = _combined(chunks), None
         for size in self.sizes:
             if size is None:
                 ends = array.offsets.to_numpy() - array.offsets[0].as_py()
@@ -385,6 +389,11 @@ def _plain(array: Any) -> Any:
     import pyarrow as pa
 
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+
+
+def _combined(chunks: Any) -> Any:
+    """Return the one array of a chunked array, which `combine_chunks` copies even where there is one chunk."""
+    return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
 
 
 def _items(lists: Any) -> Any:

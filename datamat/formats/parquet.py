@@ -34,7 +34,7 @@ import numpy as np
 
 from datamat.codecs.libraries import load_zlib
 from datamat.errors import RESOURCES, CorruptDataError, OptionError, SchemaError, want_of_resources
-from datamat.features import join_blocks, num_bytes_of
+from datamat.features import RaggedColumn, join_blocks, num_bytes_of
 from datamat.formats import Block, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.arrow import ArrowColumn, arrow_columns
 from datamat.formats.example import check_block, checked_record, varint
@@ -160,7 +160,7 @@ class ParquetFormat(ShardFormat):
             return None
         order = np.concatenate(places)
         back = None if (np.diff(order) == 1).all() else np.argsort(order)
-        return join_blocks(pieces, back)
+        return {name: _of_its_own(column) for name, column in join_blocks(pieces, back).items()}
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with offset and size of its row group, and its row in it."""
@@ -918,6 +918,13 @@ def _drop_the_oldest(wanted: int) -> None:
         left = sum(group.num_bytes for group in _kept.values())
         while len(_kept) > most or (len(_kept) > least and left > _MOST_KEPT_BYTES):
             left -= _kept.popitem(last=False)[1].num_bytes
+
+
+def _of_its_own(column: ColumnBlock) -> ColumnBlock:
+    """Return a column whose numbers are not also those of a row group that is kept."""
+    if not isinstance(column, RaggedColumn) or column.values.flags.writeable:
+        return column
+    return RaggedColumn(column.values.copy(), column.lengths)
 
 
 def _schema(columns: Sequence[ArrowColumn]) -> Any:

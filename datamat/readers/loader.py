@@ -628,6 +628,7 @@ def in_blocks(jobs: Iterator[BatchJob], maker: BatchMaker, memory: MemoryPool) -
         maker: one with `read_block` and no transform, whose calls are to be divided among threads.
         memory: allocates the arrays of batches that are not slices of a block.
     """
+    keep_freed_pages()
     pool = DecodingThreads(maker.num_threads, "datamat-read")
 
     def start(group: list[BatchJob]) -> Callable[[], list[dict[str, Any]]]:

@@ -180,3 +180,17 @@ def test_decoded_block_is_what_decode_example_returns(columns, data):
             value = [values[index]] if isinstance(values, list) else values.rows()[index]
             assert np.array_equal(value, record[name], equal_nan=kinds[name] == "float32")
             assert isinstance(value, list) or value.dtype == record[name].dtype
+
+
+def test_long_lists_of_integers_are_decoded_in_pieces():
+    """Numbers are unpacked 128 KiB at a time, and those of a record may lie in two pieces."""
+    rng = np.random.default_rng(0)
+    wanted = [rng.integers(-(1 << bits), 1 << bits, size) for bits in (1, 20, 62) for size in (0, 30_000, 1, 20_000)]
+    messages = [encode_example({"key": b"k", "n": numbers}, {"key": "bytes", "n": "int64"}) for numbers in wanted]
+    ends = np.cumsum([len(message) for message in messages])
+
+    found = decode_block(b"".join(messages), np.concatenate([[0], ends[:-1]]), ends, {"key": "bytes", "n": "int64"})
+
+    assert found is not None
+    for numbers, other in zip(wanted, found["n"], strict=True):
+        np.testing.assert_array_equal(other, numbers)

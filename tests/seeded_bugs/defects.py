@@ -1329,8 +1329,8 @@ DEFECTS = {
         Defect(
             "block-lends-its-row-group",
             "arrays of a batch are the memory of a row group that is kept: who writes into one changes the next epoch",
-            "datamat.formats.arrow:ArrowColumn.taker",
-            replace("flat[bounds[first]:bounds[stop]].copy()", "flat[bounds[first]:bounds[stop]]"),
+            "datamat.formats.parquet:_of_its_own",
+            replace("column.values.copy()", "column.values"),
             "tests/readers/test_blocks.py::test_values_belong_to_the_user",
         ),
         Defect(
