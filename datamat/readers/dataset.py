@@ -395,7 +395,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             batch_size: records per batch; None yields single samples.
             shuffle: True shuffles the shards, and the records within a window of 1,024; a number sets the window.
             seed: base seed of the shuffling and of the random numbers of `transform`, as in `to_numpy`.
-            transform: transform of single samples, applied in each epoch. An albumentations pipeline, or a callable
+            transform: transform of single samples, applied in each epoch. A pipeline of a library, or a callable
                 `(sample, rng) -> sample`, is called by Python with arrays, as for `Materializer` and `to_numpy`; its
                 random numbers depend on (seed, key, epoch) alone. A callable `(sample) -> sample` is traced by
                 TensorFlow and gets tensors: after `tf.random.set_seed`, `tf.random.uniform` and its kin draw the same
@@ -435,7 +435,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         Raises:
             MissingDependencyError: TensorFlow is not installed.
             OptionError: an argument is invalid, or contradicts another; the service does not answer, cannot read the
-                format, or cannot run the transform; the transform computes with torch; or a function returns what has
+                format, or cannot run the transform; or a function returns what has
                 no tensor.
             SampleError: samples differ in their fields, dtypes or dimensions. Where that comes out while reading, it
                 is a `tf.errors.OpError` that names key and field.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datamat.features import Feature, Features
 
 
-__all__ = ["LibraryStage", "fields_passed", "library_stage", "needs_torch", "of_a_library"]
+__all__ = ["LibraryStage", "fields_passed", "library_stage", "of_a_library"]
 
 
 class LibraryStage(Stage):
@@ -53,8 +53,6 @@ class LibraryStage(Stage):
     """Package in which the library defines its transforms."""
     wanted: ClassVar[str] = "image"
     """The kind of field without which it has nothing to do."""
-    needs_torch: ClassVar[bool] = True
-    """Whether it computes with torch."""
 
     def __init__(self, transform: Any, kinds: Mapping[str, str], features: Features) -> None:
         self.transform = copy.deepcopy(transform)  # some keep what they drew last, which fingerprints would see
@@ -324,7 +322,6 @@ class AudiomentationsStage(LibraryStage):
 
     package = "audiomentations"
     wanted = "audio"
-    needs_torch = False
 
     def call(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._called(name, samples) for name, samples in given.items()}
@@ -363,12 +360,6 @@ _STAGES: tuple[type[LibraryStage], ...] = (TorchvisionStage, KorniaStage, Audiom
 def of_a_library(transform: Any) -> bool:
     """Return whether a transform is an object of a library that has an adapter."""
     return _stage_type(transform) is not None or type(transform).__module__ == _FIRST_TORCHVISION
-
-
-def needs_torch(transform: Any) -> bool:
-    """Return whether a transform is one of a library that computes with torch."""
-    stage_type = _stage_type(transform)
-    return stage_type is not None and stage_type.needs_torch
 
 
 def library_stage(transform: Any, features: Features, untouched: Collection[str] = ()) -> LibraryStage:

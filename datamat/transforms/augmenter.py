@@ -331,6 +331,11 @@ class SampleTransform:
         self._stage = _stage_of(transform, features, untouched)
         self._of_thread = threading.local()
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether each thread has its own copy of the transform."""
+        return takes_arrays(self._arguments[0])
+
     def __call__(self, sample: dict[str, Any], epoch: int, *, seeds_globals: bool = False) -> dict[str, Any]:
         """Return the transformed sample.
 

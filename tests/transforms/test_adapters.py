@@ -383,9 +383,24 @@ def test_readers_draw_what_was_written(tmp_path, make):
             one["labels"] = np.asarray(one["labels"])
             other = wanted[one["key"]]
             assert all(np.array_equal(one[name], other[name]) for name in ("image", "mask", "boxes", "labels"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [torchvision_turns, kornia_turns], ids=["torchvision", "kornia"])
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["transform", "map"])
+def test_tensorflow_gets_what_a_library_draws_in_every_epoch(tmp_path, make, is_mapped):
+    """The samples of `to_numpy`; what torch keeps for a thread outlives the calls, without which the process died."""
     pytest.importorskip("tensorflow")
-    with pytest.raises(OptionError, match=r"computes with torch, which does not work in the threads of tf.data"):
-        plain.to_tf(transform=make(), seed=3)
+    Materializer(Photos(), None, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
+    data, transform = load(tmp_path / "out"), make()
+    options = {} if is_mapped else {"transform": transform}
+    data = data.map(transform, seed=3) if is_mapped else data
+    arrays, tensors = data.to_numpy(seed=3, **options), data.to_tf(seed=3, **options)
+
+    for _ in range(2):
+        for wanted, found in zip(arrays, tensors, strict=True):
+            assert found["key"].numpy().decode() == wanted["key"]
+            assert all(np.array_equal(found[name], wanted[name]) for name in ("image", "mask", "boxes", "labels"))
 
 
 @each_turn

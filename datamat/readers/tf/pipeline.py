@@ -22,8 +22,10 @@ import functools
 import os
 import pathlib
 import stat
+import sys
 import threading
 import weakref
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -50,7 +52,6 @@ from datamat.readers.tf.decode import (
 )
 from datamat.readers.tf.exit import free_iterators_at_exit
 from datamat.readers.tf.service import check_address, distribute
-from datamat.transforms.adapters import needs_torch
 from datamat.transforms.augmenter import SampleTransform, takes_arrays
 from datamat.transforms.seeding import with_rng
 
@@ -340,6 +341,72 @@ def _refusing() -> Any:
 
 
 _MOST_SEED = 2**63 - 1
+
+
+# ---------------------------------------------------------------- functions of users
+#
+# Run in threads of this process, for which those of TensorFlow wait.
+#
+# TensorFlow's `PyFuncOp` ends the Python thread state of its thread after each call. `PyGILState_Release` then sets the
+# state's counter to 0 and frees what `threading.local` holds: a transform's copy for the thread, in which kornia keeps
+# what it drew last. If a tensor there is a view, torch takes the GIL by pybind11 to free it: the counter goes to 1 and
+# back to 0, which deletes the state, and `PyGILState_Release` deletes it again (seen in gdb with torch 2.13, TensorFlow
+# 2.21 and Python 3.11: the process dies). Also, a pipeline of albumentations would be copied for each sample.
+
+
+@final
+class _OwnThreads:
+    """Threads of Python, as many as there are calls at a time. They do not keep the program from ending."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[SimpleQueue[Callable[[], Any]], SimpleQueue[tuple[Any, BaseException | None]]]] = []
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function returns, or raise what it raises, in one of the threads."""
+        try:
+            thread = self._idle.pop()
+        except IndexError:
+            thread = SimpleQueue(), SimpleQueue()
+            threading.Thread(target=_answer, args=thread, name="datamat-call", daemon=True).start()
+        calls, answers = thread
+        calls.put(functools.partial(function, *arguments))
+        found, error = answers.get()
+        self._idle.append(thread)
+        if error is not None:
+            raise error
+        return found
+
+
+def _answer(calls: SimpleQueue[Callable[[], Any]], answers: SimpleQueue[tuple[Any, BaseException | None]]) -> None:
+    while True:
+        answers.put(_outcome(calls.get()))  # without a name for it: its memory is reused once nobody has it
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 -- `call` raises it where it is waited for
+        return None, error
+
+
+_own_threads = _OwnThreads()
+
+
+def _in_own_thread(function: Callable[..., Any], *, is_cheap: bool = False) -> Callable[..., Any]:
+    """Return a function that has one of the own threads run another.
+
+    Args:
+        function: the other one.
+        is_cheap: whether it keeps nothing for a thread and may take less time than the way to another one, 50 us: then
+            it goes there only where torch is loaded, of which some module may keep a tensor for the thread.
+    """
+
+    def call(*arguments: Any) -> Any:
+        if is_cheap and "torch" not in sys.modules:
+            return function(*arguments)
+        return _own_threads.call(function, *arguments)
+
+    return call
 
 
 # ---------------------------------------------------------------- samples from Python
@@ -721,9 +788,10 @@ def _from_python(
         return [np.array(True), *(array for column in columns for array in column.arrays(flat[column.name], keys))]
 
     types = [tf.bool, *(kind for column in columns for kind in column.types(tf))]
+    call = _in_own_thread(read) if source.is_mapped or source.is_changed else read
 
     def traced(epoch: Any, step: Any) -> tuple[Any, dict[str, Any]]:
-        is_there, *parts = tf.numpy_function(read, [epoch, step], types, stateful=False)
+        is_there, *parts = tf.numpy_function(call, [epoch, step], types, stateful=False)
         rest = iter(parts)
         made = {column.name: column.tensor(tf, [next(rest) for _ in column.types(tf)]) for column in columns}
         return tf.ensure_shape(is_there, ()), features.nesting.join_batch(made)
@@ -788,7 +856,7 @@ def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches,
     types = [tf.bool, *(column.types(tf)[0] for column in columns)]
 
     def traced(epoch: Any, step: Any) -> tuple[Any, Any]:
-        is_there, *parts = tf.numpy_function(read, [epoch, step], types, stateful=False)
+        is_there, *parts = tf.numpy_function(_in_own_thread(read), [epoch, step], types, stateful=False)
         values = iter([column.tensor(tf, [part]) for column, part in zip(columns, parts, strict=True)])
         return tf.ensure_shape(is_there, ()), _refilled(first, values)
 
@@ -894,23 +962,7 @@ def _without_number(_number: Any, sample: Any) -> Any:
 
 
 def wants_arrays(transform: Any) -> bool:
-    """Return whether a transform is called by Python with arrays; else TensorFlow traces it.
-
-    Raises:
-        OptionError: it computes with torch, which crashes the process in the threads of tf.data.
-    """
-    # Seen in gdb with torch 2.13, TensorFlow 2.21 and Python 3.11: TensorFlow's `PyFuncOp` ends the Python thread
-    # state of its thread after each call. `PyGILState_Release` sets the state's counter to 0, then clears the
-    # state, and so frees what `threading.local` holds: the augmenter's copy of the transform, in which kornia keeps
-    # what it drew last. If a tensor there is a view, torch takes the GIL by pybind11 to free it: the counter goes
-    # to 1 and back to 0, which deletes the state, and `PyGILState_Release` deletes it again. With one copy for all
-    # threads, called under a lock, kornia did not crash; but any tensor that a library keeps for its thread would
-    # have the same end.
-    if needs_torch(transform):
-        raise OptionError(
-            f"transform {type(transform).__qualname__} computes with torch, which does not work in the threads of "
-            "tf.data; pass it to to_torch, to_numpy or Materializer, or pass an albumentations pipeline here"
-        )
+    """Return whether a transform is called by Python with arrays; else TensorFlow traces it."""
     return takes_arrays(transform) or with_rng(transform) is not None
 
 
@@ -947,7 +999,9 @@ def _called_by_python(
     def traced(sample: Mapping[str, Any], epoch: Any) -> dict[str, Any]:
         flat = nesting.split(sample)
         types = [kind for column in columns for kind in column.types(tf)]
-        found = tf.numpy_function(call, [epoch, *(flat[name] for name in names)], types, stateful=False)
+        values = [epoch, *(flat[name] for name in names)]
+        run = _in_own_thread(call, is_cheap=not transform.has_copies)
+        found = tf.numpy_function(run, values, types, stateful=False)
         return nesting.join_batch(
             {column.name: column.tensor(tf, [one]) for column, one in zip(columns, found, strict=True)}
         )
