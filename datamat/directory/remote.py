@@ -169,18 +169,21 @@ def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
     found |= {one.partition("=")[2] for one in query.split("&")}
     found |= {user, *user.split(":")} if at else set()
     found |= set(_texts_in(dict(options)))
-    found |= {value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)}
+    found |= {one for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name) for one in _texts_in(value)}
     found |= {urllib.parse.quote(one, safe="") for one in found} | {urllib.parse.unquote(one) for one in found}
     return {one for one in found if len(one) >= _LEAST_SECRET}
 
 
+_SECRET_PART = re.compile(r"(?i)(?:key|secret|password|token|signature|\bsig)=([^;&]+)")  # of a connection string
 _SHOWN = frozenset({"endpoint_url", "region_name", "protocol", "account_name", "project"})
 """Options that say where something is, and open nothing."""
 
 
 def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str | bytes):
-        yield value if isinstance(value, str) else value.decode(errors="replace")
+        text = value if isinstance(value, str) else value.decode(errors="replace")
+        yield text
+        yield from _SECRET_PART.findall(text)
     elif isinstance(value, dict):
         for name, one in value.items():
             if name not in _SHOWN:

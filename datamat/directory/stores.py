@@ -19,10 +19,14 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
+import xxhash
+
+from datamat.directory.files import commit_json, parse_json
 from datamat.directory.remote import open_filesystem, reason_of, redacted, retried, status_of
 from datamat.errors import DatamatError, OptionError, OutputError
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
@@ -177,13 +181,17 @@ class ObjectStore:
         )
         return StoredObject(len(content), str(found["ETag"]).strip('"'))
 
-    def upload(self, path: str | os.PathLike[str], name: str, checksum: str) -> StoredObject:
+    def upload(
+        self, path: str | os.PathLike[str], name: str, checksum: str, *, notes: pathlib.Path | None = None
+    ) -> StoredObject:
         """Write a file as an object, which appears whole, unless it is there already.
 
         Args:
             path: path of the file, which nobody changes meanwhile.
             name: name of the object.
             checksum: checksum of the content, which the store keeps with the object where it can.
+            notes: folder in which the number of an upload in parts is noted: whoever uploads the file after a kill
+                sends the parts that the store does not have.
 
         Raises:
             OutputError: the store refuses it, or has something else than what was sent.
@@ -195,7 +203,8 @@ class ObjectStore:
         with self._explained(name, "cannot be written"):
             if not self._is_s3:
                 return retried(lambda: self._put_file(path, name, size))
-            return self._upload_s3(os.fspath(path), name, size, checksum, before)
+            note = None if notes is None else notes / f"{xxhash.xxh3_64_hexdigest(name.encode())}.json"
+            return self._upload_s3(os.fspath(path), name, size, checksum, before, note)
 
     def _put_file(self, path: str | os.PathLike[str], name: str, size: int) -> StoredObject:
         filesystem, target = self._open(name)
@@ -216,7 +225,15 @@ class ObjectStore:
 
     # ------------------------------------------------------------ S3
 
-    def _upload_s3(self, path: str, name: str, size: int, checksum: str, before: StoredObject | None) -> StoredObject:
+    def _upload_s3(
+        self,
+        path: str,
+        name: str,
+        size: int,
+        checksum: str,
+        before: StoredObject | None,
+        note: pathlib.Path | None,
+    ) -> StoredObject:
         # Whoever completes an object that has changed since it was looked at is told so, instead of replacing it.
         condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": f'"{before.identity}"'}
         kept = {"Metadata": {_CHECKSUM: checksum}}
@@ -227,7 +244,7 @@ class ObjectStore:
                 retried(lambda: self._conditional(lambda more: self._put(name, content, {**kept, **more}), condition))
                 identity = hashlib.md5(content, usedforsecurity=False).hexdigest()
             else:
-                identity = self._upload_parts(path, name, size, kept, condition)
+                identity = self._upload_parts(path, name, size, kept, condition, note)
         except OSError as error:
             if status_of(error)[0] not in {404, 412}:
                 raise
@@ -257,19 +274,33 @@ class ObjectStore:
             return call({})
 
     def _upload_parts(
-        self, path: str, name: str, size: int, kept: Mapping[str, Any], condition: Mapping[str, Any]
+        self,
+        path: str,
+        name: str,
+        size: int,
+        kept: Mapping[str, Any],
+        condition: Mapping[str, Any],
+        note: pathlib.Path | None,
     ) -> str:
         """Upload a file in parts and complete it; return the ETag that it should have."""
         filesystem, target = self._open(name)
         place = self._place(target)
         part_bytes = max(_PART_BYTES, math.ceil(size / _MOST_PARTS))
         numbers = range(math.ceil(size / part_bytes))
-        upload = retried(lambda: filesystem.call_s3("create_multipart_upload", **place, **kept))["UploadId"]
+        upload, there = self._continued(filesystem, place, kept, note)
+        if not upload:
+            upload = retried(lambda: filesystem.call_s3("create_multipart_upload", **place, **kept))["UploadId"]
+            if note is not None:
+                note.parent.mkdir(exist_ok=True)
+                commit_json(note, {"name": name, "upload": upload, "kept": kept})
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
         def send(number: int) -> bytes:
             content = os.pread(descriptor, part_bytes, number * part_bytes)
             made = hashlib.md5(content, usedforsecurity=False).digest()
+            if there.get(number + 1, "").strip('"') == made.hex():  # sent before a kill, and what it should be
+                tags[number] = there[number + 1]
+                return made
             more = {"UploadId": upload, "PartNumber": number + 1, "ContentMD5": _base64(made)}
             answer = retried(lambda: filesystem.call_s3("upload_part", **place, **more, Body=content))
             tags[number] = answer["ETag"]
@@ -286,17 +317,47 @@ class ObjectStore:
                     lambda more: filesystem.call_s3("complete_multipart_upload", **call, **more), condition
                 )
             )
-        except BaseException:
-            with contextlib.suppress(Exception):
-                retried(lambda: filesystem.call_s3("abort_multipart_upload", **place, UploadId=upload))
+        except BaseException as error:
+            # With a note it stays open: the next run sends the rest. One that has lost to another is of no use.
+            if note is None or status_of(error)[0] in {404, 412}:
+                with contextlib.suppress(Exception):
+                    retried(lambda: filesystem.call_s3("abort_multipart_upload", **place, UploadId=upload))
+                if note is not None:
+                    note.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
+        if note is not None:
+            note.unlink(missing_ok=True)
         together = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
         return f"{together}-{len(numbers)}"
 
-    def end_uploads(self) -> int:
+    @staticmethod
+    def _continued(
+        filesystem: Any, place: Mapping[str, str], kept: Mapping[str, Any], note: pathlib.Path | None
+    ) -> tuple[str, dict[int, str]]:
+        """Return the upload of the same content that a kill has left open, and the ETags of its parts; "" for none."""
+        try:
+            found = parse_json(b"{}" if note is None else note.read_bytes(), str(note))
+            if found["kept"] != kept:
+                return "", {}
+            call = {**place, "UploadId": str(found["upload"])}
+            there: dict[int, str] = {}
+            while True:
+                # By its number, and no listing of uploads: this one is consistent.
+                listed = retried(lambda: filesystem.call_s3("list_parts", **call))
+                there |= {int(part["PartNumber"]): str(part["ETag"]) for part in listed.get("Parts") or ()}
+                if not listed.get("IsTruncated"):
+                    return str(found["upload"]), there
+                call["PartNumberMarker"] = listed["NextPartNumberMarker"]
+        except (OSError, ValueError, LookupError, TypeError):  # there is no note, or no such upload any more
+            return "", {}
+
+    def end_uploads(self, notes: pathlib.Path | None = None) -> int:
         """End the uploads that killed processes have left open below the folder; return their number.
+
+        Args:
+            notes: folder of the notes of uploads that will be continued.
 
         They cost room and are in no listing of objects. Nothing is relied upon here: what the store does not list now
         is ended another time, or by a lifecycle rule of the bucket.
@@ -313,7 +374,10 @@ class ObjectStore:
                 if status_of(error)[0] != 501:
                     raise
                 return 0  # this store cannot say
+        noted = _noted(notes)
         for upload in found.get("Uploads") or ():
+            if upload["UploadId"] in noted:
+                continue
             call = {**place, "Key": upload["Key"], "UploadId": upload["UploadId"]}
             with contextlib.suppress(FileNotFoundError), self._explained("", "cannot end an open upload"):
                 retried(lambda call=call: filesystem.call_s3("abort_multipart_upload", **call))  # type: ignore[misc]
@@ -382,6 +446,15 @@ class ObjectStore:
             remedy = "check the address, the network and storage_options, and run again to resume"
         # An error that names a secret is not carried along: its traceback would show it.
         raise OutputError(f"{self.url_of(name)} {problem}: {shown}; {remedy}") from (error if shown == reason else None)
+
+
+def _noted(notes: pathlib.Path | None) -> set[str]:
+    """Return the numbers of the uploads that are noted in a folder."""
+    found = set()
+    for path in () if notes is None else notes.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            found.add(str(parse_json(path.read_bytes(), str(path))["upload"]))
+    return found
 
 
 def _base64(digest: bytes) -> str:

@@ -80,6 +80,7 @@ _ASIDE = f"{WORK}/{MANIFEST_FILE}"
 _ENTRIES = f"{WORK}/shards"
 _HELD = f"{WORK}/{HELD}"
 _UPLOADED = "uploaded"  # folder below `.datamat` of the scratch folder: what the store said of the objects of a shard
+_OPEN = "uploads"  # folder below `.datamat` of the scratch folder: notes of the uploads in parts that are under way
 _SMALL = (LEDGER_FILE, "sidecars.json", "inputs")
 _AT_ONCE = 16
 _MOST_BYTES = 1 << 32
@@ -149,7 +150,7 @@ def upload_shard(task: UploadTask) -> Uploaded:
     objects: dict[str, StoredObject] = {}
 
     def send(path: pathlib.Path, name: str, checksum: str) -> None:
-        found = store.upload(path, f"{folder}{name}", checksum)
+        found = store.upload(path, f"{folder}{name}", checksum, notes=task.made.parent / _OPEN)
         objects[name] = dataclasses.replace(found, checksum=checksum)
 
     for path, index, info in task.files:
@@ -226,7 +227,7 @@ class RemoteOutput:
         self._manifest = store.get(MANIFEST_FILE)
         mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
         store.put(_RUN, render_json(mark))
-        store.end_uploads()
+        store.end_uploads(self._work / _OPEN)
         self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
         here, aside = (_content(self._folder / MANIFEST_FILE), _content(self._work / "shards" / MANIFEST_FILE))
         if self._manifest is not None and self._manifest not in (here, aside):
@@ -473,7 +474,7 @@ class RemoteOutput:
             for path in kept:
                 if path.is_file():
                     self._store.upload(path, path.relative_to(self._folder).as_posix(), digest_file(path))
-            self._store.end_uploads()
+            self._store.end_uploads(self._work / _OPEN)
         except OutputError as error:
             self._logger.warning("%s; the next run uploads what is missing", error)
 

@@ -93,6 +93,30 @@ def test_open_uploads_are_ended(store):
     assert [upload["Key"] for upload in calls(store, "list_multipart_uploads")["Uploads"]] == ["sets/one-other/a"]
 
 
+def test_upload_that_a_kill_left_is_continued(store, tmp_path, proxy):
+    """What is there, and right, is not sent again; what is wrong is. It is spared when others are ended."""
+    path, notes = tmp_path / "file", tmp_path / "notes"
+    path.write_bytes(os.urandom((16 << 20) + 5))
+    through = ObjectStore(store.url, {**store.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    refused = {"partNumber=3": 403}
+    proxy.meet = lambda number, handler: next((refused[one] for one in refused if one in handler.path), None)
+    with pytest.raises(OutputError, match="file cannot be written"):
+        through.upload(path, "file", "abc", notes=notes)
+    (upload,) = calls(store, "list_multipart_uploads")["Uploads"]
+    more = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+    calls(store, "upload_part", **more, PartNumber=2, Body=b"wrong")
+    refused.clear()
+    before = len(proxy.seen)
+
+    assert through.end_uploads(notes) == 0
+    through.upload(path, "file", "abc", notes=notes)
+
+    sent = sorted(line.partition("partNumber=")[2][0] for line in proxy.seen[before:] if "partNumber=" in line)
+    assert sent == ["2", "3"]
+    assert store.get("file") == path.read_bytes()
+    assert not [*notes.iterdir()]
+
+
 def test_other_stores_are_written_through_fsspec(tmp_path):
     """Memory and local files: the same calls, without parts."""
     path = tmp_path / "file"
@@ -137,6 +161,9 @@ def test_secrets_stay_out_of_texts(monkeypatch):
     text = redacted(f"AKIAone {SECRET} fromEnvironment http://host", "s3://bucket/out", options)
 
     assert text == "... ... ... http://host"
+    string = f"DefaultEndpointsProtocol=https;AccountName=mine;AccountKey={SECRET}==;EndpointSuffix=host"
+    azure = redacted(f"https mine {SECRET}== host", "az://box/out", {"connection_string": string})
+    assert azure == "https mine ... host"
     assert SECRET not in repr(ObjectStore("s3://bucket/out", options))
     assert pickle.loads(pickle.dumps(ObjectStore("s3://bucket/out", options))).options == options
 

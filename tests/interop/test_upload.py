@@ -233,6 +233,30 @@ def test_death_of_a_worker_in_an_upload(place):
 
 
 @pytest.mark.slow
+def test_kill_in_an_upload_loses_no_part(place):
+    """The next run completes the upload, and sends nothing of the shard again."""
+    expected = place.local(num_shards=1)
+    job = place.start(num_shards=1)
+
+    def meet(_, handler):
+        if handler.command == "POST" and "uploadId=" in handler.path:
+            job.send_signal(signal.SIGKILL)
+            return "cut"
+        return None
+
+    place.proxy.meet = meet
+    job.communicate()
+    place.proxy.meet = lambda number, handler: None
+    before = len(place.proxy.seen)
+    assert len(place.uploads()) == 1
+
+    place.run(num_shards=1)
+
+    assert not [line for line in place.proxy.seen[before:] if "partNumber=" in line]
+    place.check(expected)
+
+
+@pytest.mark.slow
 def test_another_server_gives_the_same(tmp_path):
     """One without conditions, without lists of uploads, and with other ETags, written in another language."""
     program = shutil.which("s3rver")
