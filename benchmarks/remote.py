@@ -11,6 +11,9 @@ in a process of its own; rounds are interleaved, and the ratio is the median of 
     datamat-mixed  the same with `shuffle=256`
     webdataset     `WebDataset(["pipe:curl ..."])` over the tar files of the same run
     hf-webdataset  `load_dataset("webdataset", data_files=..., streaming=True)` over the same tar files
+    datamat-s3     as datamat, by `s3://`: the server answers S3's requests for objects, too
+    litdata        `StreamingDataset("s3://...")` over the same records in as many chunks
+    mosaicml       `StreamingDataset(remote="s3://...")` of mosaicml-streaming over the same records in as many shards
 
 Those that are not installed are left out, and named. Imports and `load` come before the clock.
 """
@@ -18,11 +21,13 @@ Those that are not installed are left out, and named. Imports and `load` come be
 from __future__ import annotations
 
 import argparse
+import hashlib
 import http.server
 import importlib.metadata
 import importlib.util
 import json
 import multiprocessing
+import os
 import pathlib
 import re
 import statistics
@@ -39,7 +44,18 @@ from read import print_machine
 from datamat import DatasetWriter, Features, IndexRow, Materializer, ShardOptions, Tensor, load
 
 NUM_RECORDS, RECORD_BYTES, NUM_SHARDS, BATCH = 512, 65_536, 16, 32
-NEEDS = {"datamat": "numpy", "datamat-mixed": "numpy", "webdataset": "webdataset", "hf-webdataset": "datasets"}
+NEEDS = {
+    "datamat": "numpy",
+    "datamat-mixed": "numpy",
+    "webdataset": "webdataset",
+    "hf-webdataset": "datasets",
+    "datamat-s3": "s3fs",
+    "litdata": "litdata",
+    "mosaicml": "streaming",
+}
+DISTRIBUTIONS = {"streaming": "mosaicml-streaming"}
+BUCKET = "sets"
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "thing", "AWS_REGION": "us-east-1"}
 _PIECE = 64 << 10
 
 
@@ -54,7 +70,33 @@ class Blobs(DatasetWriter):
 
     def read(self, row):
         number = int(row.fields["number"])
-        return {"blob": np.random.default_rng(number).integers(0, 256, RECORD_BYTES, np.uint8)}
+        return {"blob": blob(number)}
+
+
+def blob(number):
+    """Return the bytes of a record."""
+    return np.random.default_rng(number).integers(0, 256, RECORD_BYTES, np.uint8)
+
+
+def bytes_of(number):
+    """Return a record for the writers of others."""
+    return {"blob": blob(number).tobytes()}
+
+
+def write_litdata(folder):
+    from litdata import optimize
+
+    size = NUM_RECORDS // NUM_SHARDS
+    optimize(bytes_of, list(range(NUM_RECORDS)), str(folder), chunk_size=size, num_workers=1, verbose=False)
+
+
+def write_mosaicml(folder):
+    from streaming import MDSWriter
+
+    size = NUM_RECORDS // NUM_SHARDS * (RECORD_BYTES + 16) + 1024
+    with MDSWriter(out=str(folder), columns={"blob": "bytes"}, size_limit=size) as writer:
+        for number in range(NUM_RECORDS):
+            writer.write(bytes_of(number))
 
 
 # ---------------------------------------------------------------- the server
@@ -101,6 +143,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if wanted:
             self.send_header("Content-Range", f"bytes {wanted[1]}-{last}/{size}")
         self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{hashlib.md5(self.path.encode(), usedforsecurity=False).hexdigest()}"')
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if with_content:
@@ -126,6 +170,11 @@ def serve(folder, rate, port):
     server.daemon_threads = True
     port.put(server.server_port)
     server.serve_forever()
+
+
+def server_of(url):
+    """Return the address of the server."""
+    return url.removesuffix(f"/{BUCKET}/blobs")
 
 
 def restart(url, latency_s):
@@ -163,6 +212,33 @@ def read_hf(url, files):
     return lambda: grouped(iter(load_dataset("webdataset", data_files={"train": urls}, split="train", streaming=True)))
 
 
+def read_s3(url, files):
+    cache = tempfile.mkdtemp()
+    options = {"endpoint_url": server_of(url)}
+    data = load(f"s3://{BUCKET}/blobs", "train", format="tfrecord", cache_dir=cache, storage_options=options)
+    return lambda: (len(batch["key"]) for batch in data.to_numpy(BATCH))
+
+
+def read_litdata(url, files):
+    from litdata import StreamingDataset
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no option for a server without TLS
+    place = {"endpoint_url": server_of(url)}
+    data = StreamingDataset(
+        f"s3://{BUCKET}/litdata", cache_dir=tempfile.mkdtemp(), storage_options=place, max_pre_download=8
+    )
+    return lambda: grouped(iter(data))
+
+
+def read_mosaicml(url, files):
+    from streaming import StreamingDataset
+
+    os.environ["S3_ENDPOINT_URL"] = server_of(url)
+    data = StreamingDataset(remote=f"s3://{BUCKET}/mosaicml", local=tempfile.mkdtemp(), batch_size=BATCH, shuffle=False)
+    return lambda: grouped(iter(data))
+
+
 def grouped(samples):
     """Yield the number of samples in each batch."""
     count = 0
@@ -180,6 +256,9 @@ READ = {
     "datamat-mixed": read_mixed,
     "webdataset": read_webdataset,
     "hf-webdataset": read_hf,
+    "datamat-s3": read_s3,
+    "litdata": read_litdata,
+    "mosaicml": read_mosaicml,
 }
 
 
@@ -198,12 +277,13 @@ def contest(name, url, files):
 
 def measure(name, url, files, latency_s):
     """Run a contestant in a process of its own."""
-    restart(url, latency_s)
+    restart(server_of(url), latency_s)
     command = [sys.executable, __file__, "--contest", name, "--url", url, "--files", *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **KEYS}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-    return {**json.loads(done.stdout.splitlines()[-1]), "bytes": restart(url, latency_s)}
+    return {**json.loads(done.stdout.splitlines()[-1]), "bytes": restart(server_of(url), latency_s)}
 
 
 def main():
@@ -212,6 +292,7 @@ def main():
     parser.add_argument("--latency", type=float, nargs="*", default=[5, 50, 200], help="milliseconds")
     parser.add_argument("--rate", type=float, default=100, help="megabytes a second, of all connections")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(NEEDS), help="contestants")
     parser.add_argument("--contest")
     parser.add_argument("--url")
     parser.add_argument("--files", nargs="*")
@@ -220,21 +301,28 @@ def main():
         contest(options.contest, options.url, options.files)
         return
     print_machine()
-    names = [name for name, package in NEEDS.items() if importlib.util.find_spec(package)]
-    for name in NEEDS.keys() - {*names}:
+    wanted = {name: package for name, package in NEEDS.items() if name in {"datamat", *options.only}}
+    names = [name for name, package in wanted.items() if importlib.util.find_spec(package)]
+    for name in wanted.keys() - {*names}:
         print(f"{name}: not installed")
-    versions = {NEEDS[name] for name in names} | {"datamat", "aiohttp", "fsspec"}
+    versions = {DISTRIBUTIONS.get(NEEDS[name], NEEDS[name]) for name in names} | {"datamat", "aiohttp", "fsspec"}
     print(", ".join(f"{one} {importlib.metadata.version(one)}" for one in sorted(versions)))
     with tempfile.TemporaryDirectory() as folder:
-        output = pathlib.Path(folder) / "blobs"
+        output = pathlib.Path(folder) / BUCKET / "blobs"
+        output.parent.mkdir()
         shards = ShardOptions(num_shards=NUM_SHARDS)
         Materializer(Blobs(), None, output, shards=shards, format=["tfrecord", "webdataset"]).run(progress=False)
+        for name, write in {"litdata": write_litdata, "mosaicml": write_mosaicml}.items():
+            if name in names:
+                write(output.parent / name)
         tars = [info.file for info in load(output, "train", format="webdataset").manifest.splits["train"]]
         size = sum(info.num_bytes for info in load(output, "train").manifest.splits["train"])
         port = multiprocessing.Queue()
-        server = multiprocessing.Process(target=serve, args=(output, options.rate * 1e6, port), daemon=True)
+        server = multiprocessing.Process(
+            target=serve, args=(pathlib.Path(folder), options.rate * 1e6, port), daemon=True
+        )
         server.start()
-        url = f"http://127.0.0.1:{port.get()}"
+        url = f"http://127.0.0.1:{port.get()}/{BUCKET}/blobs"
         print(f"{NUM_RECORDS} records, {size / 1e6:.1f} MB in {NUM_SHARDS} shards, at {options.rate:g} MB/s at most")
         for latency in options.latency:
             found = {name: [] for name in names}
