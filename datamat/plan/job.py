@@ -18,7 +18,7 @@ import numpy as np
 
 from datamat.directory.files import WORK, expand_home
 from datamat.directory.keys import safe_key
-from datamat.directory.manifest import Manifest
+from datamat.directory.manifest import MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.rows import FileState, digest_files, file_state, links_followed, relative_to_source, write_rows
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.fingerprint import Examined, Reached, examine, fingerprint, versions_of
@@ -72,6 +72,8 @@ __all__ = [
 # the format. The parts of datamat are among them, by the number of their output format (`OUTPUT_VERSION`).
 
 
+# What the manifest has of a shard and of a part, in each format: about 500 and 40 bytes at least.
+_SHARD_BYTES, _PART_BYTES = 500, 40
 _METHOD = "writer."
 _DRAWN = "drawn."
 _PACKAGE, _VARIABLE, _FILE = "package.", "environment.", "file."
@@ -484,7 +486,9 @@ class Job:
             costs=self.records.costs(store),
             group_records=math.lcm(*(made.group_records for made in self.formats)),
         )
-        return self.records.arrange(plan, store, of_splits)
+        plan = self.records.arrange(plan, store, of_splits)
+        _refuse_endless_manifest(plan, len(self.formats))
+        return plan
 
     def manifest(
         self, plan: Plan, digests: JobDigests, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
@@ -697,3 +701,15 @@ class PlannedJob:
             raise OptionError(f"the source has no row {row_key!r}; it has {some}")
         (row,) = self.store.read(np.array([number]))
         return row, self.plan.shard_at(self.store.place_in_order(number))
+
+
+def _refuse_endless_manifest(plan: Plan, num_formats: int) -> None:
+    """Raise `OptionError` for a plan whose manifest no reader would take: at the end of a run it is too late."""
+    num_parts = sum(len(shard.parts) for shard in plan.shards)
+    num_bytes = num_formats * (_SHARD_BYTES * len(plan.shards) + _PART_BYTES * num_parts)
+    if num_bytes > MOST_MANIFEST_BYTES:
+        raise OptionError(
+            f"the plan has {num_parts:,} parts in {len(plan.shards):,} shards, and its manifest {num_bytes:,} bytes or "
+            f"more, of which readers take {MOST_MANIFEST_BYTES:,}; divide the rows among several datasets, each with "
+            "an output of its own, or make fewer shards"
+        )

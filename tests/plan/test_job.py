@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import small_pairs
 
-from datamat import DatasetWriter, Features, Scalar
+from datamat import DatasetWriter, Features, IndexRow, Materializer, OptionError, Scalar, ShardOptions
 from datamat.formats import get_format
+from datamat.plan import job
 from datamat.plan.job import JobDigests, changed_digests, method_digests
 from datamat.plan.pipeline import Pipeline
 from datamat.writers.function import FunctionWriter
@@ -106,3 +107,24 @@ def test_copies_and_augmentation_are_part_of_the_digest_of_a_split():
     }
 
     assert len(found) == 4
+
+
+class Many(Base):
+    """Rows of no cost, thirty to a shard."""
+
+    def index(self, source):
+        return [IndexRow(f"{number:03d}") for number in range(300)]
+
+
+def test_plan_whose_manifest_no_reader_takes_is_refused(tmp_path, monkeypatch):
+    """Before any work; what is allowed is never less than what the manifest takes."""
+    many = Materializer(Many(), None, tmp_path / "out", shards=ShardOptions(num_shards=10))
+    many.run(progress=False)
+    monkeypatch.setattr(job, "MOST_MANIFEST_BYTES", 6000)
+
+    with pytest.raises(OptionError, match=r"parts in 10 shards, and its manifest \d+,\d+ bytes or more.*among several"):
+        many.plan()
+
+    found = (tmp_path / "out/manifest.json").stat().st_size
+    monkeypatch.setattr(job, "MOST_MANIFEST_BYTES", found)
+    many.plan()
