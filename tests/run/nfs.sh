@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs test_nfs.py on two NFS mounts of one export, by the kernel's own server and client, on any Debian machine and
-# without a right on it: in User Mode Linux, a kernel that is a program. Its root is that of this machine, so that the
-# virtual environment is there; what it changes outside of the mounts stays in its memory.
+# Runs test_nfs.py on two NFS mounts of one export, by the server and the client of Linux, on a Debian machine whose own
+# kernel has neither: in User Mode Linux, a kernel that is a program. Run it as root. Its root folder is that of this
+# machine, so that the virtual environment is there; what tests write lies in its memory.
 #
 #     sh tests/run/nfs.sh [PYTEST ARGUMENTS]          VERS=3 sh tests/run/nfs.sh
 #
