@@ -776,7 +776,7 @@ class Tensor(Feature):
         if pixels.ndim == 3:
             pixels = pixels[..., None]
         # Those in the middle of four equal parts: the outermost slices of a volume tend to be empty.
-        return side_by_side([pixels[(2 * part + 1) * len(pixels) // 8] for part in range(4)])
+        return side_by_side([pixels[(2 * part + 1) * len(pixels) // (2 * _SLICES)] for part in range(_SLICES)])
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {name: self._kind, **({f"{name}/shape": "int64"} if self.keeps_shape else {})}
@@ -1017,6 +1017,7 @@ def _is_raw_by_default(shape: Shape, dtype: str) -> bool:
 
 
 _CHANNELS = (1, 3)
+_SLICES = 4  # of a volume, and frames of a clip, that are drawn
 _LEAST_PIXELS, _LEAST_MAP = 8, 16  # a dimension that is smaller is not one of a picture; a matrix is drawn from 16 on
 
 
@@ -1029,7 +1030,10 @@ def _looks_like_pixels(shape: Shape) -> bool:
         sizes.pop()
     elif len(sizes) > 2 and (sizes[0] in _CHANNELS or (len(sizes) == 4 and (sizes[0] or 0) < _LEAST_PIXELS)):
         sizes.pop(0)
-    return 2 <= len(sizes) <= 3 and len(shape) <= 4 and all(size is None or size >= _LEAST_PIXELS for size in sizes)
+    if not 2 <= len(sizes) <= 3 or len(shape) > 4:
+        return False
+    least = (_SLICES, _LEAST_PIXELS, _LEAST_PIXELS)[-len(sizes) :]
+    return all(size is None or size >= few for size, few in zip(sizes, least, strict=True))
 
 
 def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:

@@ -481,6 +481,8 @@ def test_every_picture_and_mask_is_drawn():
         ((3, 16, 20), (16, 20, 3)),
         ((24, 16, 20, 3), (16, 83, 3)),
         ((2, 24, 16, 20), (16, 83, 1)),
+        ((6, 16, 20, 3), (16, 83, 3)),
+        ((4, 16, 20), (16, 83, 1)),
     ],
 )
 def test_maps_volumes_and_frames_are_drawn(shape, drawn_shape):
