@@ -15,8 +15,8 @@ written as its documentation shows it, with a guard where it needs one. What is 
                 many pictures it works on again, and whether it ends with all of them
     bytes       whether one worker and two give the same files
 
-Every outcome is looked at by counting the pictures in the output with the tool's own reader. Where torch is the build for
-processors alone, put `tests/cpu_torchvision` on PYTHONPATH: MosaicML streaming imports torchvision.
+Every outcome is looked at by counting the pictures in the output with the tool's own reader. If torch is the build
+for processors alone, put `tests/cpu_torchvision` on PYTHONPATH: MosaicML streaming imports torchvision.
 """
 
 from __future__ import annotations
