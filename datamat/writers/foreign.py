@@ -1184,13 +1184,17 @@ def _numbered_item(file: BinaryIO, path: str, number: int) -> bytes:
     return data
 
 
+_MDS_LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "list[pil]": 4}
+"""Lists of pictures, and the bytes before their number (streaming 0.13, base/format/mds/encodings.py)."""
+
+
 def _of_encoding(name: str, encoding: str) -> Feature | str | None:
     kind, _, arguments = encoding.partition(":")
     if kind in _MDS_NUMBERS | {"int"}:
         return Scalar("int64" if kind == "int" else kind)
     simple: dict[str, Feature | None] = {
         "str": Text(), "str_int": Scalar("int64"), "str_float": Scalar("float64"), "json": Json(),
-        "bytes": None, "jpeg": None, "png": None, "jpeg_array": None, "jpegarray": None, "pil": None,
+        "bytes": None, "jpeg": None, "png": None, "pil": None, **dict.fromkeys(_MDS_LISTS, ListOf(Image())),
     }  # fmt: skip
     if kind in simple:
         return simple[kind]
@@ -1209,10 +1213,24 @@ def _mds_value(encoding: str, data: bytes) -> Any:
         return _mds_array(arguments, data)
     if kind == "pil":
         return _raw_picture(data)
+    if kind in _MDS_LISTS:
+        return _mds_list(kind, data)
     parsers: dict[str, Callable[[bytes], Any]] = {
         "str": bytes.decode, "str_int": int, "str_float": float, "json": json.loads,
     }  # fmt: skip
     return parsers.get(kind, bytes)(data)
+
+
+def _mds_list(kind: str, data: bytes) -> list[Any]:
+    """Return the pictures of a list: how many there are, the size of each, the files; before that, perhaps, a zero."""
+    head = _MDS_LISTS[kind]
+    count = int.from_bytes(data[head : head + 4], "little")
+    place = head + 4 * (1 + count)
+    ends = np.cumsum([place, *np.frombuffer(data, "<u4", count, head + 4).tolist()]).tolist()
+    if ends[-1] != len(data):
+        raise CorruptDataError(f"a list of {count} pictures takes {ends[-1]:,} bytes, but {len(data):,} are there")
+    pictures = [data[start:end] for start, end in itertools.pairwise(ends)]
+    return list(map(_raw_picture, pictures)) if kind == "list[pil]" else pictures
 
 
 def _mds_array(arguments: str, data: bytes) -> np.ndarray:
@@ -1274,6 +1292,8 @@ def mds_shards(folder: pathlib.Path) -> tuple[list[StoredFile], list[Mapping[str
         raise SourceError(
             f"{folder / 'index.json'} is none of MDS ({error!r}); restore it, or write the set again"
         ) from error
+    if not files:
+        raise SourceError(f"{folder} has no samples; pass a folder that has some")
     for file, theirs in zip(files, columns, strict=True):
         if theirs != columns[0]:
             raise SourceError(f"{file.path} has other columns than {files[0].name}; write them to two folders")

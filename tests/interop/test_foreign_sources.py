@@ -105,6 +105,28 @@ def test_mds_by_split_and_what_it_cannot_give(tmp_path):
         Materializer("mds", tmp_path / "mds" / "train", tmp_path / "out")
 
 
+def test_lists_of_pictures_of_mds_are_sequences(tmp_path):
+    """tests/golden/mds_lists, written by streaming 0.13: pixels of one colour, 0, 1, 2."""
+    found, features = read("mds", MDS.with_name("mds_lists"), folder=tmp_path)
+
+    assert features == dict.fromkeys(["array", "jpegs", "pils", "pngs"], Sequence(Image()))
+    for number, sample in enumerate(found.values()):
+        for name in ("jpegs", "pils", "pngs"):
+            assert [picture.tolist() for picture in sample[name]] == [
+                [[[value] * 3] * 5] * 4 for value in range(number)
+            ]
+        assert [int(picture[0, 0, 0]) for picture in sample["array"]] == list(range(number + 1))
+
+
+def test_mds_without_samples_is_refused(tmp_path):
+    """As MDSWriter leaves it where its first sample fails."""
+    (tmp_path / "mds").mkdir()
+    (tmp_path / "mds" / "index.json").write_text(json.dumps({"shards": [], "version": 2}))
+
+    with pytest.raises(SourceError, match="mds has no samples; pass a folder that has some"):
+        Materializer("mds", tmp_path / "mds", tmp_path / "out")
+
+
 # ---------------------------------------------------------------- litdata
 
 
