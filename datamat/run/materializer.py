@@ -682,7 +682,7 @@ def _output_place(
         return store, scratch_folder(store, scratch)
     if scratch is not None and not (isinstance(source, str) and is_url(source)):
         raise OptionError(
-            f"scratch is given, but neither the source nor output {os.fspath(output)!r} is a URL: shards are made "
+            f"scratch is given, but output {os.fspath(output)!r} is no URL, and neither is the source: shards are made "
             "where they stay; leave scratch out"
         )
     return None, local_folder(os.fspath(output).removeprefix("file://"))
