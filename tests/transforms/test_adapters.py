@@ -386,6 +386,7 @@ def test_readers_draw_what_was_written(tmp_path, make):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # the first one imports TensorFlow beside torch
 @pytest.mark.parametrize("make", [torchvision_turns, kornia_turns], ids=["torchvision", "kornia"])
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["transform", "map"])
 def test_tensorflow_gets_what_a_library_draws_in_every_epoch(tmp_path, make, is_mapped):
