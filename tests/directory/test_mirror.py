@@ -183,6 +183,14 @@ def test_what_cannot_be_listed_is_refused(url, error, message, tmp_path):
         mirrored(url, None, tmp_path)
 
 
+def test_web_server_that_lists_nothing_is_named(web, tmp_path, monkeypatch):
+    """As many are set up, for folders without an index page."""
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "list_directory", lambda self, _: self.send_error(403))
+
+    with pytest.raises(SourceError, match=r"cannot be listed: .*403.*; check the address, the network and storage_opt"):
+        mirrored(web[1], None, tmp_path / "cache")
+
+
 def test_name_that_is_no_file_name_is_refused(tmp_path):
     """A store may have both `a` and `a/b`; a disk may not, and nothing may lead out of its folder."""
     memory = fsspec.filesystem("memory")

@@ -237,6 +237,16 @@ def test_chunks_of_litdata_of_two_forms_are_refused(tmp_path):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
 
 
+def test_tables_of_litdata_that_do_not_fit_are_refused(tmp_path):
+    """Each chunk has the types of its own rows: numbers in one, texts in the other."""
+    _write_chunks(tmp_path / "chunks", [{"n": number} for number in range(6)])
+    _write_chunks(tmp_path / "texts", [{"n": "x"}] * 3)
+    (tmp_path / "texts/chunk-0-0.bin").replace(tmp_path / "chunks/chunk-0-1.bin")
+
+    with pytest.raises(SourceError, match=r"1.bin: its columns do not fit those of .*0.bin: .*; give all rows values"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
+
+
 # ---------------------------------------------------------------- WebDataset
 
 

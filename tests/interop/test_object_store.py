@@ -140,8 +140,8 @@ def test_other_stores_are_written_through_fsspec(tmp_path):
         ("http://host/out", "can be read, not written"),
         ("s3://key:secret@bucket/out", "holds a password"),
         ("az://container/out?sig=abc", "holds a password or a signature"),
-        ("s3://", "names no folder"),
-        ("simplecache::s3://bucket/out", "chain of filesystems"),
+        ("s3://", "s3:// names no folder; want a URL such as s3://bucket/out"),
+        ("simplecache::s3://bucket/out", "is a chain of filesystems; want the URL of a folder, as in s3"),
     ],
 )
 def test_what_cannot_be_written_is_refused(url, message):

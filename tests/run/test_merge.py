@@ -160,9 +160,10 @@ def test_output_must_be_empty_and_apart(sets, tmp_path):
 
     with pytest.raises(OutputError, match=r"holds notes.txt; give a folder that is missing or empty"):
         merge(sets, tmp_path / "full")
-    with pytest.raises(OptionError, match="which is to be merged"):
-        merge(sets, sets[0])
-    with pytest.raises(OptionError, match="which is to be merged"):
+    for output in (sets[0], tmp_path):
+        with pytest.raises(OptionError, match=r"is, or holds, .*, which is to be merged; give a new folder"):
+            merge(sets, output)
+    with pytest.raises(OptionError, match=r"lies in .*, which is to be merged; give a folder outside of it"):
         merge(sets, sets[0] / "inside")
     with pytest.raises(OptionError, match="want two at least"):
         merge(sets[:1], tmp_path / "c")

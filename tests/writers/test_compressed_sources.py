@@ -267,6 +267,17 @@ def test_damaged_chunk_of_litdata_is_named(tmp_path, level):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out", workers=ONE).run(progress=False)
 
 
+def test_chunks_of_litdata_for_another_loader_are_refused(tmp_path):
+    """Tokens alone lie in other chunks than items."""
+    shutil.copytree(LITDATA / "chunk", tmp_path / "chunks")
+    index = json.loads((tmp_path / "chunks/index.json").read_text())
+    index["config"]["item_loader"] = "TokensLoader"
+    (tmp_path / "chunks/index.json").write_text(json.dumps(index))
+
+    with pytest.raises(SourceError, match="chunks of the item loader TokensLoader, which are not read here; pass the"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
+
+
 @pytest.mark.parametrize("codec", ["GZIP", "ZLIB"])
 def test_compressed_records_of_tensorflow_are_a_source(tmp_path, codec):
     """As its own writer compresses them."""

@@ -1194,5 +1194,5 @@ def test_empty_source_is_named(tmp_path):
     """By its path, where it has one."""
     parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
 
-    with pytest.raises(SourceError, match=r"none.parquet has no samples"):
+    with pytest.raises(SourceError, match=r"none.parquet has no samples; pass a source that has some"):
         Materializer("parquet", tmp_path / "none.parquet", tmp_path / "out")
