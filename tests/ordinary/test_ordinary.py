@@ -11,7 +11,8 @@ Every program is run like this, and nothing but its directory is looked at from 
 
     a script, as it stands ────> out    the bytes that all the others must give
      ├─ again                           there is nothing to do, and no file is touched
-     ├─ fork, forkserver, spawn         with other numbers of workers, on copies of the same input
+     ├─ fork, forkserver, spawn         with other numbers of workers, on copies of the same input; one of them in turn
+     │                                  in the suite, all under --stress
      ├─ killed, all processes at once   at a file operation of its own; run again by another start method
      └─ in a notebook                   in a kernel that other programs have used before it
 """
@@ -306,10 +307,14 @@ def test_again(story: Story) -> None:
     check_outputs(story.folder, small_pairs.digests(story.folder / "out"))
 
 
-def test_start_methods(story: Story) -> None:
+@pytest.mark.stress  # every method takes five minutes longer; the suite tries one for each program, in turn
+def test_start_methods(story: Story, request: pytest.FixtureRequest) -> None:
     """Each start method, with its own number of workers, gives the same bytes."""
+    turn = PROGRAMS.index(story.program.path)
+    methods = [*METHODS] if request.config.getoption("--stress") else [[*METHODS][turn % len(METHODS)]]
+
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(story.by_method, METHODS))
+        found = list(threads.map(story.by_method, methods))
 
     for ended, folder in found:
         check(story.program, ended)
