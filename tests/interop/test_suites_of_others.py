@@ -21,7 +21,7 @@ pytest.importorskip("test.support", reason="this Python has no `test` package, w
 theirs = pytest.importorskip("multiprocess.tests")
 
 HERE = pathlib.Path(__file__).parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 MULTIPROCESS = {
     "test_imap_handle_iterable_exception": "expects that the items of a chunk are lost whose successor the iterable "
@@ -167,7 +167,7 @@ def _run(tmp_path, plugin, files, selected):
     subprocess.run(
         [sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider", "-q", "-c", os.devnull,
          "--rootdir", tmp_path, "--timeout", "100", f"--junitxml={report}", "-k", selected, *files],
-        cwd=tmp_path, check=False, timeout=280, capture_output=True, stdin=subprocess.DEVNULL,
+        cwd=tmp_path, check=False, timeout=800, capture_output=True, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), *sys.path])},
     )  # fmt: skip
     cases = list(ET.parse(report).iter("testcase"))
