@@ -73,6 +73,7 @@ from datamat.writers.foreign import (
     RecordForm,
     StoredFile,
     TarForm,
+    TarRows,
     TfdsFiles,
     TFRecordForm,
     UnpackedFiles,
@@ -285,6 +286,7 @@ _COLUMNS: dict[tuple[str, str], Callable[[Any], Any]] = {
 
 
 _OF_ROWS = frozenset({"key", "split"})
+_OF_TARS = frozenset({"__key__", "__url__"})  # of rows that Hugging Face's builder `webdataset` made
 _HF_NOTE = b"huggingface"
 _HF_FILE = {"bytes", "path"}  # of a struct that holds an encoded file
 _HF_FILES_OF: dict[str, Feature] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
@@ -379,7 +381,8 @@ def columns_of_schema(schema: Any) -> list[Column]:
     """
     noted = json.loads((schema.metadata or {}).get(_HF_NOTE, b"{}")).get("info", {}).get("features") or {}
     columns = [_columns_of(field.name, (field.name,), field.type, noted.get(field.name)) for field in schema]
-    return [column for some in columns for column in some if column.name not in _OF_ROWS]
+    no_fields = _OF_ROWS | (_OF_TARS if {*schema.names} >= _OF_TARS else frozenset())
+    return [column for some in columns for column in some if column.name not in no_fields]
 
 
 def _dicts_of(columns: Iterable[Column]) -> frozenset[str]:
@@ -521,8 +524,8 @@ def _feature_of_type(kind: Any) -> Feature | None:  # noqa: PLR0911 -- one for e
     shape, inner = _list_shape(kind)
     if shape == (None,) and (types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)):
         return ListOf(Text())
-    if len(shape) == 1 and (types.is_date(inner) or types.is_timestamp(inner)):
-        return ListOf(_time(inner))
+    if len(shape) == 1 and (_is_binary(inner) or types.is_date(inner) or types.is_timestamp(inner)):
+        return ListOf(Bytes() if _is_binary(inner) else _time(inner))
     are_numbers = types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)
     if shape and are_numbers and None not in shape[1:]:
         return Tensor(shape, np.dtype(inner.to_pandas_dtype()).name)
@@ -1193,6 +1196,7 @@ class _MapSource(DataSource):
         self._dataset = dataset
         self.identity = dataset if identity is None else identity
         self._names = names
+        self._members = TarRows()
         self.dicts: frozenset[str] | None = None  # until the first item shows them
 
     def __len__(self) -> int:
@@ -1200,9 +1204,17 @@ class _MapSource(DataSource):
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         item = self._dataset[number]
+        is_of_tar = TarRows.are(item)
         if self.dicts is None:
-            self.dicts = _dicts_in(item)
-        return _sample_of(item, self._names)
+            if is_of_tar:
+                self._members.show(item)
+                self.features, self.refused = self._members.features, self._members.refused
+            self.dicts = _dicts_in(self._members.nested(item) if is_of_tar else item)
+        return _sample_of_tar(item, self._members) if is_of_tar else _sample_of(item, self._names)
+
+    def declare(self, features: Mapping[str, Feature]) -> None:
+        """Take the features that the user declares for fields."""
+        self._members.declare(features)
 
 
 @final
@@ -1230,7 +1242,7 @@ def _with_names(source: DataSource, fields: Mapping[Any, Any]) -> DataSource:
         source: the items.
         fields: what an item holds, by name.
     """
-    return _NamedSource(source) if _OF_ROWS & fields.keys() else source
+    return _NamedSource(source) if {*_OF_ROWS, "__key__"} & fields.keys() else source
 
 
 @final
@@ -1240,6 +1252,13 @@ class _NamedSource(DataSource):
     def __init__(self, items: DataSource) -> None:
         self._items = items
         self.identity = items.identity
+        assert items[0], "it shows the features of samples of WebDataset"
+        self.features, self.refused = items.features, getattr(items, "refused", {})
+
+    def declare(self, features: Mapping[str, Feature]) -> None:
+        """Take the features that the user declares for fields."""
+        if hasattr(self._items, "declare"):
+            self._items.declare(features)
 
     @property
     def dicts(self) -> Collection[str]:
@@ -1294,6 +1313,7 @@ class ArrowSource(DataSource):
         self._rows = rows
         self._columns = {column.name: column for column in columns_of_schema(rows.schema)}
         self._has = _OF_ROWS & {*rows.schema.names}
+        self._is_of_tars = "key" not in self._has and {*rows.schema.names} >= _OF_TARS
         self.identity = rows.identity
         self.files = {file.name: file.path for file in rows.files}
         self.features = {
@@ -1325,7 +1345,10 @@ class ArrowSource(DataSource):
     def narrow(self, names: Collection[str]) -> None:
         """Read these fields only."""
         self._columns = {name: column for name, column in self._columns.items() if name in names}
-        self._rows.narrow({column.path[0] for column in self._columns.values()} | self._has)
+        self._rows.narrow(
+            {column.path[0] for column in self._columns.values()} | self._has
+            | (_OF_TARS if self._is_of_tars else frozenset())
+        )  # fmt: skip
 
     def declare(self, features: Mapping[str, Feature]) -> None:
         """Take the features that the user declares for fields."""
@@ -1337,6 +1360,9 @@ class ArrowSource(DataSource):
 
     def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
         keys = self._rows.column("key") if "key" in self._has else itertools.repeat(None)
+        if self._is_of_tars:
+            archives = map(_archive_of, self._rows.column("__url__"))
+            keys = _keys_of_tars(list(zip(map(_fit, self._rows.column("__key__")), archives, strict=True)))
         splits = self._rows.column("split") if "split" in self._has else itertools.repeat(None)
         for number, ((place, of_file), key, split) in enumerate(zip(self._rows.names(), keys, splits, strict=False)):
             if key is None and "key" in self._has:
@@ -1791,7 +1817,7 @@ class RecordsSource(DataSource):
             stem = f"{source.stem}-" if len(self._sources) > 1 else ""
             keys = own[file]
             for number in range(count):
-                key = f"{number:08d}" if keys is None else _UNFIT.sub("-", keys[number])
+                key = f"{number:08d}" if keys is None else _fit(keys[number])
                 yield key if keys is not None and are_unique else f"{stem}{key}", split
 
 
@@ -1802,7 +1828,7 @@ class RecordsSource(DataSource):
 #     iterator ── sample ──> rows.tfrecord    encoded; pictures as they came, so that workers compress them, and
 #                                             lists and dicts with pictures or bytes in them as they are, `packed`
 #                            rows.offsets     uint64 per row: where it begins
-#                            rows.jsonl       [key, split, digest] per row
+#                            rows.jsonl       [key, split, digest, archive] per row
 #                            state.json       how many rows are complete, their features, and the state of the source
 #
 # Workers read rows by offset. `state.json` is replaced every second or so, after the rows that it counts; what lies
@@ -1864,11 +1890,14 @@ class RowStream:
             assert datasets
         self._rows = rows
         self._names = names
+        self._members = TarRows()
+        self._first: tuple[Any, Any] | None = None  # archive and key of the first sample of WebDataset
 
     @property
     def features(self) -> dict[str, Feature]:
         """The features that the source declares; a stream of tables does so with its first one."""
-        return {column.name: column.feature for column in self._columns if column.feature is not None}
+        declared = {column.name: column.feature for column in self._columns if column.feature is not None}
+        return {**self._members.features, **declared}
 
     @property
     def has_columns(self) -> bool:
@@ -1878,7 +1907,16 @@ class RowStream:
     @property
     def refused(self) -> dict[str, str]:
         """The fields that no feature stores, each with the reason."""
-        return {column.name: column.refused for column in self._columns if column.refused}
+        return {**self._members.refused, **{one.name: one.refused for one in self._columns if one.refused}}
+
+    def show(self, row: Any) -> None:
+        """Take what the first row shows of the fields."""
+        if self._is_of_tar(row):
+            self._members.show(row)
+
+    def declare(self, features: Mapping[str, Feature]) -> None:
+        """Take the features that the user declares for fields."""
+        self._members.declare(features)
 
     def start(self, count: int, state: Any) -> Iterator[Any] | None:
         """Return the rows from a number on; None where the source cannot begin there.
@@ -1933,9 +1971,13 @@ class RowStream:
 
     def sample(self, row: Any) -> dict[str, Any]:
         """Return a row as a sample."""
+        if self._is_of_tar(row):
+            return _sample_of_tar(row, self._members)
         if not self._columns:
             return _sample_of(row, self._names)
         found = {name: row[name] for name in _OF_ROWS if name in row}
+        if row.keys() >= _OF_TARS:
+            found = {"key": _fit(row["__key__"]), **found}
         for column in self._columns:
             value = row
             for name in column.path:
@@ -1945,7 +1987,28 @@ class RowStream:
 
     def dicts(self, row: Any) -> frozenset[str]:
         """Return the names of the fields of a row that are dicts."""
+        row = self._members.nested(row) if self._is_of_tar(row) else row
         return _dicts_of(self._columns) if self._columns else _dicts_in(row)
+
+    def archive(self, row: Any) -> str | None:
+        """Return what tells the keys of a sample of WebDataset from those of other archives; None for other rows.
+
+        Raises:
+            SourceError: the first sample comes again, as it does without end where shards are drawn.
+        """
+        if not TarRows.are(row) or "key" in row:
+            return None
+        place = row.get("__url__"), row["__key__"]
+        if place == self._first:
+            raise SourceError(
+                f"the first sample, {row['__key__']!r}, comes again; give each sample once: leave resampled=True, "
+                ".repeat() and .with_epoch() out"
+            )
+        self._first = self._first or place
+        return _archive_of(place[0])
+
+    def _is_of_tar(self, row: Any) -> bool:
+        return not self._columns and TarRows.are(row)
 
     @property
     def _takes_start(self) -> bool:
@@ -2076,6 +2139,8 @@ class SpooledSource(DataSource):
     def declare(self, features: Mapping[str, Feature]) -> None:
         """Take the features that the user declares for fields."""
         self._declared = dict(features)
+        if self._stream is not None:
+            self._stream.declare(features)
         self.features = {**self.features, **features}
 
     @property
@@ -2089,15 +2154,19 @@ class SpooledSource(DataSource):
         return not self.field_names()
 
     def keys_and_splits(self) -> Iterator[tuple[str, str | None]]:
-        for number, (key, split, _) in enumerate(self._named()):
+        first = next(self._named(), None)
+        keys: Iterable[str | None] = (key for key, _, _, _ in self._named())
+        if first is not None and first[3] is not None:
+            keys = _keys_of_tars([(str(key), archive) for key, _, _, archive in self._named()])
+        for number, (key, (_, split, _, _)) in enumerate(zip(keys, self._named(), strict=True)):
             yield f"{number:08d}" if key is None else key, split
 
     def contents(self) -> Iterator[int]:
         """Yield a digest of each row."""
-        for _, _, digest in self._named():
+        for _, _, digest, _ in self._named():
             yield digest
 
-    def _named(self) -> Iterator[tuple[str | None, str | None, int]]:
+    def _named(self) -> Iterator[tuple[str | None, str | None, int, str | None]]:
         self._fill()
         with open(os.path.join(self._folder, _NAMES), "rb") as file:
             for line in itertools.islice(file, self._count):
@@ -2112,6 +2181,7 @@ class SpooledSource(DataSource):
         row = next(self._iterator, _END)
         if row is not _END:
             self._ahead.append((row, self._stream.state()))
+            self._stream.show(row)
             sample = self._stream.sample(row)
             self._first = {name: value for name, value in sample.items() if name not in _OF_ROWS}
             self.features = {**self._stream.features, **self.features}
@@ -2176,7 +2246,8 @@ class SpooledSource(DataSource):
         Args:
             former: how many rows, and bytes in each file, are complete.
         """
-        count = former["count"]
+        stream, count = self._stream, former["count"]
+        assert stream is not None
         paths = [os.path.join(self._folder, name) for name in (_ROWS, _OFFSETS, _NAMES)]
         with contextlib.ExitStack() as stack:
             rows, offsets, names = (stack.enter_context(open(path, "ab")) for path in paths)
@@ -2187,11 +2258,12 @@ class SpooledSource(DataSource):
             saved = time.monotonic()
             for row, state in self._rows_with_state(count):
                 key, split, columns = self._encoded(row, count)
+                archive = stream.archive(row)
                 payload = encode_example(columns, self._kinds)
                 digest = xxhash.xxh3_64_intdigest(payload) >> 1
                 offsets.write(place.to_bytes(8, "little"))
                 place += rows.write(b"".join(frame([payload], len(payload))))
-                name_bytes += names.write(json.dumps([key, split, digest]).encode() + b"\n")
+                name_bytes += names.write(json.dumps([key, split, digest, archive]).encode() + b"\n")
                 count += 1
                 if time.monotonic() - saved > _SAVE_S:
                     self._save((rows, offsets, names), (count, place, name_bytes), state)
@@ -2308,7 +2380,7 @@ class SpooledSource(DataSource):
             raise SchemaError(
                 f"{error}; or declare its feature with features={{{name!r}: ...}}, or leave it out with drop=[{name!r}]"
             ) from error
-        return None if _holds_files(found) else found
+        return None if isinstance(found, Mapping) or _holds_files(found) else found
 
 
 def _holds_files(feature: Any) -> bool:
@@ -2513,6 +2585,37 @@ def _sample_of(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
         return dict(_flattened(item._asdict()))
     values = item if isinstance(item, (tuple, list)) else (item,)
     return {name: _plain(value) for name, value in zip(_names(names, len(values)), values, strict=True)}
+
+
+def _fit(key: str) -> str:
+    """Return the key of a sample in a tar without what no key may hold, such as the slashes of its folders."""
+    return _UNFIT.sub("-", key)
+
+
+def _archive_of(url: str | None) -> str:
+    """Return what the keys of an archive's samples begin with where archives repeat keys."""
+    return _fit(_stem_and_ending(os.path.basename(url or ""))[0])
+
+
+def _keys_of_tars(named: Sequence[tuple[str, str | None]]) -> Iterator[str]:
+    """Yield the key of each sample, behind the name of its archive where archives repeat keys, as files of tars do.
+
+    Args:
+        named: key and archive of each sample.
+    """
+    repeats = len({key for key, _ in named}) < len(named) and len({archive for _, archive in named}) > 1
+    return (f"{archive}-{key}" if repeats else key for key, archive in named)
+
+
+def _sample_of_tar(row: Mapping[str, Any], members: TarRows) -> dict[str, Any]:
+    """Return a row of WebDataset as a sample, with its key."""
+    key = row["__key__"]
+    if not isinstance(key, str):
+        raise SourceError(f"a row is a batch of {len(key)} samples; leave .batched() out, so that each is one")
+    found: dict[str, Any] = {"key": _fit(key)}
+    for name, value in members.read(row).items():
+        found |= {name: value} if name in members.features else dict(_flattened({name: value}))
+    return found
 
 
 def _dicts_in(item: Any, prefix: str = "") -> frozenset[str]:

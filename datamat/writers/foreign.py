@@ -30,6 +30,7 @@ import tarfile
 import tempfile
 import weakref
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -47,7 +48,7 @@ from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import BinaryIO
 
     from datamat.directory.inspect import ColumnProfile, Values
@@ -64,6 +65,7 @@ __all__ = [
     "StoredFile",
     "TFRecordForm",
     "TarForm",
+    "TarRows",
     "TfdsFiles",
     "UnpackedFiles",
     "litdata_chunks",
@@ -720,6 +722,7 @@ _KNOWN_BYTES = frozenset(
 _KNOWN_TEXT = frozenset(["txt", "text", "transcript", "caption", "md", "html", "xml", "csv"])
 _KNOWN_NUMBER = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 _KNOWN_JSON = frozenset({"json", "jsn"})
+_NEVER_DECODED = frozenset({"bin", "npz", "pdf"})
 _MOST_PROFILED = 1000  # records of a TFRecord file whose fields are looked into
 
 
@@ -948,7 +951,7 @@ def _is_tfrecord(head: bytes) -> bool:
 
 def _declared_members(features: Mapping[str, Feature]) -> tuple[frozenset[str], frozenset[str]]:
     """Return which fields are stored as their bytes, and which may be missing."""
-    raw = {name for name, feature in features.items() if feature.value_type() == ("bytes", ())}
+    raw = {name for name, feature in features.items() if feature in (Bytes(), Optional(Bytes()))}
     return frozenset(raw), frozenset(name for name, feature in features.items() if feature.takes_none)
 
 
@@ -979,6 +982,8 @@ def _of_ending(name: str) -> Feature | None:
         return Text()
     if ending in _KNOWN_JSON:
         return Json()
+    if ending in _NEVER_DECODED:
+        return Bytes()
     return Scalar("int64") if ending in _KNOWN_NUMBER else None
 
 
@@ -995,6 +1000,55 @@ def _of_member(name: str, data: bytes) -> Any:
         return np.load(io.BytesIO(data), allow_pickle=False) if ending == "npy" else data
     except ValueError as error:
         raise CorruptDataError(f"member {name!r} does not hold what its extension says: {error}") from error
+
+
+@final
+class TarRows:
+    """Samples as the objects of WebDataset give them: dicts of members, decoded or not, and notes such as `__url__`.
+
+    Members that are still bytes are decoded as those of tars are. The notes are no fields: they hold absolute paths.
+    """
+
+    def __init__(self) -> None:
+        self.features: dict[str, Feature] = {}
+        self.refused: dict[str, str] = {}
+        self._raw: frozenset[str] = frozenset()
+        self._may_miss: frozenset[str] = frozenset()
+
+    @staticmethod
+    def are(row: Any) -> bool:
+        """Tell whether a row of an iterator is such a sample."""
+        return isinstance(row, Mapping) and "__key__" in row
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Take features, and what cannot be stored without one, from the first row."""
+        for name, value in _members(row).items():
+            feature = _of_ending(name)
+            if isinstance(value, bytes):
+                self.features |= {} if feature is None else {name: feature}
+                self.refused |= {name: reason} if (reason := _unknown(name)) else {}
+            elif feature == Json() and isinstance(value, (Mapping, list)):
+                self.features[name] = feature  # its keys may vary from sample to sample
+
+    def declare(self, features: Mapping[str, Feature]) -> None:
+        """Take the features that the user declares."""
+        self._raw, self._may_miss = _declared_members(features)
+
+    def nested(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the members of a row but those that are stored as JSON."""
+        return {name: value for name, value in _members(row).items() if name not in self.features}
+
+    def read(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the members of a row by name; None for those that are declared to be missing at times."""
+        found = {
+            name: _of_member(name, value) if isinstance(value, bytes) and name not in self._raw else value
+            for name, value in _members(row).items()
+        }
+        return found | dict.fromkeys(self._may_miss - found.keys())
+
+
+def _members(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not (name.startswith("__") and name.endswith("__"))}
 
 
 @final

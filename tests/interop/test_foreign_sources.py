@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import pathlib
@@ -314,6 +315,37 @@ def test_tars_of_webdataset_are_a_source(tmp_path, ending):
     assert data.features["cls"] == ClassLabel(names=("car", "bus")) and len(data) == 7
     _check_tar({number: data[f"s{number}"] for number in range(7)})
     assert all(np.array_equal(data[f"s{number}"]["npy"], np.full((2, number), number)) for number in range(7))
+
+
+@pytest.mark.filterwarnings("ignore:.*unclosed file", "ignore:.*Exception ignored in. <_io")  # it leaves tars open
+def test_objects_of_webdataset_are_a_source_as_their_tars_are(tmp_path):
+    """Decoded or not, through a loader or a pipeline, or listed: the same keys, features and values."""
+    wds = pytest.importorskip("webdataset", reason="it reads the tars")
+    for part in range(2):
+        members = {}
+        for number in range(part * 4, min(part * 4 + 4, 7)):
+            members |= {name: data for name, data in _members(number, f"s{number}").items() if "seg" not in name}
+            members[f"s{number}.bin"] = b"\0%d" % number
+        _tar(tmp_path / f"shard-{part}.tar", members)
+    tars = sorted(map(str, tmp_path.glob("*.tar")))
+    wanted, features = read("webdataset", tmp_path, folder=tmp_path)
+    dataset = wds.WebDataset(tars, shardshuffle=False)
+
+    for source in (
+        dataset,
+        dataset.decode("rgb8"),
+        dataset.decode("pil"),
+        wds.WebLoader(dataset, batch_size=None),
+        wds.DataPipeline(wds.SimpleShardList(tars), wds.tarfile_to_samples()),
+        list(dataset),
+    ):
+        found, same = read(source, folder=tmp_path)
+        assert same == features and features["bin"] == Bytes()
+        assert found.keys() == wanted.keys()
+        for key, sample in found.items():
+            assert sample.keys() == wanted[key].keys()
+            assert all(np.array_equal(value, wanted[key][name]) for name, value in sample.items())
+    gc.collect()  # here, where the warnings are expected
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import json
 import os
 import pathlib
@@ -68,6 +69,7 @@ COLUMNS = {
     "tokens": (pa.list_(pa.int32()), lambda n: list(range(n % 4)), Tensor((None,), "int32")),
     "pair": (pa.list_(pa.float64(), 2), lambda n: [n, n / 2], Tensor((2,), "float64")),
     "boxes": (pa.list_(pa.list_(pa.float32(), 4)), lambda n: [[0, 0, 0.5, 1]] * (n % 3), Tensor((None, 4), "float32")),
+    "parts": (pa.list_(pa.binary()), lambda n: [b"\0%d" % n, b""][: n % 3], Sequence(Bytes())),
     "tags": (pa.list_(pa.string()), lambda n: ["a", "b"][: n % 3], Sequence(Text())),
     "ragged": (pa.list_(pa.list_(pa.int64())), lambda n: [[n], [n, n]], Json()),
     "objects": (
@@ -280,7 +282,10 @@ def test_choice_that_makes_no_sense_is_refused(files, tmp_path, options, message
         (pa.array([decimal.Decimal("1.5")] * 2), r"column 'x' is decimal128\(2, 1\), which no feature stores.*Scalar"),
         (pa.array([datetime.time(12)] * 2), r"column 'x' is time64\[us\], .*features={'x': Text\(\)}"),
         (pa.nulls(2), r"column 'x' holds nothing but empty cells; leave it out with drop=\['x'\]"),
-        (pa.array([[b"a"], [b"b"]]), r"column 'x' is list<.*binary>, and no feature stores binary at \[\]; leave it"),
+        (
+            pa.array([[datetime.time(12)]] * 2),
+            r"column 'x' is list<.*time64\[us\]>, and no feature stores time64\[us\] at \[\]; leave it",
+        ),
     ],
 )
 def test_column_that_no_feature_stores_is_refused_at_once(tmp_path, column, message):
@@ -451,6 +456,95 @@ def test_iterator_that_begins_again_when_it_is_asked_for_gives_each_row_once(tmp
     found = _read(Restarting(), folder=tmp_path)
 
     assert [int(sample["n"]) for sample in found.values()] == list(range(5))
+
+
+def _of_tars(*, is_decoded, count=5):
+    """Yield samples as objects of WebDataset give them, whose archives repeat keys from the fourth on."""
+    for number in range(count):
+        info = {"id": number, f"only_{number}": [number]}
+        yield {
+            "__key__": f"a/{number % 4}",
+            "__url__": f"/data/{number // 4:03d}.tar",
+            "__local_path__": f"/scratch/{number // 4:03d}.tar",
+            "png": PICTURES[number],
+            "cls": number if is_decoded else b"%d" % number,
+            "json": info if is_decoded else json.dumps(info).encode(),
+            "txt": f"größer {number}" if is_decoded else f"größer {number}".encode(),
+            "bin": b"\0%d" % number,
+        }
+
+
+@pytest.mark.parametrize("is_decoded", [False, True])
+@pytest.mark.parametrize("form", [list, iter])
+def test_samples_of_webdataset_are_those_of_their_tars(tmp_path, form, is_decoded):
+    """Their keys are those of the samples; where they lie is no field; JSON may differ from sample to sample."""
+    samples = _read(form(list(_of_tars(is_decoded=is_decoded, count=4))), folder=tmp_path)
+
+    assert list(samples) == ["a-0", "a-1", "a-2", "a-3"]
+    for number, sample in enumerate(samples.values()):
+        assert sample.keys() - {"key", "split"} == {"png", "cls", "json", "txt", "bin"}
+        assert sample["json"] == {"id": number, f"only_{number}": [number]}
+        assert (sample["cls"], sample["txt"], sample["bin"]) == (number, f"größer {number}", b"\0%d" % number)
+
+
+def test_keys_of_webdataset_that_archives_repeat_get_their_names(tmp_path):
+    """As where the tars themselves are the source."""
+    samples = _read(_of_tars(is_decoded=True), folder=tmp_path)
+
+    assert list(samples) == ["000-a-0", "000-a-1", "000-a-2", "000-a-3", "001-a-0"]
+
+
+def test_declared_features_decide_what_a_sample_of_webdataset_may_lack(tmp_path):
+    """And which members keep their bytes."""
+    rows = list(_of_tars(is_decoded=False, count=3))
+    del rows[1]["txt"]
+    writer = ImportWriter(features={"txt": Optional(Text()), "json": Bytes()}, drop=["png"])
+
+    samples = list(_read(writer, iter(rows), folder=tmp_path).values())
+
+    assert [sample["txt"] for sample in samples] == ["größer 0", None, "größer 2"]
+    assert samples[2]["json"] == rows[2]["json"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            lambda: itertools.cycle(_of_tars(is_decoded=True)),
+            r"the first sample, 'a/0', comes again; .* resampled=True",
+        ),
+        (lambda: iter([{"__key__": ["a", "b"], "txt": ["x", "y"]}]), r"a row is a batch of 2 samples; leave .batched"),
+        (lambda: iter([{"__key__": "a", "xyz": b"x"}]), r"nobody knows the extension of the members 'xyz'.*Bytes\(\)"),
+    ],
+)
+def test_samples_of_webdataset_that_are_no_set_are_refused(tmp_path, rows, message):
+    """Also one without end, which would fill the disk."""
+    with pytest.raises(SourceError, match=message):
+        _read(rows(), folder=tmp_path)
+
+
+def test_table_that_was_made_of_tars_has_their_keys(tmp_path):
+    """As Hugging Face's builder `webdataset` makes it."""
+    rows = [{name: row[name] for name in ("__key__", "__url__", "txt")} for row in _of_tars(is_decoded=True)]
+    whole, some = pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[:4])
+
+    assert list(_read(whole, folder=tmp_path)) == ["000-a-0", "000-a-1", "000-a-2", "000-a-3", "001-a-0"]
+    assert list(_read(some, folder=tmp_path, columns=["txt"])) == ["a-0", "a-1", "a-2", "a-3"]
+    assert all(sample.keys() == {"key", "txt"} for sample in _read(some, folder=tmp_path).values())
+
+
+def test_dicts_in_tuples_of_an_iterator_stay_dicts(tmp_path):
+    """As data sets of detection give targets: a picture, and a dict of arrays."""
+    rows = [
+        (np.full((4, 5, 3), number, np.uint8), {"boxes": np.ones((number, 4), np.float32), "id": number})
+        for number in range(3)
+    ]
+
+    samples = _read(ImportWriter(names=("image", "target")), iter(rows), folder=tmp_path)
+
+    for number, sample in enumerate(samples.values()):
+        assert sample["image"].max() == number and sample["target"]["id"] == number
+        assert sample["target"]["boxes"].shape == (number, 4)
 
 
 def test_keys_and_splits_of_streamed_rows_count(tmp_path):
