@@ -313,7 +313,7 @@ def test_torch_datasets_are_sources(tmp_path):
 
 @pytest.fixture(scope="module", params=["tfrecord", "array_record"])
 def prepared(request, tmp_path_factory):
-    """A directory that TFDS prepared, in two shards for train."""
+    """A directory that TFDS prepared."""
     tfds = pytest.importorskip("tensorflow_datasets", reason="it prepares the directory")
     pytest.importorskip("importlib_resources", reason="tfds prepares with it, and does not ask for it")
     if request.param == "array_record":
@@ -373,7 +373,7 @@ def prepared(request, tmp_path_factory):
         name="mine",
         version="1.0.0",
         features=features,
-        split_datasets={"train": list(samples(7)), "test": list(samples(2))},
+        split_datasets={"train": list(samples(4)), "test": list(samples(1))},
         data_dir=tmp_path_factory.mktemp(request.param),
         file_format=request.param,
     )
@@ -381,6 +381,8 @@ def prepared(request, tmp_path_factory):
     return builder.data_path
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # the fixture imports TensorFlow and TFDS, which prepares each feature with a graph of its own
 def test_directory_of_tfds_is_a_source(prepared, tmp_path):
     """Read without TFDS: features, class names, splits, every sample."""
     imported(str(prepared), tmp_path / "out", ImportWriter("mine"))
@@ -392,7 +394,7 @@ def test_directory_of_tfds_is_a_source(prepared, tmp_path):
     assert data.features["image"] == Image()
     assert data.features["number"] == Scalar("int32")
     samples = sorted(data, key=lambda sample: sample["number"])
-    assert [sample["number"] for sample in samples] == list(range(7))
+    assert [sample["number"] for sample in samples] == list(range(4))
     for number, sample in enumerate(samples):
         assert np.array_equal(sample["image"], PIXELS[number])
         assert (sample["label"], sample["caption"]) == (number % 2, f"größer {number}")
@@ -411,4 +413,4 @@ def test_directory_of_tfds_is_a_source(prepared, tmp_path):
         assert sample["said"] == {"en": "street", "de": f"Straße {number}"}
         pairs = set(zip(sample["variants"]["language"], sample["variants"]["translation"], strict=True))
         assert pairs == {("en", "road"), ("en", "street"), ("de", "Straße")}
-    assert sorted(int(sample["number"]) for sample in load(tmp_path / "out", "test")) == [0, 1]
+    assert sorted(int(sample["number"]) for sample in load(tmp_path / "out", "test")) == [0]
