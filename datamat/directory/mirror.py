@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = ["FetchAhead", "SourceMirror", "fill", "mirrored"]
+__all__ = ["FetchAhead", "SourceMirror", "fill", "mirrored", "urls_in_errors", "with_urls"]
 
 _AT_ONCE = 32  # requests of a process
 _AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
@@ -88,6 +88,11 @@ class SourceMirror:
 
     def __str__(self) -> str:
         return str(self._root / self._pattern) if self._pattern else str(self._root)
+
+    @property
+    def root(self) -> RemotePath:
+        """The URL of the folder that the mirror stands for."""
+        return self._root
 
     @property
     def path(self) -> str:
@@ -326,6 +331,28 @@ def fill(paths: Iterable[str]) -> None:
                 if path.startswith(prefix):
                     for file in mirror.files_in(path):
                         mirror.fetch(file)
+
+
+def with_urls(text: str) -> str:
+    """Return a text with the URLs of sources that this process mirrors, in place of the paths of their folders."""
+    for prefix, mirror in _active.items():
+        url = str(mirror.root).rstrip("/")
+        text = text.replace(prefix, f"{url}/").replace(prefix.rstrip(os.sep), url)
+    return text
+
+
+@contextlib.contextmanager
+def urls_in_errors() -> Iterator[None]:
+    """Have errors of datamat name files of sources behind URLs as the user knows them."""
+    try:
+        yield
+    except DatamatError as error:
+        if _active:
+            error.args = tuple(with_urls(arg) if isinstance(arg, str) else arg for arg in error.args)
+            for name, value in vars(error).items():
+                if isinstance(value, str):
+                    setattr(error, name, with_urls(value))
+        raise
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:

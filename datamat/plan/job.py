@@ -19,6 +19,7 @@ import numpy as np
 from datamat.directory.files import WORK, expand_home
 from datamat.directory.keys import safe_key
 from datamat.directory.manifest import MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.mirror import urls_in_errors
 from datamat.directory.rows import FileState, digest_files, file_state, links_followed, relative_to_source, write_rows
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.fingerprint import Examined, Reached, examine, fingerprint, versions_of
@@ -448,7 +449,7 @@ class Job:
         """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
         if self.mirror is not None:
             self.mirror.renew()
-        with links_followed(self.follow_links):
+        with links_followed(self.follow_links), urls_in_errors():
             rows = self.records.index(self.source)
             if _is_path(self.source) and not os.path.isabs(self.source):
                 rows = relative_to_source(rows, self.source, self.records.file_fields)

@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
-from datamat.directory.mirror import fill
+from datamat.directory.mirror import fill, with_urls
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip, described
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
@@ -369,7 +369,7 @@ class Pipeline:
             raise
         except Exception as error:
             _let_go(error)
-            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {described(error)}") from error
+            raise SampleError(keys[0], f"in a block of {len(keys)} rows: {with_urls(described(error))}") from error
         if block is not None and GlobalState.take() != before:
             raise OptionError(f"{self._name_of('read_block')} drew random numbers: {_NOT_IN_BLOCKS}")
         return block
@@ -731,4 +731,4 @@ def _let_go(error: BaseException) -> None:
 def _reason(row: IndexRow, error: BaseException) -> str:
     files = [path for value in (*row.fields.values(), list(row.files)) for path in nested_paths(value) if "/" in path]
     where = f" ({files[0]})" if files else ""
-    return f"{described(error)}{where}"
+    return with_urls(f"{described(error)}{where}")

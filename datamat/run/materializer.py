@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
-from datamat.directory.mirror import mirrored
+from datamat.directory.mirror import mirrored, urls_in_errors
 from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.rows import links_followed
@@ -180,7 +180,7 @@ class Materializer:
         mirror = mirrored(source, source_options, scratch)
         source = source.removeprefix("file://") if isinstance(source, str) else source
         source = source if mirror is None else mirror.path
-        with links_followed(follow_links):  # a writer may look into its source when it is bound to it
+        with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
             writer = resolve_writer(writer, source, chosen)
         self.job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched)),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datamat import InputError, Materializer, OptionError, SourceError, load
+from datamat import InputError, Materializer, OptionError, SampleError, SourceError, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, mirrored
 
 
@@ -199,3 +199,23 @@ def test_name_that_is_no_file_name_is_refused(tmp_path):
 
     with pytest.raises(SourceError, match="'a', which cannot be the name of a file"):
         mirrored(f"memory://{tmp_path.name}", None, tmp_path)
+
+
+def test_errors_name_files_by_their_urls(web, tmp_path):
+    """When the source is opened, when it is indexed, and when a row is read; the folder of the mirror is nobody's."""
+    folder, url, _ = web
+    (folder / "set/cat").mkdir(parents=True)
+    (folder / "set/cat/1.png").write_bytes(b"\x89PNG\r\n\x1a\n, and no more")
+    (folder / "a.tar").write_bytes(b"no archive, but long enough to be read as the header of one" * 20)
+    place = {"scratch": tmp_path / "scratch", "workers": WorkerOptions(num_workers=1)}
+
+    with pytest.raises(SourceError) as opened:
+        Materializer("webdataset", f"{url}/a.tar", tmp_path / "tar", **place)
+    with pytest.raises(SourceError) as indexed:
+        Materializer("camvid", f"{url}/set", tmp_path / "camvid", **place).plan()
+    with pytest.raises(SampleError) as read:
+        Materializer("image_folder", f"{url}/set", tmp_path / "set", **place).run(progress=False)
+
+    for error, name in ((opened, "a.tar"), (indexed, "set"), (read, "set/cat/1.png")):
+        assert f"{url}/{name}" in str(error.value)
+        assert "scratch" not in str(error.value)

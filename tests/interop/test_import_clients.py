@@ -382,7 +382,9 @@ def prepared(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # the fixture imports TensorFlow and TFDS, which prepares each feature with a graph of its own
+@pytest.mark.timeout(
+    300
+)  # the fixture imports TensorFlow and TFDS, which prepares each feature with a graph of its own
 def test_directory_of_tfds_is_a_source(prepared, tmp_path):
     """Read without TFDS: features, class names, splits, every sample."""
     imported(str(prepared), tmp_path / "out", ImportWriter("mine"))
