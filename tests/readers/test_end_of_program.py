@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numbered_rows
 import pytest
 
 pytestmark = pytest.mark.timeout(180)  # each program imports TensorFlow
@@ -70,6 +71,20 @@ batches = iter(data.to_tf(60, repeat=True).prefetch(100_000).map(lambda batch: (
 step = tf.function(lambda: next(batches))
 for _ in range(3):
     step()
+"""
+TF_CALLS_A_FUNCTION = """
+import sys, time
+import tensorflow as tf
+def slow(sample, rng):
+    time.sleep(0.1)  # the work that the end of the program comes into
+    return sample
+def traced(sample):
+    number = tf.numpy_function(lambda number: slow(number, None), [sample["number"]], tf.int64)
+    return {{**sample, "number": tf.ensure_shape(number, ())}}
+held = [iter({batches}) for repeat in (True, False)]
+for batches in held:
+    next(batches)
+{ending}
 """
 READS_ON = """
 import threading
@@ -138,6 +153,39 @@ def test_program_that_fails_in_an_epoch_ends(output):
 
     assert status == 1
     assert errors[-1] == "SystemError: in the middle"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A directory of numbers and text, all of which TensorFlow decodes."""
+    output = tmp_path_factory.mktemp("rows") / "out"
+    numbered_rows.written(output, 0, 60, 2)
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "last"),
+    [("", (0, [])), ("raise KeyError('mine')", (1, ["KeyError: 'mine'"])), ("sys.exit(3)", (3, []))],
+    ids=["end", "exception", "sys.exit"],
+)
+@pytest.mark.parametrize(
+    "batches",
+    ["data.to_tf(4, transform=slow, repeat=repeat)", "data.map(slow).to_tf(4, repeat=repeat)"],
+    ids=["transform", "map"],
+)
+def test_program_whose_function_tensorflow_calls_ends(rows, batches, ending, last):
+    """Nothing but the function calls Python; the calls that are under way end first."""
+    status, _, errors = run(TF_CALLS_A_FUNCTION.format(batches=batches, ending=ending), rows)
+
+    assert (status, errors[-1:]) == last
+
+
+@pytest.mark.slow
+def test_program_whose_traced_transform_calls_python_ends(rows):
+    code = TF_CALLS_A_FUNCTION.format(batches="data.to_tf(4, transform=traced, repeat=repeat)", ending="")
+
+    assert run(code, rows)[0] == 0
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from datamat.errors import CorruptDataError, InputError, MissingDependencyError,
 from datamat.features import Text, decode_raw, dtype_of, holds_numbers, tf_dtype, tf_value
 from datamat.parallel.affinity import physical_cores
 from datamat.readers.loader import MemoryPool, keep_freed_pages, shared_threads
-from datamat.readers.tf.exit import free_iterators_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -295,7 +294,6 @@ class PictureDecoder:
             Tensors (n, *shape) by field name, of the dtypes of the fields: uint8 for pictures.
         """
         tf = tensorflow()
-        free_iterators_at_exit()
         names = list(self._features)
         inputs = [columns["key"], *(columns[name] for name in names)]
         found = tf.numpy_function(self._decode, inputs, [self._features[name][2] for name in names], stateful=False)

@@ -757,7 +757,6 @@ def _from_python(
         drops: whether to drop a last batch that is not full.
         stacks: whether single samples are stacked later, as they are.
     """
-    free_iterators_at_exit()
     batches = source.open_batches(size, drops)  # raises what is wrong with the arguments
     reader = _Reader(functools.partial(source.open_batches, size, drops))
     if source.form.collate_fn is not None:
@@ -1189,6 +1188,7 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
         OptionError: a service cannot read the format, cannot run the transform, or does not answer.
     """
     tf = tensorflow()
+    free_iterators_at_exit()  # for every dataset: transforms that are traced may call Python, too
     if options.service is not None:
         _check_for_service(source)
     calls_python = not source.is_native or isinstance(options.transform, SampleTransform)
