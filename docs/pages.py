@@ -202,6 +202,7 @@ class _Module:
         self._walk(ast.parse(path.read_text(encoding="utf-8")), None)
 
     def _walk(self, node: ast.AST, function: ast.FunctionDef | None) -> None:
+        is_class = isinstance(node, ast.ClassDef)
         for child in ast.iter_child_nodes(node):
             inner = function
             match child:
@@ -211,7 +212,7 @@ class _Module:
                     self.bases[name] = _name(base)
                 case ast.Call():
                     self.calls[child] = function
-                case ast.Assign([ast.Name(name)], value):
+                case ast.Assign([ast.Name(name)], value) if not is_class:
                     self._assigned.setdefault((function, name), []).append(value)
             self._walk(child, inner)
 

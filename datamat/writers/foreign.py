@@ -171,7 +171,7 @@ class TfdsFiles:
         dtype, shape = feature.value_type()
         column: Any = columns.get(name)
         if column is None and not shape:
-            raise CorruptDataError(f"it has no {name!r}")
+            raise CorruptDataError(f"it has no {name!r}, which {_FEATURES_FILE} declares")
         if (items := getattr(feature, "feature", None)) is not None:
             return _items_of(name, items, columns)
         if feature.tar_form() == "file" or dtype == "string":
@@ -354,14 +354,14 @@ def _read_json(path: pathlib.Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SourceError(f"{path}: {error}; prepare the dataset again") from error
+        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or write the dataset again") from error
 
 
 def _size_of(path: pathlib.Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}; prepare the dataset again") from error
+        raise SourceError(f"{path}: {error.strerror}; copy the shard, or prepare the dataset again") from error
 
 
 # ---------------------------------------------------------------- compressed files
@@ -1103,13 +1103,23 @@ class TFRecordForm(RecordForm):
                     continue
                 feature = feature.feature
             if value is None:
-                raise CorruptDataError(f"{self._paths[file]}: record {number} has no field {name!r}; drop=[{name!r}]")
-            if isinstance(value, np.ndarray):
-                found[name] = value if feature is not None and feature.value_type()[1] else _only_one(value)
+                raise CorruptDataError(
+                    f"{self._paths[file]}: record {number} has no field {name!r}; declare it with "
+                    f"features={{{name!r}: Optional(...)}}, or leave it out with drop=[{name!r}]"
+                )
+            is_array = isinstance(value, np.ndarray)
+            may_be_many = feature and (feature.value_type()[1] if is_array else isinstance(feature, Json))
+            if not may_be_many and len(value) != 1:
+                raise CorruptDataError(
+                    f"{self._paths[file]}: record {number} has {len(value)} values of field {name!r}, the first "
+                    f"records have one; write one in each, or leave it out with drop=[{name!r}]"
+                )
+            if is_array:
+                found[name] = value if may_be_many else value[0]
             elif isinstance(feature, Json):
                 found[name] = [item.decode() for item in value]
             else:
-                data = _only_one(value)
+                data = value[0]
                 is_text = feature is not None and feature.value_type() == ("string", ())
                 found[name] = data.decode() if is_text else data
         return found
@@ -1126,7 +1136,9 @@ class TFRecordForm(RecordForm):
                 opened.seek(int(self._offsets[file][number]))
                 payload = read_payload(opened)
         except CorruptDataError as error:
-            raise CorruptDataError(f"{self._paths[file]}: record {number} is damaged: {error}") from error
+            raise CorruptDataError(
+                f"{self._paths[file]}: record {number} is damaged: {error}; copy or write the file again"
+            ) from error
         return parse_payload(payload or b"")[1]
 
 
@@ -1144,12 +1156,6 @@ def _profiled(profile: ColumnProfile, count: int) -> Feature | str:
     return (
         f"field {profile.name!r} holds {profile.kind}, {profile.lengths[0]} to {profile.lengths[1]} per record; {drop}"
     )
-
-
-def _only_one(values: Any) -> Any:
-    if len(values) != 1:
-        raise CorruptDataError(f"a field has {len(values)} values, unlike in the first records")
-    return values[0]
 
 
 def _record_offsets(path: str, unpacked: str) -> np.ndarray:
@@ -1433,7 +1439,9 @@ class LitdataForm(RecordForm):
             try:
                 data = _unpacked_item(data)
             except CorruptDataError as error:
-                raise CorruptDataError(f"{self._files.paths[file]}: item {number} is damaged: {error}") from error
+                raise CorruptDataError(
+                    f"{self._files.paths[file]}: item {number} is damaged: {error}; copy the chunk again"
+                ) from error
         place = 4 * len(self._columns)
         found = {}
         for (name, kind), size in zip(

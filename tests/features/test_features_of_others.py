@@ -72,13 +72,19 @@ def test_columns_hold_the_values_there_are(feature, value, columns):
         (lambda: Sequence(Text), "is no feature"),
         (lambda: Sequence(Sequence(Sequence(Text()))), "is a list of lists itself; declare Json"),
         (lambda: Sequence(Optional(Sequence(Optional(Text())))), "marks what is missing in itself; give an empty"),
-        (lambda: Optional(Sequence({"a": Text()})), "cannot be in another; declare Json"),
+        (
+            lambda: Optional(Sequence({"a": Text()})),
+            "a list of dicts, or a dict that may be missing, cannot be in another",
+        ),
         (lambda: Sequence(Sequence({"a": Text()})), "cannot be in another; declare Json"),
         (lambda: Sequence(Optional({"a": Text()})), "cannot be in another; declare Json"),
         (lambda: Sequence(Sequence(BBoxes())), "is a list of lists itself; declare Json"),
         (lambda: Features({"a": {}}), "field 'a' is declared as a dict without fields"),
         (lambda: Features({"a": {"b": 5}}), "field name 'a/b'|field 'b' is declared as 5"),
-        (lambda: Features({"a": Sequence({"b": Sequence({"c": Text()})})}), "cannot be in another"),
+        (
+            lambda: Features({"a": Sequence({"b": Sequence({"c": Text()})})}),
+            "or one that may be missing, cannot be in another",
+        ),
         (lambda: Features({"a": {"b": Text()}, "a/b": Text()}), "field 'a/b' is declared twice"),
     ],
 )
@@ -556,7 +562,7 @@ def test_dict_of_lists_is_taken_for_a_list_of_dicts():
     [
         ({"camera": 5}, "field 'camera' is declared a dict with iso, lens but the sample holds a int"),
         ({"camera": None}, "field 'camera' is declared a dict with iso, lens but the sample holds a NoneType"),
-        ({"camera": {"iso": 1}}, "field 'camera' is declared with 'lens' but the sample has none"),
+        ({"camera": {"iso": 1}}, "declared with 'lens' but the sample has none; make read return exactly the declared"),
         ({"camera": {"iso": 1, "lens": None, "f": 2}}, "declared without 'f' but the sample holds it; .*declare Json"),
         ({"objects": [{"box": 1}]}, "field 'objects', item 0 is declared with 'at' but the sample has none"),
         ({"objects": "cat"}, "field 'objects' is declared a list of dicts with box, label, name, at but"),

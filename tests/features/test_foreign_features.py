@@ -226,7 +226,11 @@ class Unread(DatasetWriter):
     [
         (Unregistered(), MissingDependencyError, "'degrees' has the feature type 'Unregistered'.*register_feature"),
         (Incomparable(), SchemaError, "Incomparable does not equal the feature that its JSON gives.*frozen dataclass"),
-        (OfBytes(), SchemaError, "OfBytes: the kinds of columns"),
+        (
+            OfBytes(),
+            SchemaError,
+            "OfBytes: the kinds of columns does not follow the documentation of datamat.Feature; co",
+        ),
         (Elsewhere(), SchemaError, "Elsewhere: columns"),
         (Oddly(), SchemaError, "Oddly: value_type"),
         (Unwritable(), SchemaError, "Unwritable has a declaration that is not JSON.*write arguments"),
@@ -248,7 +252,9 @@ class Listed(Celsius):
 
 def test_columns_that_only_some_formats_hold_are_refused():
     """A bytes column holds one value and a column of numbers is an array, in every format."""
-    with pytest.raises(SchemaError, match=r"'t': encode of .*Listed gives list .*'t'; want a 1-D int64 array"):
+    with pytest.raises(
+        SchemaError, match=r"'t': encode of .*Listed gives list for the column 't'; want a 1-D int64 array"
+    ):
         Features({"t": Listed()}).encode({"key": "a", "t": 1.0})
 
 

@@ -289,8 +289,48 @@ def test_index_of_another_file_is_noticed(name):
     _, data = shard(shard_format, [record(0), record(1)])
     other, _ = shard(shard_format, [record(0, size=40), record(1)])
 
-    with pytest.raises(CorruptDataError, match=r"^s: record \d at byte \d+ is damaged"):
+    with pytest.raises(
+        CorruptDataError, match=r"^s: record \d at byte .*; remove the file and run the job again to rebuild it"
+    ):
         read_by_offsets(shard_format, data, other)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (5, "record 0 at byte 0 is damaged: the data ends inside the header, after 5 of its 12 bytes"),
+        (20, "the data ends inside the record, 8 bytes after its header, which needs"),
+    ],
+)
+def test_file_that_is_cut_off_says_where(size, message):
+    """As a copy that was interrupted leaves it."""
+    shard_format = get_format("tfrecord")
+    _, data = shard(shard_format, [record(0)])
+
+    with pytest.raises(CorruptDataError, match=message):
+        list(shard_format.read_file(io.BytesIO(data[:size]), path="s"))
+
+
+def test_member_that_does_not_inflate_is_named():
+    """Its last bytes, which hold its checksum, are zeros."""
+    shard_format = get_format("tfrecord.gz")
+    _, data = shard(shard_format, [record(0)])
+
+    with pytest.raises(CorruptDataError, match="the gzip member does not inflate: "):
+        list(shard_format.read_file(io.BytesIO(data[:-8] + bytes(8)), path="s"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": [1]}, "column 'label' holds list; want a numpy array of .*; convert it before appending"),
+        ({"image": np.array([1])}, r"column 'image' holds int64 \(1,\); want bytes .*; convert it before appending"),
+    ],
+)
+def test_column_of_another_type_is_refused(change, message):
+    """Which no feature gives."""
+    with pytest.raises(SchemaError, match=message):
+        shard(get_format("tfrecord"), [{**record(0), **change}])
 
 
 def test_range_longer_than_its_record_is_noticed():
@@ -298,7 +338,9 @@ def test_range_longer_than_its_record_is_noticed():
     shard_format = get_format("tfrecord")
     _, data = shard(shard_format, [record(0), record(1)])
 
-    with pytest.raises(CorruptDataError, match=r"shard: record 0 at byte 0 .* but the index says"):
+    with pytest.raises(
+        CorruptDataError, match=r"shard: record 0 at byte 0 .* the record has \d+ bytes, but the index says"
+    ):
         shard_format.read_record(data)
 
 

@@ -96,8 +96,18 @@ def test_other_headers_are_refused(header, message):
 @pytest.mark.parametrize("data", [b"", b"8 path=a\n", b"10 path=a\n ", b"10 name=a\n", b"11 path=\xff\xff\n"])
 def test_other_pax_records_are_refused(data):
     """A pax header that does not hold just a name is damage."""
-    with pytest.raises(CorruptDataError, match="pax header"):
+    message = "the name in the pax header is not UTF-8" if b"\xff" in data else "pax header"
+    with pytest.raises(CorruptDataError, match=message):
         read_pax_path(data)
+
+
+def test_header_whose_checksum_is_another_is_refused():
+    """One letter of the name was changed."""
+    header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.USTAR_FORMAT))
+    header[0] ^= 1
+
+    with pytest.raises(CorruptDataError, match=r"the checksum of the tar header is b'.*', but b'.*' is stored"):
+        parse_header(bytes(header))
 
 
 def test_member_too_large_for_a_tar_is_refused():

@@ -33,6 +33,7 @@ from datamat import (
 from datamat.codecs import encode_png
 from datamat.formats.example import encode_example
 from datamat.formats.tfrecord import frame
+from datamat.writers import foreign
 from datamat.writers.dataset import ImportWriter
 
 MDS = pathlib.Path(__file__).parents[1] / "golden" / "mds"
@@ -104,6 +105,20 @@ def test_mds_by_split_and_what_it_cannot_give(tmp_path):
     (tmp_path / "mds" / "train" / "shard.00001.mds").unlink()
     with pytest.raises(SourceError, match=r"shard.00001.mds does not exist; copy the shard to the folder"):
         Materializer("mds", tmp_path / "mds" / "train", tmp_path / "out")
+
+
+def test_shards_of_mds_with_other_columns_are_refused(tmp_path):
+    """As where two sets were written into one folder."""
+    shutil.copytree(MDS, tmp_path / "mds")
+    index = json.loads((tmp_path / "mds/index.json").read_text())
+    index["shards"][1]["column_names"].reverse()
+    (tmp_path / "mds/index.json").write_text(json.dumps(index))
+
+    with pytest.raises(SourceError, match=r"shard.00001.mds has other columns than shard.00000.mds; write them to two"):
+        Materializer("mds", tmp_path / "mds", tmp_path / "out")
+    (tmp_path / "mds/index.json").write_text("{")
+    with pytest.raises(SourceError, match=r"index.json cannot be read as JSON \(.*\); copy or write the dataset again"):
+        Materializer("mds", tmp_path / "mds", tmp_path / "out")
 
 
 def test_lists_of_pictures_of_mds_are_sequences(tmp_path):
@@ -291,6 +306,23 @@ def test_tars_are_a_source_by_the_names_of_their_members(tmp_path):
     _check_tar({key: {**sample, "png": sample["image"]} for key, sample in found.items()})
 
 
+@pytest.mark.parametrize(("name", "data"), [("a.json", b"{"), ("a.cls", b"x"), ("a.npy", b"x"), ("a.txt", b"\xff")])
+def test_member_that_its_extension_belies_is_named(tmp_path, name, data):
+    """As the first sample is read, which shows the features."""
+    _tar(tmp_path / "a.tar", {name: data})
+
+    with pytest.raises(CorruptDataError, match=f"member '{name[2:]}' does not hold what its extension says: "):
+        read("webdataset", tmp_path / "a.tar", folder=tmp_path)
+
+
+def test_tar_that_is_none_is_named(tmp_path):
+    """As where a page of an error was downloaded in its place."""
+    (tmp_path / "a.tar").write_bytes(b"<html>" * 200)
+
+    with pytest.raises(SourceError, match=r"a\.tar cannot be read as a tar archive: .*; copy or write it again"):
+        Materializer("webdataset", tmp_path / "a.tar", tmp_path / "out")
+
+
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
 def test_tars_of_webdataset_are_a_source(tmp_path, ending):
     """As its own writer makes them, compressed or not, read in two workers."""
@@ -398,7 +430,9 @@ def test_member_that_may_be_missing_is_none(tmp_path):
         found, _ = read(writer, tmp_path / source, folder=tmp_path)
 
         assert [(sample["txt"], sample["cls"]) for sample in found.values()] == [("1", None), ("2", 7)]
-        with pytest.raises(CorruptDataError, match=r"no (field )?'cls'.*drop=\['cls'\]"):
+        with pytest.raises(
+            CorruptDataError, match=r"0 has no field 'cls'; declare it .*Optional|no 'cls'.*drop=\['cls'"
+        ):
             read(ImportWriter(kind=kind, features={"cls": Scalar("int64")}), tmp_path / source, folder=tmp_path)
 
 
@@ -427,6 +461,18 @@ def test_files_may_have_the_number_of_their_shard_last(tmp_path):
             "train-00000-of-00002-00000000": 0,
             "train-00001-of-00002-00000000": 1,
         }
+
+
+def test_tfrecord_with_several_values_where_one_is_wanted_is_named(tmp_path, monkeypatch):
+    """Behind the records that show the fields."""
+    monkeypatch.setattr(foreign, "_MOST_PROFILED", 2)
+    payloads = [encode_example({"n": np.arange(count)}, {"n": "int64"}) for count in (1, 1, 2)]
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(b"".join(frame([one], len(one))) for one in payloads))
+
+    with pytest.raises(
+        CorruptDataError, match=r"a\.tfrecord: record 2 has 2 values of field 'n', .*; write one in eac"
+    ):
+        read(tmp_path / "a.tfrecord", folder=tmp_path)
 
 
 def test_list_of_no_texts_in_a_tfrecord_is_a_list(tmp_path):
@@ -491,6 +537,7 @@ def test_files_are_a_source_by_their_extensions(tmp_path):
             ["a.txt", "b.md"],
             r"1 samples have no file that ends in \.txt, the first 'b'; .*drop=\['txt'\], or give a patt",
         ),
+        (["a.txt", "a.TXT"], r"a\.(txt|TXT) and .*a\.(txt|TXT) are the same field of one sample; rename one"),
         (["a.xyz"], r"nobody knows the extension of the members 'xyz'.*features={'xyz': Bytes\(\)}"),
         (["README"], r"README has no extension, which would name its field and say what it holds; rename it"),
     ],
@@ -583,5 +630,8 @@ def test_tfrecord_that_is_cut_off_or_damaged_is_reported(tmp_path):
     damaged[-7] ^= 1
     path.write_bytes(damaged)
 
-    with pytest.raises(SampleError, match=r"a\.tfrecord: record 2 is damaged: the checksum"):
+    with pytest.raises(
+        SampleError,
+        match=r"record 2 is damaged: the checksum of the data is .*, but 0x.* is stored; copy or write the file",
+    ):
         job.run(progress=False)

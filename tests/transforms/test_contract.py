@@ -221,8 +221,11 @@ def test_both_refuse_a_pipeline_that_would_not_move_a_field(photos, tmp_path):
 
 
 RESULTS = {
-    "a list of numbers": (lambda sample: [1], "returned a list that holds a int"),
-    "an array": (lambda sample: sample["image"], "returned a ndarray"),
+    "a list of numbers": (lambda sample: [1], "returned a list that holds a int; want a sample"),
+    "an array": (
+        lambda sample: sample["image"],
+        "returned a ndarray; want a sample \\(a dict of values by feature name\\)",
+    ),
 }
 
 
@@ -230,12 +233,12 @@ RESULTS = {
 def test_both_refuse_results_that_are_no_samples(photos, tmp_path, transform, message):
     """The error gives the name of the function, the key, and what is wanted."""
     for use in (lambda: written(tmp_path / "out", transform), lambda: list(photos.to_numpy(transform=transform))):
-        with pytest.raises(SampleError, match=rf"sample '\d'.*<lambda> {message}.*want a sample"):
+        with pytest.raises(SampleError, match=rf"sample '\d'.*<lambda> {message}"):
             use()
 
 
 LEFT_OUT = {
-    "None": (lambda sample: None, "returned None: is a `return` missing"),
+    "None": (lambda sample: None, "returned None: is a `return` missing.; want a sample|is a `return` missing"),
     "an empty list": (lambda sample: [], "returned a list with no samples"),
     "Skip": (lambda sample: Skip("too dark"), r"left it out \(too dark\), and a reader wants one"),
 }

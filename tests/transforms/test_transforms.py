@@ -544,7 +544,7 @@ FLIP = A.HorizontalFlip(p=1)
     [
         ({"image": Image(), "right": Image()}, A.Compose([FLIP]), r"'right' would get .*_targets={'right': 'image'}"),
         ({"image": Image(), "mask": Mask(), "parts": Mask()}, A.Compose([FLIP]), r"_targets={'parts': 'mask'}"),
-        ({"mask": Mask()}, A.Compose([FLIP]), r"features \(key, mask\) hold no Image"),
+        ({"mask": Mask()}, A.Compose([FLIP]), r"transforms images, but the features \(key, mask\) hold no Image; use"),
         ({"image": Image(), "boxes": BBoxes()}, A.Compose([FLIP]), r"'boxes' would get out of step.*pass bbox_params="),
         ({"image": Image(), "keypoints": Tensor((None, 2))}, A.Compose([FLIP]), r"pass keypoint_params="),
         (BOXED, A.Compose([FLIP], bbox_params=A.BboxParams("coco")), r"'labels' would get out.*add it to label_fields"),

@@ -137,7 +137,10 @@ def test_missing_file_is_refused(pairs, tmp_path, side, field):
     root = pairs("train", ["a", "b"], listed=True)
     (root / side / "b.png").unlink()
 
-    with pytest.raises(SourceError, match=rf"train\.txt:2: {field} .*{side}/b\.png.*no such file"):
+    with pytest.raises(
+        SourceError,
+        match=rf"train\.txt:2: {field} .*{side}/b\.png.*no such file.*; looked below .*: add the files or drop",
+    ):
         checked(root, tmp_path / "rows")
 
 

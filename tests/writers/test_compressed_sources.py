@@ -13,6 +13,7 @@ import re
 import shutil
 import tarfile
 import threading
+import types
 import zlib
 
 import dill
@@ -24,6 +25,7 @@ from datamat import (
     CorruptDataError,
     ErrorPolicy,
     Materializer,
+    MissingDependencyError,
     OutputError,
     SampleError,
     ShardOptions,
@@ -263,8 +265,38 @@ def test_damaged_chunk_of_litdata_is_named(tmp_path, level):
     (path,) = (tmp_path / "chunks").glob("chunk-0-1*")
     path.write_bytes(path.read_bytes()[:-10])
 
-    with pytest.raises(SampleError, match=rf"{path.name}.*(does not unpack|is cut off)"):
+    with pytest.raises(
+        SampleError,
+        match=rf"{path.name}( does not unpack .*; copy or write it again|: item 2 is cut off: 4. of 5. bytes)",
+    ):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out", workers=ONE).run(progress=False)
+
+
+def test_damaged_item_of_litdata_is_named(tmp_path):
+    """Zeros within its frame."""
+    shutil.copytree(LITDATA / "sample", tmp_path / "chunks")
+    (path,) = (tmp_path / "chunks").glob("chunk-0-1*")
+    path.write_bytes(path.read_bytes()[:-30] + bytes(30))
+
+    with pytest.raises(SampleError, match=r"chunk-0-1.bin: item 2 is damaged: it does not unpack: .*copy the chunk"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out", workers=ONE).run(progress=False)
+    path.unlink()
+    with pytest.raises(SourceError, match=r"0-1.bin: No such file or directory; copy the chunk to the folder"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
+    (tmp_path / "chunks/index.json").write_text('{"chunks": []}')
+    with pytest.raises(SourceError, match=r"is none of litdata \(KeyError\('config'\)\); restore it, or write the set"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
+
+
+def test_codec_that_arrow_lacks_is_named(tmp_path, monkeypatch):
+    """As builds of conda and Debian may; the wheel has all."""
+    monkeypatch.setattr(pa, "Codec", types.SimpleNamespace(is_available=lambda _: False))
+    (tmp_path / "a.tar.zst").write_bytes(PACKED["zst"](_tar([1])))
+
+    with pytest.raises(
+        MissingDependencyError, match=r"by zstd, which this build of pyarrow .* lacks; install the wheel"
+    ):
+        Materializer("webdataset", tmp_path / "a.tar.zst", tmp_path / "out")
 
 
 def test_chunks_of_litdata_for_another_loader_are_refused(tmp_path):

@@ -384,13 +384,27 @@ def test_damaged_directory_of_tfds_is_reported(tmp_path):
     flipped[-9] ^= 1
 
     shard.write_bytes(flipped)
-    with pytest.raises(SampleError, match=f"{shard.name}: record 1 is damaged: the checksum"):
+    with pytest.raises(
+        SampleError, match=f"{shard.name}: record 1 is damaged: the checksum of the data is .*; prepare it again"
+    ):
         imported(source, tmp_path / "out")
     shard.write_bytes(data + data)
     with pytest.raises((SampleError, CorruptDataError), match=r"holds 4 records, dataset_info\.json says 2"):
         imported(source, tmp_path / "out")
     shard.unlink()
-    with pytest.raises(SourceError, match=f"{shard.name}: No such file"):
+    with pytest.raises(
+        SourceError, match=f"{shard.name}: No such file or directory; copy the shard, or prepare the dataset again"
+    ):
+        imported(source, tmp_path / "out")
+
+
+def test_record_of_tfds_without_a_field_is_named(tmp_path):
+    """It was prepared with other features than the folder says."""
+    kinds = {name: kind for name, kind in KINDS.items() if name != "frac"}
+    records = [{name: value for name, value in _record(number).items() if name in kinds} for number in range(2)]
+    source = _tfds(tmp_path / "tfds", FEATURES, records, kinds)
+
+    with pytest.raises(CorruptDataError, match=r"record 0 is damaged: it has no 'frac'.*; prepare it again"):
         imported(source, tmp_path / "out")
 
 

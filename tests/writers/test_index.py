@@ -64,11 +64,14 @@ def test_list_line_with_another_number_of_paths_names_the_line(tmp_path):
 def test_list_file_that_is_missing_or_not_text_is_named(tmp_path):
     """The list itself may be bad."""
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "lists").mkdir()
 
     with pytest.raises(SourceError, match=r"none.txt: No such file"):
         list(Index.from_lists(tmp_path, {"train": "none.txt"}))
     with pytest.raises(SourceError, match=r"bad.txt is not UTF-8"):
         list(Index.from_lists(tmp_path, {"train": "bad.txt"}))
+    with pytest.raises(SourceError, match=r"list file .*lists: not a regular file; correct the path"):
+        list(Index.from_lists(tmp_path, {"train": "lists"}))
 
 
 def test_tabs_separate_names_with_spaces(tmp_path):
@@ -118,6 +121,9 @@ def test_table_errors_name_file_row_and_column(tmp_path):
         list(Index.from_table(tmp_path / "r.csv"))
     with pytest.raises(SourceError, match=r"want .parquet, .csv or .tsv"):
         list(Index.from_table(tmp_path / "r.xlsx"))
+    (tmp_path / "r.parquet").write_bytes(b"PAR1, and no more")
+    with pytest.raises(SourceError, match=r"r.parquet cannot be read as a table: .*; write the file again"):
+        list(Index.from_table(tmp_path / "r.parquet"))
 
 
 def test_rows_from_an_iterable_can_be_iterated_twice():
@@ -132,7 +138,10 @@ def test_rows_from_an_iterable_can_be_iterated_twice():
 def test_pairs_name_what_has_no_partner():
     """An annotation without image and an image without annotation."""
     assert pair_files([P("i/1.png")], [P("m/1.png")]) == [(P("i/1.png"), P("m/1.png"))]
-    with pytest.raises(SourceError, match=r"i/2.png: image without annotation; m/3.png: annotation without image"):
+    with pytest.raises(
+        SourceError,
+        match=r"i/2.png: image without annotation; m/3.png: annotation without image; add the missing files or remove",
+    ):
         pair_files([P("i/2.png")], [P("m/3.png")])
     with pytest.raises(SourceError, match="both annotate '1'"):
         pair_files([P("i/1.png")], [P("m/1.png"), P("n/1.png")])
@@ -201,7 +210,11 @@ def test_join_refuses_what_is_ambiguous(audio):
     """A name of two files, one file of two rows, a column that is not there, and a `how` that is none."""
     (audio / "b" / "c1.wav").write_text("")
     for table, options, message in (
-        ({"file": ["c1"]}, {"how": "rows"}, "which may be a/c1.wav or b/c1.wav below"),
+        (
+            {"file": ["c1"]},
+            {"how": "rows"},
+            r"is 'c1', which may be a/c1.wav or b/c1.wav below .*; give the path relative to the folder",
+        ),
         ({"file": ["d1", "b/d1.wav"]}, {"how": "rows"}, "row 1 and .* row 2 both name b/d1.wav"),
         ({"path": ["d1"]}, {}, "no column 'file'; it has path"),
     ):

@@ -188,7 +188,10 @@ def test_inputs_of_materialize_become_no_objects_either(made_rows, tmp_path):
         ({"key": ["a", ""]}, "table row 2: key ''; want a non-empty str"),
         ({"key": ["a", "\ud800"]}, "table row 2: key .*lone surrogates"),
         ({"key": ["a", "b", "a"]}, "duplicated keys: key 'a' at table row 1 and table row 3"),
-        ({"key": ["a", "b"], "split": ["val", "no split"]}, "table row 2: split 'no split'; want letters"),
+        (
+            {"key": ["a", "b"], "split": ["val", "no split"]},
+            "table row 2: split 'no split'; want letters, digits and _",
+        ),
     ],
 )
 def test_columns_that_are_no_index_are_refused(columns, message, tmp_path):

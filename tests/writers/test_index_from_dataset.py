@@ -98,7 +98,17 @@ def test_what_is_no_dataset_is_refused(tmp_path):
     for dataset in (iter([1]), 7, None, b"abc", {1, 2}, {}):
         with pytest.raises(SourceError, match=r"the dataset is .*; want a folder finished by datamat"):
             Index.from_dataset(dataset)
-    with pytest.raises(SourceError, match=r"holds none of manifest\.json, state\.json"):
+    with pytest.raises(SourceError, match=r"the dataset is a list_iterator, which ImportWriter alone reads; want"):
+        Index.from_dataset(iter([1]))
+    with pytest.raises(
+        SourceError, match=r"holds none of manifest\.json, state\.json.* no files of a known kind \(none"
+    ):
+        Index.from_dataset(tmp_path)
+    for name in ("a.tar", "b.parquet"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(
+        SourceError, match=r"which identify datasets, and files of several kinds \(\.parquet, \.tar\); w"
+    ):
         Index.from_dataset(tmp_path)
     with pytest.raises(SourceError, match=r"the arrays differ in length \(x: 2, y: 3\)"):
         Index.from_dataset((np.zeros(2), np.zeros(3)))

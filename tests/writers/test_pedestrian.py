@@ -140,7 +140,7 @@ def test_no_surfaces_are_refused(writer, tmp_path):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (image_tag("c.jpg"), r"image 'c\.jpg' is not in Surface_001/"),
+        (image_tag("c.jpg"), r"image 'c\.jpg' is not in Surface_001/; add the file, or drop the entry"),
         (image_tag("a.jpg") + image_tag("a.jpg"), r"image 'a\.jpg' occurs twice"),
         (image_tag("a.jpg", polygon("grass", "0,0;1,0;1,1")), r"image 'a\.jpg': label 'grass' is no class"),
         (image_tag("a.jpg", polygon("roadway", "0,0;1,0")), r"polygon with points '0,0;1,0'; want polygons of three"),

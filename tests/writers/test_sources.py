@@ -272,6 +272,8 @@ def test_choice_that_makes_no_sense_is_refused(files, tmp_path, options, message
     """Before anything is written."""
     with pytest.raises(OptionError, match=message):
         Materializer("parquet", files, tmp_path / "out", **options)
+    with pytest.raises(OptionError, match="features= names 'smal'; want names of fields, which are image"):
+        Materializer(ImportWriter(features={"smal": Text()}), files, tmp_path / "out")
     with pytest.raises(OptionError, match=r"columns= choose fields of a source without a class; CamVidWriter declares"):
         Materializer("camvid", files, tmp_path / "out", columns=["x"])
 
@@ -365,10 +367,36 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
         with pytest.raises(SourceError, match=message):
             Materializer(source=tmp_path / name, output=tmp_path / "out")
         assert len(_read("parquet", tmp_path / name, folder=tmp_path)) == 1
+    with pytest.raises(SourceError, match=r"no file matches '.*\.tar'; correct the pattern"):
+        Materializer("webdataset", str(tmp_path / "*.tar"), tmp_path / "out")
+    with pytest.raises(SourceError, match=r"none\.parquet does not exist; correct the path of the source"):
+        Materializer("parquet", tmp_path / "none.parquet", tmp_path / "out")
+    with pytest.raises(SourceError, match=r"'torch' reads objects, and .* is a path; want a folder finished"):
+        Materializer("torch", tmp_path / "a.parquet", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="empty holds no files; give the folder that does"):
+        Materializer("files", tmp_path / "empty", tmp_path / "out")
+    (tmp_path / "c.arrow").write_bytes(b"ARROW1")
+    with pytest.raises(SourceError, match=r"c\.arrow cannot be read as Arrow: .*; write the file again"):
+        Materializer("arrow", tmp_path / "c.arrow", tmp_path / "out")
     with pytest.raises(SourceError, match=r"'parquet' reads files; give their path"):
         Materializer("parquet", pa.table({"x": [1]}), tmp_path / "out")
     with pytest.raises(OptionError, match="output is missing"):
         Materializer(pa.table({"x": [1]}))
+
+
+def test_row_without_a_key_is_named(tmp_path):
+    """It would get the key of its place, which may be that of another."""
+    table = pa.table({"key": ["a", None], "x": [1, 2]})
+
+    with pytest.raises(SourceError, match="row 1, column 'key' of the table is empty; fill it in, or drop the row"):
+        Materializer(table, output=tmp_path / "out").plan()
+
+
+def test_later_sample_may_not_lack_a_field(tmp_path):
+    """A list of dicts shows its fields by the first."""
+    with pytest.raises(SampleError, match="field 'y' is missing; the sample has x"):
+        _ran([{"x": 1, "y": 1}, {"x": 2}], output=tmp_path / "out")
 
 
 def test_index_is_no_source():

@@ -147,6 +147,20 @@ def test_bad_table_is_refused(csv, text, options, message):
         list(bound(source, **options).index(source))
 
 
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        ({"x": []}, {}, "the table holds no rows; give a table with a header and at least one row"),
+        ({"id": ["a"], "key": [1]}, {"key": "id"}, r"the table: column 'key' does not hold the keys \('id' does\)"),
+        ({"x": [1]}, {"features": {"y": Scalar("int64")}}, "the table has no column 'y'; it has x"),
+    ],
+)
+def test_bad_table_in_memory_is_refused(table, options, message):
+    """It has no path that would name it."""
+    with pytest.raises(SourceError, match=message):
+        bound(pa.table(table), **options)
+
+
 def test_other_files_are_refused(csv):
     """The suffix says what a table is."""
     with pytest.raises(SourceError, match=r"unknown kind of table; want \.parquet, \.csv or \.tsv"):
