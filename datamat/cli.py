@@ -3,31 +3,31 @@
     datamat run module:job        make what is missing in the output of a job; with others, as a task of an array
     datamat run job.toml          the same; the file holds the arguments of a Materializer
     datamat plan JOB              show which rows go to which shard
-    datamat estimate JOB          process a few rows, and say what the whole run will take
+    datamat estimate JOB          process a few rows, and estimate what the whole run will take
     datamat finalize JOB          write the manifest over what the tasks of an array have made
-    datamat status DIR [--watch]  show how far it is and what its last run did
+    datamat status DIR [--watch]  show how far it has got and what its last run did
     datamat verify DIR [--deep]   compare it with its manifest, byte for byte
-    datamat repair DIR            repair what can be repaired without the source; of a JOB, all
+    datamat repair DIR            repair what can be repaired without the source; of a JOB, everything
     datamat preview DIR           draw samples into a picture
     datamat view DIR [--serve]    show it in a browser: as one page, or from a server on this machine
     datamat bench DIR             measure how fast it is read on this machine
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
-    datamat merge A B --output C  make one finished directory of several, without writing a record again
+    datamat merge A B --output C  combine finished directories into one, without rewriting any record
     datamat inspect FILE          show what any TFRecord, Parquet, tar or ArrayRecord file holds
     datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
-    datamat completion bash       print what has the shell complete all this
+    datamat completion bash       print a script that makes the shell complete all this
 
 Every command takes --json: standard output is then one JSON object, with the same keys each time.
 
 EXIT CODES
     0   all is well: the directory is complete or being written; nothing is damaged, or all damage was repaired
-    1   something is wrong: the run stopped early, also by --deadline or --max-disk, or something is damaged, or the
-        disk has not the room for what was estimated
-    2   nothing was done: no such directory, no manifest, or the command line makes no sense
-    130 interrupted by Ctrl-C; what is finished stays, and the next run continues there
-    141 whoever read the output has gone, such as `| head`
-    143 ended by SIGTERM; as for Ctrl-C
+    1   something is wrong: the run stopped early (--deadline and --max-disk included), something is damaged, or the
+        disk does not have room for what was estimated
+    2   nothing was done: no such directory, no manifest, or an invalid command line
+    130 interrupted by Ctrl-C; finished work stays, and the next run continues from there
+    141 the reader of the output has gone, such as `| head`
+    143 ended by SIGTERM; otherwise as for Ctrl-C
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Console:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody looks at the answer as it comes."""
+        """Whether someone watches the answer as it comes."""
         return not self.as_json and self._out.isatty()
 
 
@@ -240,7 +240,7 @@ def _add_progress(command: argparse.ArgumentParser) -> None:
         "--progress",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="show a bar where standard error is a terminal",
+        help="show a progress bar if standard error is a terminal",
     )
 
 
@@ -259,20 +259,20 @@ def _answer_run(report: RunReport, options: argparse.Namespace, console: Console
 _REPORT = {
     "output": "folder or URL of the output",
     "is_complete": "whether the output is finished",
-    "num_rows": "input rows that are done, also by earlier runs",
-    "num_records": "records that are there",
+    "num_rows": "input rows that are done, including by earlier runs",
+    "num_records": "records in the output",
     "num_bytes": "size of the shards, in bytes",
     "num_failed": "rows that failed",
     "num_dropped": "rows that were left out on purpose",
-    "num_dropped_records": "records that were left out of other rows",
+    "num_dropped_records": "records left out of other rows",
     "num_shards_written": "shards that this run made",
-    "num_shards_reused": "shards that were there before",
+    "num_shards_reused": "shards that already existed",
     "num_parts_written": "parts that this run made",
-    "num_parts_resumed": "parts taken over from a run that was stopped",
+    "num_parts_resumed": "parts reused from a run that was stopped",
     "num_workers": "worker processes",
     "elapsed_s": "wall time, in seconds",
-    "busy_share": "share of it in which the workers were at work, 0 to 1",
-    "stopped": "`deadline` or `max_disk` where that ended the run, else empty",
+    "busy_share": "fraction of it that the workers were busy, 0 to 1",
+    "stopped": "`deadline` or `max_disk` if that ended the run, else empty",
     "limit": "what limited the run, and what to change",
 }
 
@@ -284,21 +284,21 @@ _REPORT = {
 def _add_bench(command: argparse.ArgumentParser) -> None:
     _add_directory(command)
     command.add_argument("--split", metavar="NAME", help="split to read (all)")
-    command.add_argument("--format", metavar="F", help="which of several formats to read (the first)")
+    command.add_argument("--format", metavar="F", help="which format to read if there are several (the first)")
     command.add_argument("--batch-size", type=int, default=32, metavar="N", help="records in a batch (32)")
     command.add_argument(
         "--reader",
         dest="readers",
         action="append",
         choices=READERS,
-        help="reader to measure; may be given several times (those that are installed)",
+        help="reader to measure; repeatable (those that are installed)",
     )
     command.add_argument(
         "--num-workers",
         action="append",
         type=int,
         metavar="N",
-        help="worker processes of numpy and torch, 0 for threads; may be given several times (0, and one per core)",
+        help="worker processes of numpy and torch, 0 for threads; repeatable (0, and one per core)",
     )
     command.add_argument("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (2)")
 
@@ -319,12 +319,12 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
 
 _BENCH = {
     "path": "the directory",
-    "split": "the split; null where all were read",
+    "split": "the split; null if all were read",
     "format": "format of the shards",
     "num_records": "records in it",
     "num_bytes": "size of their shards, in bytes",
-    "rows": "a measurement each: `reader`, `num_workers`, `num_records`, `num_bytes` of the shards, `seconds`, "
-    "`start_s` until the first batch was there, `problem` where it could not be measured",
+    "rows": "one per measurement: `reader`, `num_workers`, `num_records`, `num_bytes` of the shards, `seconds`, "
+    "`start_s` until the first batch arrived, `problem` if it could not be measured",
 }
 
 
@@ -449,8 +449,8 @@ _SHELLS: dict[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fi
 # `datamat convert`: a finished directory in another format, or in other shards.
 
 
-_FORMATS = f"{', '.join(format_names())}; may be given several times (default: unchanged)"
-_WHERE = "the new directory (default: DIR-FORMAT, or DIR-N-shards where the format is unchanged)"
+_FORMATS = f"{', '.join(format_names())}; repeatable (default: unchanged)"
+_WHERE = "the new directory (default: DIR-FORMAT, or DIR-N-shards if the format is unchanged)"
 
 
 def _add_convert(command: argparse.ArgumentParser) -> None:
@@ -506,8 +506,8 @@ _EXPORT = {
     "path": "the directory",
     "written": "files that were missing or out of date",
     "unchanged": "files that were up to date",
-    "kept": "files that are not datamat's, or that somebody had edited for people; they stay as they are",
-    "edited": "files for programs that somebody had edited; their edited versions are in `.datamat/quarantine/edited`",
+    "kept": "files that are not datamat's, or are for people and were edited; they stay as they are",
+    "edited": "files for programs that were edited; the edited versions are in `.datamat/quarantine/edited`",
 }
 
 
@@ -542,8 +542,8 @@ _INSPECTION = {
     "fields": "for each field `name`, `kind`, `num_records`, `lengths`, `details` and `feature`",
     "num_looked_into": "records that `fields` describes",
     "records": "the first records, as text",
-    "problem": "the first damage; empty where there is none",
-    "statistics": "of a directory, what is known of the values of each field, by split and field",
+    "problem": "the first damage; empty if there is none",
+    "statistics": "of a directory, what is known about the values of each field, by split and field",
 }
 
 
@@ -555,7 +555,9 @@ _INSPECTION = {
 def _add_merge(command: argparse.ArgumentParser) -> None:
     command.add_argument("directories", metavar="DIR", type=pathlib.Path, nargs="+", help="the outputs of runs")
     command.add_argument("--output", metavar="OUT", type=pathlib.Path, required=True, help="the new directory")
-    command.add_argument("--name", metavar="NAME", help="name of the new dataset (default: theirs, if it is the same)")
+    command.add_argument(
+        "--name", metavar="NAME", help="name of the new dataset (default: theirs, if they have the same)"
+    )
 
 
 def _merge(options: argparse.Namespace, console: Console) -> int:
@@ -591,7 +593,7 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
 _PLAN = {
     "name": "name of the dataset",
     "num_rows": "input rows",
-    "num_records": "records, where every draw of the transform gives one",
+    "num_records": "records, if every draw of the transform gives one",
     "ranks": "training processes that share the shards; null if not given",
     "shards": "each file with `name`, `split`, `num_rows`, `copies` and `num_parts`",
 }
@@ -613,9 +615,9 @@ _ESTIMATE = {
     "num_workers": "workers that will share the work",
     "seconds": "wall time of the run",
     "num_bytes": "size of the shards",
-    "needed_bytes": "room on the disk that the run takes at most",
-    "free_bytes": "room on the disk",
-    "fits": "whether there is room enough",
+    "needed_bytes": "most disk space that the run takes",
+    "free_bytes": "free disk space",
+    "fits": "whether there is enough room",
     "worker_bytes": "peak memory of each worker",
     "stages": "seconds per row on one core, by stage",
     "failed": "messages of the rows that failed",
@@ -661,7 +663,7 @@ _VIEW = {"output": "the page, an HTML file", "num_samples": "samples on it", "ad
 def _add_view(command: argparse.ArgumentParser) -> None:
     _add_directory(command)
     command.add_argument("--split", metavar="NAME", help="split to show (all)")
-    command.add_argument("--count", type=int, default=96, metavar="N", help="samples of the page (96)")
+    command.add_argument("--count", type=int, default=96, metavar="N", help="samples on the page (96)")
     command.add_argument("--output", type=pathlib.Path, metavar="HTML", help="the page (default: DIR.html, here)")
     command.add_argument(
         "--serve", action="store_true", help="serve all samples, and print the address; Ctrl-C ends it"
@@ -693,9 +695,9 @@ _IN_PYTHON = "the rest needs the source: name the job in place of the directory,
 def _add_status(command: argparse.ArgumentParser) -> None:
     _add_target(command)
     command.add_argument(
-        "--watch", action="store_true", help="show it again when it changes, until no process is at work"
+        "--watch", action="store_true", help="show it again whenever it changes, until no process is at work"
     )
-    command.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (2)")
+    command.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between checks (2)")
 
 
 def _status(options: argparse.Namespace, console: Console) -> int:
@@ -726,16 +728,16 @@ _STATES: dict[State, int] = {
 _STATUS = {
     "output": "the directory",
     "state": "`empty`, `running`, `unfinished`, `complete` or `damaged`",
-    "holder": "the process at work; empty where there is none",
+    "holder": "the process at work; empty if there is none",
     "done": "what is there: `num_shards`, `num_rows`, `num_failed`, `num_dropped`, `num_dropped_records`, "
     "`num_records`, `num_bytes`",
-    "num_shards": "planned shards of an unfinished run; null where no plan is known",
-    "num_rows": "planned rows of it",
+    "num_shards": "planned shards of an unfinished run; null if no plan is known",
+    "num_rows": "its planned rows",
     "events": "first and last ledger lines of the last run: `time`, `run`, `event`, `values`",
     "changes": "of a JOB, the shards that `run` would make: `shard`, `reasons`; null for a DIR",
     "obsolete": "of a JOB, the shards that `run` would remove",
-    "note": "why this is incomplete; empty where it is not",
-    "tasks": "of tasks that share the output: name, the process at work (empty where there is none), finished shards",
+    "note": "why this answer is incomplete; empty if it is not",
+    "tasks": "of tasks that share the output: name, the process at work (empty if there is none), finished shards",
 }
 
 
@@ -743,7 +745,7 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     _add_target(command)
     command.add_argument("--deep", action="store_true", help="decode every record, pixels included")
     command.add_argument(
-        "--sample", type=float, metavar="X", help="of a JOB: also make this share of the rows again, and compare"
+        "--sample", type=float, metavar="X", help="of a JOB: also make this fraction of the rows again, and compare"
     )
 
 
@@ -771,7 +773,7 @@ _VERIFIED = {
     "num_shards": "shards that were read, in every format",
     "num_records": "records that the manifest counts",
     "num_formats": "formats that hold them",
-    "problems": "a line for each damage",
+    "problems": "one line per problem",
     "files": "the damaged files",
 }
 
@@ -805,10 +807,10 @@ def _add_repair(command: argparse.ArgumentParser) -> None:
 
 _RUN_DOES = """\
 Make what is missing in the output of a job. MODULE:JOB names a Materializer, or a function without arguments that
-returns one; the module is imported as a program in this folder would. FILE.toml holds the arguments of a Materializer
-by name; tables called shards, workers and errors those of ShardOptions, WorkerOptions and ErrorPolicy; transform,
-logger, sidecars, hooks and executor are named as MODULE:NAME. With --task-index and --num-tasks, or in an array job of
-Slurm, several such processes make one output together, on a file system that they share."""
+returns one; the module is imported as a program in this folder would import it. FILE.toml holds the arguments of a
+Materializer by name; its tables shards, workers and errors hold those of ShardOptions, WorkerOptions and ErrorPolicy;
+transform, logger, sidecars, hooks and executor are named as MODULE:NAME. With --task-index and --num-tasks, or in a
+Slurm array job, several such processes make one output together, on a file system that they share."""
 _JOB = "MODULE:JOB, a Materializer or a function that returns one, in a module that can be imported here; or FILE.toml"
 _SLURM = {"ID": "", "MIN": "0", "STEP": "1", "COUNT": ""}  # SLURM_ARRAY_TASK_..., and what they are where not set
 _ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too
@@ -817,7 +819,7 @@ _ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and th
 def _add_run(command: argparse.ArgumentParser) -> None:
     _add_job(command)
     command.add_argument("--task-index", type=int, metavar="I", help="number of this task, from 0 (Slurm's)")
-    command.add_argument("--num-tasks", type=int, metavar="N", help="how many there are (Slurm's)")
+    command.add_argument("--num-tasks", type=int, metavar="N", help="number of tasks (Slurm's)")
     command.add_argument(
         "--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m (a minute before Slurm's); exit 1"
     )
@@ -996,9 +998,9 @@ def _refuse_word(path: pathlib.Path, argument: str, value: str) -> str:
 
 
 _ABOUT = """\
-Start a dispatcher and workers, which prepare batches for `to_tf(service="grpc://HOST:PORT")`, print the address, and
-serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: whoever reaches the
-ports can have the workers read and write files; use it in networks that you trust."""
+Start a dispatcher and workers that prepare batches for `to_tf(service="grpc://HOST:PORT")`, print the address, and
+serve until Ctrl-C or SIGTERM. Consumers on other hosts need --host. There is no authentication: anyone who can reach
+the ports can make the workers read and write files, so use it only on a network that you trust."""
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
@@ -1056,7 +1058,7 @@ COMMANDS = (
     ),
     Command(
         name="estimate",
-        does="process a few rows of a job, and say what time, room and memory the run will take; nothing is written",
+        does="process a few rows of a job, and estimate the time, disk space and memory of the run; nothing is written",
         add=_add_estimate,
         run=_estimate,
         python=(Materializer.estimate,),
@@ -1064,7 +1066,7 @@ COMMANDS = (
     ),
     Command(
         name="finalize",
-        does="write the manifest over what tasks have made that share an output; make nothing",
+        does="write the manifest for what the tasks that share an output have made; make nothing else",
         add=_add_finalize,
         run=_finalize,
         python=(Materializer.finalize,),
@@ -1072,9 +1074,9 @@ COMMANDS = (
     ),
     Command(
         name="status",
-        does="show how far a directory is, while its run is alive or after it crashed",
-        about="Of a JOB, it also says which shards `datamat run` would make, and why. With --watch and --json, each "
-        "change is an object in a line of its own.",
+        does="show how far a directory has got, while its run is alive or after it crashed",
+        about="For a JOB, also show which shards `datamat run` would make, and why. With --watch and --json, each "
+        "change is an object on a line of its own.",
         add=_add_status,
         run=_status,
         python=(Materializer.status,),
@@ -1115,8 +1117,8 @@ COMMANDS = (
     Command(
         name="view",
         does="show a finished directory in a browser: as one page, or from a server on this machine",
-        about="The page is one file that loads nothing; the server shows all samples, on 127.0.0.1 alone, under a "
-        "random path. With --serve and --json, the object comes as soon as it serves.",
+        about="The page is one self-contained file; the server shows all samples, on 127.0.0.1 only, under a "
+        "random path. With --serve and --json, the object is printed as soon as the server is up.",
         add=_add_view,
         run=_view,
         python=(view, viewing, Materializer),
@@ -1124,7 +1126,7 @@ COMMANDS = (
     ),
     Command(
         name="bench",
-        does="measure how fast a finished directory is read on this machine, beside its files alone",
+        does="measure how fast a finished directory is read on this machine, beside reading just its files",
         add=_add_bench,
         run=_bench,
         python=(measure_reading,),
@@ -1132,7 +1134,7 @@ COMMANDS = (
     ),
     Command(
         name="convert",
-        does="rewrite a finished directory in another format or number of shards, without computing a sample again",
+        does="rewrite a finished directory in another format or number of shards, without recomputing any sample",
         add=_add_convert,
         run=_convert,
         python=(convert, ShardOptions, WorkerOptions),
@@ -1140,7 +1142,7 @@ COMMANDS = (
     ),
     Command(
         name="merge",
-        does="make one finished directory of several that were made apart, without writing a record again",
+        does="combine finished directories that were made separately into one, without rewriting any record",
         add=_add_merge,
         run=_merge,
         python=(merge,),
@@ -1148,7 +1150,7 @@ COMMANDS = (
     ),
     Command(
         name="export",
-        does="write the files that other readers need beside the shards, where they are missing or wrong",
+        does="write the files that other readers need beside the shards, if they are missing or wrong",
         add=_add_directory,
         run=_export,
         python=(export,),
@@ -1161,12 +1163,12 @@ COMMANDS = (
         add=_add_serve,
         run=_serve,
         python=(serving,),
-        keys={"address": "address for `to_tf(service=...)`; the object comes as soon as it is served"},
+        keys={"address": "address for `to_tf(service=...)`; printed as soon as the service is up"},
     ),
     Command(
         name="completion",
-        does="print a script that has the shell complete commands and options",
-        about='Load it with eval "$(datamat completion bash)" in ~/.bashrc, eval "$(datamat completion zsh)" behind '
+        does="print a script that makes the shell complete commands and options",
+        about='Load it with eval "$(datamat completion bash)" in ~/.bashrc, eval "$(datamat completion zsh)" after '
         "compinit in ~/.zshrc, or datamat completion fish | source in config.fish.",
         add=_add_completion,
         run=_complete,

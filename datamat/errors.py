@@ -3,7 +3,7 @@
 `described` and `place_of` say where in the user's code an error arose, and `fold` leaves that code alone in its
 traceback; `want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
 `require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message gives the place,
-what was found, what was wanted and what to do about it.
+what was found, what was wanted and what to do.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense
@@ -23,7 +23,7 @@ what was found, what was wanted and what to do about it.
         ├── TaskTimeout             a task ran over its time: carries its Python stack
         └── BrokenPoolError         workers cannot be started, or die before any task
 
-    Skip                            no error: a sample is to be left out; plug-ins raise or return it
+    Skip                            not an error: leaves a sample out; plug-ins raise or return it
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DatamatError(Exception):
 class OptionError(DatamatError, ValueError):
     """An argument, or a combination of arguments, makes no sense.
 
-    Change the call, or the file of arguments, that the message names.
+    Change the call or the argument file that the message names.
     """
 
 
@@ -118,12 +118,12 @@ class InputError(DatamatError, ValueError):
 class SampleError(DatamatError, RuntimeError):
     """One sample failed in `read`, `augment` or encoding.
 
-    `Materializer.replay(key)` makes that sample again in this process, where a debugger can follow;
+    `Materializer.replay(key)` makes that sample again in this process, where a debugger can follow it;
     `errors="skip"` leaves such samples out and lists them.
 
     Attributes:
         key: key of the sample.
-        reason: description of the failure, in one line.
+        reason: the failure, in one line.
     """
 
     def __init__(self, key: str, reason: str) -> None:
@@ -138,74 +138,74 @@ class SampleError(DatamatError, RuntimeError):
 class FingerprintError(DatamatError, TypeError):
     """An object that decides the output cannot be fingerprinted; the message names it.
 
-    Take it out of what the writer and the transform hold, or pass `version="1"`, which then stands for their code and
-    state, and is to be changed with them.
+    Remove it from what the writer and the transform hold, or pass `version="1"`, which then stands for their code and
+    state; change the version whenever you change them.
     """
 
 
 class OutputError(DatamatError, OSError):
     """The output directory cannot be used.
 
-    Remove the cause and run again: what was finished is kept.
+    Remove the cause and run again: finished work is kept.
     """
 
 
 class OutputLockedError(OutputError):
     """Another run holds the output directory; the message names its process and host.
 
-    Wait for that run, or end it; or give another output.
+    Wait for that run, or end it; or use another output.
     """
 
 
 class IncompleteRunError(DatamatError, RuntimeError):
     """A run ended without every sample accounted for; the message lists what is missing.
 
-    What was finished is kept: remove the cause and run again.
+    Finished work is kept: remove the cause and run again.
     """
 
 
 class CorruptDataError(DatamatError, ValueError):
     """A finished file contradicts its manifest, index or checksum.
 
-    `datamat verify DIR` names each file and record that is damaged. `datamat repair JOB`, or another run of the job,
-    makes those shards again from the source; without the source, copy the files again from where they are whole.
+    `datamat verify DIR` names each damaged file and record. `datamat repair JOB`, or another run of the job,
+    rebuilds those shards from the source; without the source, copy the files again from an intact copy.
     """
 
 
 class MissingDependencyError(DatamatError, ImportError):
     """An optional package is missing; the message names what needs it and how to install it.
 
-    Install it into the environment of this Python, and start Python again.
+    Install it into this Python's environment, and restart Python.
     """
 
 
 class ParallelError(DatamatError, RuntimeError):
     """Dispatch to worker processes failed.
 
-    The message carries the error of the worker, which says what to change. A run keeps what was finished: run again.
+    The message has the worker's error, which says what to change. A run keeps its finished work: run again.
     """
 
 
 class UnpicklableError(ParallelError, PicklingError, TypeError):
     """Something cannot be sent to a worker; the message names the attribute path.
 
-    It is also a `PicklingError` and a `TypeError`, the two errors that pickle raises. Make such an object in the worker
-    (`setup_worker`, an initializer, the function itself) instead of sending it.
+    It is also a `PicklingError` and a `TypeError`, the two errors that pickle raises. Create such an object in the
+    worker (`setup_worker`, an initializer, the function itself) instead of sending it.
     """
 
 
 class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and users know
     """A worker process died while it ran a task.
 
-    Killed by signal 9, it most likely took more memory than there is: use fewer workers, or smaller samples. After a
-    crash of native code the message has the Python stack, which names the library. A run tells which sample it was,
-    and `errors="skip"` leaves it out.
+    If signal 9 killed it, it most likely ran out of memory: use fewer workers, or smaller samples. After a crash in
+    native code, the message has the Python stack, which names the library. A run tells you which sample it was, and
+    `errors="skip"` leaves it out.
 
     Attributes:
-        task: call that was running, such as `fit[17]`.
+        task: the call that was running, such as `fit[17]`.
         exitcode: exit code of the process; negative for a signal.
         signal: number of the signal that killed it; None if it exited.
-        peak_rss_bytes: highest resident memory that was seen, in bytes.
+        peak_rss_bytes: highest resident memory seen, in bytes.
         stack: Python frames at the moment of a crash, else "".
         log_lines: last log messages of the worker.
         worker_exit: all of the above, with the text that describes them.
@@ -223,15 +223,15 @@ class WorkerDied(ParallelError):  # noqa: N818 -- the name that DESIGN.md and us
 class TaskTimeout(ParallelError):  # noqa: N818 -- reads as the event, like TimeoutExpired
     """A task exceeded its time limit; the message has its Python stack.
 
-    Raise the limit (`sample_timeout_s`, `task_timeout_s`), or change what the stack ends in.
+    Raise the limit (`sample_timeout_s`, `task_timeout_s`), or change the code where the stack ends.
     """
 
 
 class BrokenPoolError(ParallelError, BrokenExecutor):
     """Workers cannot be started, or die before they take a task; also a `BrokenExecutor`, as other executors raise.
 
-    The message says what they ended with: most often an import that fails in a new process, or a limit of the system on
-    processes, open files or memory.
+    The message has the cause: most often an import that fails in a new process, or a system limit on processes, open
+    files or memory.
     """
 
 
@@ -239,8 +239,8 @@ class Skip(Exception):  # noqa: N818 -- it is no error
     """Leaves a sample out, on purpose: raise or return it in `read`, the function of `materialize` or a transform.
 
     In `read` and the function, it leaves out the sample with all its copies; in `augment` and the transform, the copy
-    that is being drawn. `return None` does the same. The sample goes into the ledger with the reason and is counted
-    (`RunReport.num_dropped`). It is no failure: error policy, `max_errors` and `retries` do not concern it.
+    being drawn. `return None` does the same. The sample goes into the ledger with the reason, and is counted
+    (`RunReport.num_dropped`). It is not a failure: error policy, `max_errors` and `retries` do not apply to it.
 
     Args:
         reason: why the sample is left out, for the ledger.

@@ -1,4 +1,4 @@
-"""Makes the pages that are made of the code: `python docs/pages.py` writes them; tests compare them with it."""
+"""Makes the pages that come from the code: `python docs/pages.py` writes them, and tests compare them with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGE = pathlib.Path(errors.__file__).parent
 
 _MADE = "<!-- From here on: made by"
 _ERRORS_OF_JOBS = """
-A job that raises an error of its own, such as `ImportError`, ends with 1 and its traceback.
+If a job raises an error of its own, such as `ImportError`, the command prints its traceback and ends with 1.
 """
 
 
@@ -399,7 +399,7 @@ def _of_kind(kind: type, found: list[Message]) -> str:
     for place, group in sorted((place, list(group)) for place, group in places):
         lines += [
             f"### {place}\n",
-            "| what it says | what it wants, and the remedy |",
+            "| message | what is expected, and the remedy |",
             "| --- | --- |",
         ]
         lines += [
