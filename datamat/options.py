@@ -21,18 +21,18 @@ class ShardOptions:
     """How the samples of a split are laid out in files.
 
     Args:
-        num_shards: number of files per split. None takes as many as `shard_bytes` calls for, rounded up to a power of
-            two, so that a growing dataset seldom moves samples between shards.
+        num_shards: number of files per split. None takes as many as `shard_bytes` requires, rounded up to a power of
+            two, so that a growing dataset rarely moves samples between shards.
         shard_bytes: target size of a shard in bytes, used when num_shards is None; about 256 MB by default.
         records_per_shard: number of records in each shard except the last; replaces `num_shards` and `shard_bytes`.
         ranks: number of training processes that will share the shards, as `Plan.rank_records` describes. Each gets the
-            same number of shards of a split, and of rows; where the rows do not divide evenly, some get one row more,
-            and the plan and a warning of the run say so. Shards differ by one row at most. Added samples may move
-            others to other shards.
+            same number of shards and rows of a split; if the rows do not divide evenly, some get one row more, and the
+            plan and a warning from the run say so. Shards differ by one row at most. Added samples may move others to
+            different shards.
         shuffle: whether samples are spread over the shards in an order drawn from the seed; False keeps the order of
             the index.
-        identity: what decides whether an input file is unchanged. "stat" compares its size and modification time, and
-            its content only where the time alone has changed. "content" always compares its content: each run reads all
+        identity: how to tell whether an input file is unchanged. "stat" compares its size and modification time, and
+            its content only if the time alone has changed. "content" always compares its content: each run reads all
             input files, and the index leaves out times, so that the same files give the same directory, byte for byte,
             wherever they are copied to.
 
@@ -76,14 +76,14 @@ class WorkerOptions:
 
     Args:
         num_workers: number of worker processes; None takes one per physical core that this process may use.
-        start_method: "fork", "forkserver", "spawn", or None for the fastest that is safe here and now.
+        start_method: "fork", "forkserver", "spawn", or None for the fastest that is safe when the run starts.
         affinity: "physical" keeps workers on one logical CPU per core, "pinned" gives each worker a core of its own,
             None leaves the mask alone.
         sample_timeout_s: seconds of wall time that one sample may take before its worker is replaced; None for no
             limit.
         max_rss: limit of resident memory in bytes; a worker that exceeds it at the end of a part is replaced. A sample
             that allocates far more than that, and more than 1 GiB, gets a `MemoryError`. None for no limit.
-        max_retries: number of times that a sample is tried again after its worker died or ran out of time on it.
+        max_retries: how often a sample is retried after its worker died or ran out of time on it.
 
     Raises:
         OptionError: a number is not positive, or a name is unknown.
@@ -121,10 +121,10 @@ class ErrorPolicy:
         action: "raise" ends the run with the sample's key; finished work stays, and the next run resumes from it.
             "skip" skips the sample with all its copies and records the reason in the ledger. "quarantine" also keeps
             its input files, traceback and key in `.datamat/quarantine`.
-        max_errors: number of samples that may fail (int), or their share of all rows (float, 0 to 1); one more ends the
+        max_errors: number of samples that may fail (int), or a fraction of all rows (float, 0 to 1); one more ends the
             run. None allows any number, unless all fail.
-        retries: number of times that `read` is tried again after a failure that may be transient: not one where the
-            sample differs from its declaration or its worker died.
+        retries: how often to retry `read` after a failure that may be transient; not if the sample differs from its
+            declaration or its worker died.
 
     Raises:
         OptionError: the action is unknown, or a number is out of range.

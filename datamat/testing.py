@@ -255,7 +255,7 @@ def _no_block(keys: Sequence[str], fields: Mapping[str, Any]) -> None:
 
 
 class DataSourceConformance:
-    """What every `DataSource` does, and every object with `len` and items that is given as a dataset.
+    """What every `DataSource` does, and every object with `len` and items that is passed as a dataset.
 
     A dozen samples are enough for `make_source`; the tests read all of them several times.
     """
@@ -538,8 +538,8 @@ class FeatureConformance:
     """What every `Feature` does: a value keeps its bits through every format and reader.
 
     Attributes:
-        is_lossy: whether `decode` may return something else than the value that was encoded. What it returns has to
-            be the same everywhere in any case.
+        is_lossy: whether `decode` may return something other than the encoded value. In any case, it must return the
+            same everywhere.
     """
 
     is_lossy: ClassVar[bool] = False
@@ -871,7 +871,7 @@ class _MadeShard:
 
 
 class ShardFormatConformance:
-    """What every `ShardFormat` does: records come back bit by bit, and damage is found and named.
+    """What every `ShardFormat` does: records come back bit for bit, and damage is found and named.
 
     Attributes:
         hides_cuts: whether the bytes of a shard are the same wherever its parts began.

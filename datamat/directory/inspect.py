@@ -62,7 +62,7 @@ _ANY_SIZE = 1 << 62
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ColumnProfile:
-    """What was found in one field.
+    """What `inspect` found in one field.
 
     Attributes:
         name: name of the field.
@@ -70,7 +70,7 @@ class ColumnProfile:
         num_records: number of examined records that hold the field.
         lengths: smallest and largest number of values in one record.
         details: range, sizes and encodings, in words.
-        feature: feature that holds every value; None where bytes are neither images nor text, or there is no value.
+        feature: feature that can hold every value; None if bytes are neither images nor text, or there is no value.
     """
 
     name: str
@@ -394,9 +394,9 @@ class Inspection:
         fields: profile of each field, in the order of appearance.
         num_looked_into: number of records that `fields` describes.
         records: the first records, as text.
-        problem: the first damage: record, byte and what is wrong; "" where there is none.
-        statistics: of a finished directory, what is known of all values of each field, by split and field, as
-            `Manifest.statistics` has it.
+        problem: the first damage: record, byte and what is wrong; "" if there is none.
+        statistics: of a finished directory, what is known about all values of each field, by split and field, as in
+            `Manifest.statistics`.
     """
 
     path: str
@@ -449,15 +449,15 @@ class Inspection:
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:
-    """Look into a file of records, or a finished directory.
+    """Look inside a file of records, or a finished directory.
 
     Args:
-        path: a TFRecord, Parquet, tar or ArrayRecord file, TFRecord and tar may be gzipped; or a finished
-            directory of datamat, whose manifest is read and whose first shard is looked into.
+        path: a TFRecord, Parquet, tar or ArrayRecord file (TFRecord and tar may be gzipped), or a finished directory,
+            whose manifest is read and whose first shard is inspected.
         records: number of first records to show.
 
     Returns:
-        What was found. Damage does not raise: `problem` gives its place, and everything before it counts.
+        What was found. Damage does not raise: `problem` gives its place, and everything before it still counts.
 
     Raises:
         InputError: the file is of no known format.

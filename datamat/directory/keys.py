@@ -130,10 +130,10 @@ def safe_key(key: str) -> str:
 
 
 def original_key(key: str) -> str:
-    """Return the key that a row had in its source, of the form in which it is stored; see `safe_key`.
+    """Return the key that a row had in its source, given the key as stored; see `safe_key`.
 
     Args:
-        key: key of a row, as `sample["key"]` has it; that of a record with a copy keeps its `#COPY`.
+        key: key of a row, as in `sample["key"]`; the key of a copy keeps its `#COPY`.
 
     Example:
         >>> original_key("cats%2F1.png#0"), original_key("a")

@@ -173,14 +173,14 @@ class Ledger:
 
 
 def read_ledger(path: str | os.PathLike[str], *, without: str = "") -> Iterator[LedgerEntry]:
-    """Yield the entries of a ledger, oldest first; a run may append to it meanwhile.
+    """Yield the entries of a ledger, oldest first; a run may append to it in the meantime.
 
     Lines torn by a kill or a full disk are skipped: the last one, and one that is followed by the start of the next run
     or by the failure of its own.
 
     Args:
-        path: the ledger, most often `OUTPUT/.datamat/ledger.jsonl`.
-        without: an event to leave out: its lines are not parsed, which takes most of the time where parts are many.
+        path: the ledger, usually `OUTPUT/.datamat/ledger.jsonl`.
+        without: an event to leave out: its lines are not parsed, which saves most of the time if there are many parts.
 
     Raises:
         OSError: it cannot be read.

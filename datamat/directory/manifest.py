@@ -457,7 +457,7 @@ _ARE_TEXTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything that is known of a finished directory before a shard is opened.
+    """Everything known about a finished directory before a shard is opened.
 
     Attributes:
         name: name of the dataset.
@@ -467,9 +467,9 @@ class Manifest:
         seed: base seed of the run; with the key it decided every random draw.
         copies: number of records per row, by split.
         augmented: splits whose records a transform drew, so that their keys are KEY#COPY.
-        made_by: names of the writer and of the transform; their digests and the packages are among the ingredients.
+        made_by: names of the writer and the transform; their digests and the packages are among the ingredients.
         index: the files of the index: of each split its rows, and the hashes of their keys.
-        ingredients: digests of what decided the output beside the rows; see `datamat.plan.job`.
+        ingredients: digests of what determined the output besides the rows; see `datamat.plan.job`.
         also: files with the same records in further formats, by name of the format, in the same order.
     """
 

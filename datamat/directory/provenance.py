@@ -37,12 +37,12 @@ class Provenance:
     Attributes:
         key: key of the record.
         row_key: key of the input row.
-        copy: number of the copy; None where the row was stored as it is.
+        copy: number of the copy; None if the row was stored as it is.
         split: name of the split.
         shard: file name of the shard.
-        position: position of the record in the shard, from 0; None where the row gave no record.
+        position: position of the record in the shard, from 0; None if the row gave no record.
         seed: base seed of the run; with the key it decided every random draw.
-        sources: paths of the input files, by field; of several in one field, as "FIELD.0", "FIELD.1", and so on.
+        sources: paths of the input files, by field; if one field has several, as "FIELD.0", "FIELD.1", and so on.
         fields: all fields of the row, as the index gave them.
     """
 

@@ -458,16 +458,16 @@ def _is_no_file(_: str | pathlib.PurePath) -> bool:
 
 
 class IndexRow(NamedTuple):
-    """One input sample: where it is, not what it holds.
+    """One input sample: where it is, not its content.
 
     Attributes:
         key: unique id, without path separator, `..`, `#` or control character.
-        split: "train", "val", ..., or None where the split is drawn by hash of the key.
+        split: "train", "val", ..., or None to draw the split by a hash of the key.
         fields: what `read` needs, by name: paths of files and folders (relative to the source, or absolute), text,
             numbers, None, and lists, tuples and dicts of these.
         origin: where the row came from ("train.txt:17"); messages name it.
-        files: further input files that the sample is made of, and folders of such files: where one of them changes, the
-            row's shard is made again.
+        files: further input files that the sample is made of, and folders of such files: if one of them changes, the
+            row's shard is rebuilt.
 
     Example:
         >>> IndexRow("0001", "train", {"image": "train/0001.png", "speed": 3.5}).fields["speed"]

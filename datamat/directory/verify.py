@@ -302,13 +302,13 @@ def _shortened(lines: list[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` found. `str` of it names every damaged file, and the record where that is known.
+    """What `verify` found. Its `str` names every damaged file, and the record if that is known.
 
     Attributes:
         path: the directory that was checked.
         num_shards: number of examined shards, in every format.
         num_records: number of records in the manifest.
-        found: every damage, in the order of the files.
+        found: all damage, in the order of the files.
         num_formats: number of formats that hold the records.
     """
 
@@ -349,14 +349,14 @@ class VerifyReport:
 def verify(path: str | os.PathLike[str], deep: bool = False) -> VerifyReport:
     """Compare a directory with its manifest: files, sizes, checksums, counts, keys and their order, and each record.
 
-    It reads every byte, and tests every record against the checksums of its format.
+    It reads every byte, and checks every record against the checksums of its format.
 
     Args:
         path: finished directory; its files are only read.
-        deep: also decode every record as the features say, pixels included.
+        deep: also decode every record according to its features, pixels included.
 
     Returns:
-        The report. Damage does not raise, not even damage of the manifest.
+        The report. Damage does not raise, not even damage to the manifest.
 
     Raises:
         OutputError: there is no manifest: the run is not finished.

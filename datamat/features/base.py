@@ -215,24 +215,24 @@ def _join_columns(pieces: Sequence[ColumnBlock], order: np.ndarray | None) -> Co
 
 
 class Feature(abc.ABC):
-    """One field of a sample: what it is, how it is stored, and what it is to each format and reader.
+    """One field of a sample: what it is, how it is stored, and how each format and reader sees it.
 
     A feature type has four methods: `columns`, `value_type`, `encode` and `decode`. Every other method answers a
-    question of one format or reader, and its default follows from those four; override it where there is a better
+    question that one format or reader has, and its default follows from those four; override it if there is a better
     answer. Methods are called from several threads and processes.
 
     A feature is an immutable value: it equals others with the same declaration, and can be hashed and pickled. A frozen
-    dataclass is all that, and `manifest.json` keeps its fields. `load` finds the class by `type_name`, through the
+    dataclass does all that, and `manifest.json` keeps its fields. `load` finds the class by `type_name`, through the
     entry-point group `datamat.features` or `register_feature`.
 
     Attributes:
         type_name: name of the type in `manifest.json` and of its entry point; by default the name of the class.
         preview: what previews draw: "image" for a picture that `display` returns, "mask" for class ids laid over it,
             "depth" for a picture below it, "outlines" for points and lines drawn over it, None for nothing.
-        takes_none: whether None is a value, and not taken for a file that did not decode.
-        unsaid: arguments that the manifest leaves out where they have their default: those that a later version of the
-            class added, so that datasets which were written before count as unchanged.
-        has_nulls: whether a column of Arrow is null where a record holds nothing in it.
+        takes_none: whether None is a value, rather than a sign that a file did not decode.
+        unsaid: arguments that the manifest omits if they have their default: those that a later version of the class
+            added, so that datasets written before count as unchanged.
+        has_nulls: whether the Arrow column is null if a record holds nothing in it.
 
     Example:
         >>> import dataclasses

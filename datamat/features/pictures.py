@@ -107,17 +107,18 @@ class _Picture(Feature):
 class Image(_Picture):
     """An image: uint8 or uint16 (height, width, channels), channels in RGB or RGBA order.
 
-    A sample holds it as an array (grey also as (height, width)), or as the `bytes` of a PNG, JPEG, WebP, BMP or TIFF
-    file. PNG and JPEG that all decoders read alike are stored untouched; others (EXIF-rotated, palette, TIFF, ...) are
-    decoded and encoded again. Files of more channels or bits than declared are refused: nothing is dropped or scaled.
+    A sample holds it as an array (greyscale also as (height, width)), or as the `bytes` of a PNG, JPEG, WebP, BMP or
+    TIFF file. PNG and JPEG files that all decoders read alike are stored untouched; others (EXIF-rotated, palette,
+    TIFF, ...) are decoded and re-encoded. Files with more channels or bits than declared are refused: nothing is
+    dropped or scaled.
 
     Args:
-        shape: (height, width, channels) with 1 channel (grey), 2 (grey and alpha, or any two), 3 or 4; None for a size
-            that varies.
+        shape: (height, width, channels) with 1 channel (greyscale), 2 (greyscale and alpha, or any two), 3 or 4; None
+            for a size that varies.
         encoding: encoding of arrays: "png" (exact) or "jpeg" (smaller; pixels change slightly), which holds 8 bits and
             1 or 3 channels.
         quality: JPEG quality, 1 to 100.
-        dtype: "uint8", or "uint16" for files of 16 bits per sample: microscopes, X-rays, satellites.
+        dtype: "uint8", or "uint16" for 16-bit files: microscopes, X-rays, satellites.
 
     Example:
         >>> Image(shape=(360, 480, 3), encoding="jpeg").declared()
@@ -255,8 +256,9 @@ class Image(_Picture):
 class Mask(_Picture):
     """Class ids per pixel: uint8 or uint16 (height, width), stored as PNG, always exact.
 
-    A sample holds it as an array, or as the `bytes` of a PNG or TIFF file: grey PNG files of 8 bits (16 for uint16) are
-    stored untouched; the ids of TIFF and palette files, and of files with fewer bits, are stored as grey PNG.
+    A sample holds it as an array, or as the `bytes` of a PNG or TIFF file: 8-bit greyscale PNG files (16-bit for
+    uint16) are stored untouched; the ids of TIFF and palette files, and of files with fewer bits, are stored as
+    greyscale PNG.
 
     Args:
         shape: (height, width); None for a size that varies.
@@ -377,15 +379,15 @@ class Mask(_Picture):
 class Depth(_Picture):
     """A depth map: the distance of each pixel from the camera, (height, width).
 
-    By default uint16 millimetres, up to 65.535 m, with 0 where nothing was measured: the unit and the 16-bit grey PNG
-    of Kinect, RealSense, ScanNet and most RGB-D sets, half as large as floats and finer than their sensors. float32
-    metres, with 0 or NaN where nothing was measured, are for what needs more: rendered scenes, predictions, LiDAR of
-    long range. Either is stored exactly, as PNG. The PNG of float32 holds the four bytes of each number, little-endian,
-    as red, green, blue and alpha, which is how TFDS stores images of float32, and reads them.
+    By default, uint16 millimetres, up to 65.535 m, with 0 where nothing was measured: the unit and the 16-bit greyscale
+    PNG of Kinect, RealSense, ScanNet and most RGB-D datasets, half as large as floats and finer than their sensors.
+    float32 metres, with 0 or NaN where nothing was measured, are for data that needs more: rendered scenes,
+    predictions, long-range LiDAR. Either is stored exactly, as PNG. The PNG of float32 holds the four bytes of each
+    number, little-endian, as red, green, blue and alpha, which is how TFDS stores and reads float32 images.
 
-    A sample holds an array of that dtype, or the `bytes` of a file: for uint16 a grey PNG (stored untouched) or TIFF of
-    16 bits, for float32 a TIFF of 32-bit floats. Neither unit is converted into the other: convert in `read`.
-    Geometric transforms move it with the image as they move a mask, without mixing neighbours.
+    A sample holds an array of that dtype, or the `bytes` of a file: for uint16 a 16-bit greyscale PNG (stored
+    untouched) or TIFF, for float32 a TIFF of 32-bit floats. Units are not converted: do that in `read`. Geometric
+    transforms move it with the image like a mask, without mixing neighbouring pixels.
 
     Args:
         shape: (height, width); None for a size that varies.
@@ -497,22 +499,22 @@ class Depth(_Picture):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keypoints(Feature):
-    """Points of one image: float32, each (x, y) in pixels of it, or (x, y, visibility).
+    """Points in one image: float32, each (x, y) in pixels, or (x, y, visibility).
 
-    x counts from the left and y from the top, as in COCO, torchvision and albumentations; a point may lie outside of
-    the image. Visibility is COCO's: 0 not labelled, which has no place, 1 hidden, 2 visible. A sample holds an array or
+    x counts from the left and y from the top, as in COCO, torchvision and albumentations; a point may lie outside the
+    image. Visibility is COCO's: 0 not labelled, without a position, 1 hidden, 2 visible. A sample holds an array or
     nested lists of numbers.
 
-    Geometric transforms move them with the image. The `keypoint_params` of an albumentations pipeline say whether
-    points that leave the image are removed (`remove_invisible`, its default): those of an open list disappear, with
-    their entries in `label_fields`; those with a visibility become (0, 0, 0), and keep their row. Other lists cannot
-    lose a point, and need `remove_invisible=False`. A mirrored face keeps its points in order: nothing swaps left and
-    right.
+    Geometric transforms move them with the image. The `keypoint_params` of an albumentations pipeline decide whether
+    points that leave the image are removed (`remove_invisible`, its default): those in a list of any length disappear,
+    with their entries in `label_fields`; those with a visibility become (0, 0, 0), and keep their row. Other lists
+    cannot lose a point, and need `remove_invisible=False`. A mirrored face keeps its points in order: nothing swaps
+    left and right.
 
     Args:
         shape: (None, 2) for any number of points; (17, 3) for 17 with visibility; (None, 17, 3) for those of each
             person in the image. The last size is 2, or 3 with visibility; only the first may be None.
-        names: names of the points, in their order, for shapes that fix how many there are.
+        names: names of the points, in order, for shapes with a fixed number of them.
 
     Example:
         >>> Keypoints().encode("corners", [[10, 20.5]])
@@ -636,12 +638,12 @@ class Polygons(Feature):
 
     A sample holds a list of arrays (k, 2), of nested lists, or of COCO's flat lists [x0, y0, x1, y1, ...]; an empty
     list is a polygon without vertices. It reads back as one array, float32 (n, most, 2), where polygons with fewer
-    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` are those of polygon i. The vertices are stored, and
-    how many each polygon has.
+    vertices end in NaN: `value[i][~np.isnan(value[i, :, 0])]` gives those of polygon i. What is stored is the vertices,
+    and the number of them in each polygon.
 
-    Geometric transforms move the vertices with the image, as keypoints; those outside of it stay, and what draws the
-    polygon cuts it off. A polygon that lies wholly outside loses its vertices, and keeps its place, so that labels stay
-    in step; name the field in `label_fields` of `bbox_params` to have polygons dropped with their boxes.
+    Geometric transforms move the vertices with the image, like keypoints; those outside it stay, and are clipped when
+    the polygon is drawn. A polygon that lies entirely outside loses its vertices but keeps its place, so that labels
+    stay in step; name the field in `label_fields` of `bbox_params` to drop polygons with their boxes.
 
     Example:
         >>> triangle, square = [[0, 0], [4, 0], [0, 4]], [5, 5, 9, 5, 9, 9, 5, 9]
@@ -871,15 +873,15 @@ class Video(Feature):
     converted by the colour space and range that it names. Sound in the file is kept, and not read. Needs the package
     av, which the extra `video` installs.
 
-    `num_frames` and `stride` choose frames when a sample is read; the file is stored whole. A transform that chooses
-    other frames in each epoch declares `decoded=False` and calls `frames`.
+    `num_frames` and `stride` choose frames when a sample is read; the whole file is stored. For a transform that
+    chooses different frames in each epoch, declare `decoded=False` and call `frames` in it.
 
     Args:
         shape: (height, width) of a frame; None for a size that varies.
         fps: frames per second; a file with another rate is refused. None takes files of any rate, and no arrays.
-        num_frames: how many frames to read of each video: spread evenly from the first to the last, or `stride` apart
+        num_frames: how many frames to read from each video: spread evenly from the first to the last, or `stride` apart
             in its middle. The frames of a shorter video repeat. None for all.
-        stride: distance of the frames to read; None for 1, or as far apart as `num_frames` permits.
+        stride: distance between the frames to read; None for 1, or as far apart as `num_frames` permits.
         decoded: whether a sample holds frames; False gives transforms and readers the bytes of the file.
 
     Example:

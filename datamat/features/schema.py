@@ -237,8 +237,8 @@ class Features(Mapping[str, Feature]):
 
     Features are immutable, compare by content, and convert to and from JSON. Names may contain `/` (`objects/bbox`).
 
-    A field may be a dict of others: `Features`, or a plain dict, in their place. `Sequence({...})` is a list of such
-    dicts, `Optional({...})` a dict or None. The fields in them are stored and listed as `DICT/FIELD`. A sample holds
+    A field may be a dict of fields: pass `Features`, or a plain dict, instead of a feature. `Sequence({...})` is a list
+    of such dicts, `Optional({...})` a dict or None. Their fields are stored and listed as `DICT/FIELD`. A sample holds
     dicts, and reads back with them; a list of dicts reads back as a dict of lists or arrays, as in TFDS. A batch holds
     a dict of columns for each.
 
@@ -815,12 +815,12 @@ class _OfAnother(Feature):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Optional(_OfAnother):
-    """A value that may be missing: None, or what another feature takes.
+    """A value that may be missing: None, or a value of another feature.
 
     In Parquet None is null, in the .json of a tar sample null, in a `tf.train.Example` an empty list. A batch holds the
     values as a list. TensorFlow, which has no None, gets a leading dimension with one value or none: int64 (0,) or (1,)
-    for `Optional(Scalar("int64"))`, a ragged tensor in batches. Lists of texts, bytes or pictures may be empty where
-    they are not missing; for them the column `NAME/present` holds 1, and nothing beside None.
+    for `Optional(Scalar("int64"))`, a ragged tensor in batches. Lists of texts, bytes or pictures may be empty without
+    being missing; for them the column `NAME/present` holds 1, and nothing for None.
 
     Args:
         feature: the feature of values that are there.
@@ -1519,11 +1519,11 @@ def _stored_list(feature: Feature) -> Feature:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sequence(_OfAnother):
-    """A list of any length, all of whose items are values of one feature: texts, numbers, labels, times, files.
+    """A list of any length whose items are all values of one feature: texts, numbers, labels, times, files.
 
-    A sample holds a list, a tuple or an array. It reads back as an array (n, ...) where the items are numbers or arrays
-    of one shape, and else as a list; a batch is a list of those, and a ragged tensor in TensorFlow. `Sequence(
-    Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `Sequence(ClassLabel(...))` as one with
+    A sample holds a list, a tuple or an array. It reads back as an array (n, ...) if the items are numbers or arrays of
+    one shape, and otherwise as a list; a batch is a list of those, and a ragged tensor in TensorFlow.
+    `Sequence( Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `Sequence(ClassLabel(...))` as one with
     `shape=(None,)`.
 
     Args:
@@ -1680,12 +1680,12 @@ _FeatureType = TypeVar("_FeatureType", bound=type[Feature])
 def register_feature(feature_type: _FeatureType) -> _FeatureType:
     """Register a feature class under its `type_name`, so that `load` finds it; return the class, as a decorator does.
 
-    Installed packages need no call: they name the class under the entry-point group `datamat.features`. A program that
-    defines a class registers it before it opens a directory with fields of that type.
+    Installed packages need no call: they list the class under the entry-point group `datamat.features`. A program that
+    defines a class must register it before opening a directory with fields of that type.
 
     Args:
-        feature_type: subclass of `Feature`. It replaces a class of the same module and name, such as that of a notebook
-            cell that is run again.
+        feature_type: subclass of `Feature`. It replaces a class of the same module and name, such as one from a
+            notebook cell that is run again.
 
     Raises:
         SchemaError: the argument is not a subclass of `Feature`, or another class has its `type_name`.

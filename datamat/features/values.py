@@ -214,11 +214,11 @@ class BBoxes(Feature):
 
     This is the layout of `tfds.features.BBoxFeature` (REL_YXYX), in which boxes stay valid when the image is resized.
 
-    Rotated boxes are float32 (n, 5), each (x, y, width, height, angle) of its centre in pixels, with the angle in
-    degrees, clockwise on the screen from the x axis to the side called width, as in OpenCV's `RotatedRect`: fractions
-    of height and width would shear them. They may reach over the edge of the image. Transforms move their corners as
-    keypoints; where these no longer make a rectangle, it is the smallest one around them. A box that leaves the image
-    is dropped.
+    Rotated boxes are float32 (n, 5), each (x, y, width, height, angle): its centre and size in pixels, because
+    fractions of height and width would shear it, and the angle in degrees, clockwise on the screen from the x axis to
+    the side called width, as in OpenCV's `RotatedRect`. They may extend beyond the edge of the image. Transforms move
+    their corners as keypoints; if these no longer form a rectangle, the box is the smallest one around them. A box that
+    leaves the image is dropped.
 
     Args:
         rotated: whether boxes have an angle.
@@ -442,7 +442,7 @@ class Bytes(Feature):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Json(Feature):
-    """What JSON can hold: dicts and lists, however nested, of str, numbers, booleans and None.
+    """Anything that JSON can hold: dicts and lists, however nested, of str, numbers, booleans and None.
 
     Stored as one line of UTF-8 with the keys of each dict in order, so equal values are equal bytes. Tuples and arrays
     are stored as lists, numpy's numbers as Python's; a dict reads back with its keys in order.
@@ -531,13 +531,13 @@ class Json(Feature):
 class Timestamp(Feature):
     """A moment, to the microsecond: datetime64[us], stored as int64 microseconds since 1970.
 
-    A sample holds a `datetime.datetime`, a `pandas.Timestamp` or a `numpy.datetime64` of any unit; none is rounded. A
-    `datetime.date` is its first moment, without a time zone, as in Arrow. It reads back as `numpy.datetime64`; torch
-    and TensorFlow, which have no times, give the int64.
+    A sample holds a `datetime.datetime`, a `pandas.Timestamp` or a `numpy.datetime64` of any unit, which is never
+    rounded. A `datetime.date` is its first moment, without a time zone, as in Arrow. It reads back as
+    `numpy.datetime64`; torch and TensorFlow, which have no time types, get the int64.
 
     Args:
-        tz: "UTC" for moments, from datetimes with any time zone; None for the time on a clock whose zone is not known,
-            from datetimes without one. numpy's times, which know no zones, are taken for either.
+        tz: "UTC" for moments, from datetimes with any time zone; None for local time in an unknown zone, from datetimes
+            without one. numpy's times, which have no zones, are accepted for either.
 
     Example:
         >>> import datetime
@@ -712,10 +712,10 @@ class Tensor(Feature):
         shape: size of each dimension; None for one that varies.
         dtype: name of a numpy dtype, or bfloat16, as for `Scalar`.
         encoding: "list" stores numbers as numbers, which `tf.io.parse_example` reads directly; "raw" stores
-            little-endian bytes. None chooses "raw" where numbers would not be exact, for float16, and for integers and
-            booleans where a value has more than 64 of them, or may have: where several sizes are open, or one size of
-            8- or 16-bit ones. As numbers these take up to ten bytes each, and ten times as long to read. One open size
-            of wider integers stays numbers, since most are small.
+            little-endian bytes. None chooses "raw" if numbers would not be exact, for float16, and for integers and
+            booleans if a value has, or may have, more than 64 of them: if several sizes are open, or one size of 8- or
+            16-bit ones. As numbers, these take up to ten bytes each, and ten times as long to read. One open size of
+            wider integers stays numbers, because most are small.
 
     Example:
         >>> Tensor((2,), "float32").encode("point", np.array([1, 2], np.float32))
@@ -869,12 +869,12 @@ class Tokens(Feature):
     r"""The token ids of one text, as many as it has: integers (n,), stored as little-endian bytes.
 
     A sample holds a list of int, or an array (n,) of any integer dtype, as tokenizers return them; ids that the
-    declared dtype does not hold are refused. Reads back as an array (n,) of that dtype. Ids belong to no place of an
-    image, so transforms that move pixels leave them alone.
+    declared dtype cannot hold are refused. Reads back as an array (n,) of that dtype. Ids have no position in an image,
+    so transforms that move pixels leave them alone.
 
     Args:
         dtype: name of an integer dtype. None chooses it by `vocab_size`: uint8 for up to 256 tokens, uint16 for up to
-            65,536, else int32, which is also the choice where neither is given.
+            65,536, otherwise int32, which is also the choice if neither is given.
         vocab_size: number of tokens; ids must lie from 0 to `vocab_size - 1`. None permits all that the dtype holds.
 
     Example:
@@ -1284,15 +1284,15 @@ class Audio(Feature):
     """A recording: float32 (num_samples, num_channels) from -1 to 1, stored as an encoded file.
 
     A sample holds the `bytes` of a WAV, FLAC, MP3 or Ogg file, which are stored untouched, or an array of float32 or
-    int16 (num_samples, num_channels), mono also as (num_samples,). A file that does not decode to its end is refused.
+    int16 (num_samples, num_channels), mono also as (num_samples,). A file that does not decode completely is refused.
     Needs the package soundfile, which the extra `audio` installs.
 
     Args:
-        sample_rate: samples per second; a file with another rate is refused. None takes files of any rate, and no
-            arrays: store the rate in a field of its own where it varies.
+        sample_rate: samples per second; a file with another rate is refused. None takes files of any rate, but no
+            arrays: if the rate varies, store it in a field of its own.
         num_channels: 1 for mono, 2 for stereo; None for any number.
-        encoding: how arrays are stored. "exact" stores FLAC of 16 or 24 bits where that holds every value, else WAV of
-            32-bit floats; "flac" stores FLAC of 16 bits, which rounds to steps of 1/32768.
+        encoding: how arrays are stored. "exact" stores 16- or 24-bit FLAC if that holds every value exactly, else WAV
+            of 32-bit floats; "flac" stores 16-bit FLAC, which rounds to steps of 1/32768.
 
     Example:
         >>> Audio(16_000, num_channels=1).declared()

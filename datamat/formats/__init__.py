@@ -72,7 +72,7 @@ _BUILT_IN = {
 class ShardWriter(abc.ABC):
     """Writes the records of one part to a binary file that its caller opens, hashes, syncs and closes.
 
-    What an implementation promises:
+    What an implementation must guarantee:
 
     - It calls nothing but `file.write`, in order, and never seeks: the file may be a shard that already holds earlier
       parts, or an upload. It buffers little (datamat's own 256 KiB) and may reuse the buffer once `write` returns.
@@ -122,9 +122,9 @@ class ShardWriter(abc.ABC):
 class ShardAssembler(abc.ABC):
     """Builds a shard from its parts, for formats whose parts cannot be joined byte for byte.
 
-    What an implementation promises: equal parts give equal shards. Memory does not grow with the shard. A run that is
-    killed leaves the parts in place, and the next one assembles the shard again from the first part, overwriting the
-    unfinished file.
+    What an implementation must guarantee: equal parts give equal shards. Memory does not grow with the shard. A run
+    that is killed leaves the parts in place, and the next one assembles the shard again from the first part,
+    overwriting the unfinished file.
 
     One thread uses an assembler, in one process.
     """
@@ -149,9 +149,9 @@ class ShardAssembler(abc.ABC):
 class ShardReader(abc.ABC):
     """Reads single records of one finished file by number, in any order.
 
-    What an implementation promises: several threads may call `read` at a time, and so may children forked after the
-    reader was created. It never returns a wrong record: what its checksums show is a `CorruptDataError`. The file is
-    closed when the last reference to the reader goes, because few of thousands of shards are open at a time.
+    What an implementation must guarantee: several threads may call `read` at a time, and so may children forked after
+    the reader was created. It never returns a wrong record: what its checksums show is a `CorruptDataError`. The file
+    is closed when the last reference to the reader goes, because few of thousands of shards are open at a time.
 
     Attributes:
         groups_to_keep: number of groups of records that a loader mixes, and needs in memory to read each of them once.
@@ -198,21 +198,21 @@ class ShardReader(abc.ABC):
 class ShardFormat(abc.ABC):
     """One file format.
 
-    A format is an immutable value: thread-safe, picklable, and equal instances write equal bytes. A frozen dataclass is
-    all that.
+    A format is an immutable value: thread-safe, picklable, and equal instances write equal bytes. A frozen dataclass
+    meets all of that.
 
     Attributes:
         name: name of the format, as users pass it in `format=`; also the name of its entry point.
         extension: extension of shard names, without the dot.
-        joins_parts: whether parts, one behind another, followed by the `trailer`, are a valid shard. Workers then write
-            parts straight to the end of the growing shard. Otherwise `assembler` builds it from them.
+        joins_parts: whether parts, one after another and followed by the `trailer`, form a valid shard. Workers then
+            write parts straight to the end of the growing shard. Otherwise `assembler` builds the shard from them.
         has_checksums: whether a reader detects every change of a record's values by checksums in the file.
         reads_ranges: whether a reader reads nothing of a file but the range of a record in the offsets and, when it is
-            made, what comes behind the last range: of files behind a URL, only these are then fetched.
+            created, whatever follows the last range: of files behind a URL, only these are then fetched.
         groups_at_once: number of groups of records that shuffling mixes at a time; about half of those that readers
             keep in memory, since one window ends while the next begins.
-        packages: top-level modules of other packages that decide the bytes; a new version of one has shards rebuilt.
-            The package that the format comes from counts in any case.
+        packages: top-level modules of other packages that determine the bytes; a new version of one rebuilds the
+            shards. The package that the format comes from always counts.
 
     Example:
         >>> get_format("tfrecord").joins_parts

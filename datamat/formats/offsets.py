@@ -42,7 +42,7 @@ class Offsets:
         offset: uint64 (n,), first byte of the range to read for each record.
         size: uint64 (n,), number of bytes in that range, framing included.
         skip: uint64 (n,), position of each record in its member after decompression, for formats that compress several
-            records together; None where the range is the record itself.
+            records together; None if the range is the record itself.
     """
 
     offset: NDArray[np.uint64]

@@ -248,15 +248,15 @@ def num_cpus() -> int:
 def physical_cores(*, allowed: Iterable[int] | None = None, root: str = "/") -> tuple[int, ...]:
     """Return one logical CPU for each physical core that this process may use, fastest cores first.
 
-    Hyper-threads of one core share its arithmetic units, so one worker per core is what decoding and augmentation
-    gain from. The number is capped by the CPU quota of the process' cgroup and its ancestors, rounded up.
+    Hyper-threads of one core share its arithmetic units, so decoding and augmentation gain only from one worker per
+    core. The number is capped by the CPU quotas of the process's cgroup and its ancestors, rounded up.
 
     Args:
         allowed: CPU numbers to choose from; None takes the scheduler's mask of this process.
         root: directory that holds `sys` and `proc`.
 
     Returns:
-        CPU numbers, at least one. Where the scheduler's mask cannot be read (macOS, Windows) the numbers only count
+        CPU numbers, at least one. If the scheduler's mask cannot be read (macOS, Windows), the numbers only count
         cores: do not bind to them.
 
     Example:

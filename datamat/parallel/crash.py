@@ -129,7 +129,7 @@ class WorkerExit:
     Attributes:
         pid: process id of the worker.
         exitcode: exit code as in `multiprocessing`: negative for a signal; None where it could not be learnt.
-        peak_rss_bytes: highest resident memory that was seen.
+        peak_rss_bytes: highest resident memory seen.
         last_begun: number of the task, or callable, that it had begun and not finished, else 0.
         step: what that task was at, if it noted that, else "".
         stack: Python frames that it wrote when it crashed or a signal asked for them, else "".

@@ -70,13 +70,13 @@ class PathosExecutor(Executor):
 
     Args:
         max_workers: maximum number of worker processes; None takes one per physical core that this process may use.
-        start_method: "fork", "forkserver" or "spawn"; None takes the fastest that is safe at the first call.
+        start_method: "fork", "forkserver" or "spawn"; None takes the fastest method that is safe at the first call.
         affinity: cores of each worker: "physical" (all physical cores) or "pinned" (one core each); None leaves them.
         initializer: function that each worker calls before its first task.
         initargs: positional arguments of `initializer`, sent to each worker with it.
         preload: modules that a forkserver imports once for all workers.
         task_timeout_s: seconds that one call may take, including its first imports; then its worker is replaced.
-        max_retries: how often a call is repeated after its worker has died.
+        max_retries: how often a call is retried after its worker has died.
         logger: logger for messages of the pool itself.
     """
 

@@ -81,8 +81,8 @@ class PathosPool(AbstractWorkerPool):  # type: ignore[misc]  # pathos ships no t
     """A pathos pool on `PathosExecutor`: bound methods without a guard, and no hang when a worker dies.
 
     As in `pathos.multiprocessing.ProcessPool`, pools with the same `id` (by default their number of nodes) share one
-    set of workers, which stays until `clear`, or `close` and `join`. One thing differs: pathos answers `map` and `amap`
-    with a `chunksize` of 0 by a list of None; here that is refused.
+    set of workers, which stays until `clear`, or `close` and `join`. One thing differs: for a `chunksize` of 0,
+    pathos's `map` and `amap` return a list of None; here it is refused.
 
     Args:
         nodes: worker processes; also as `ncpus` or `processes`. None takes one per physical core.

@@ -53,11 +53,11 @@ def is_worker() -> bool:
 
 
 def retire() -> None:
-    """Have this worker end after the task that it runs, and the pool start another in its place.
+    """End this worker after its current task, and have the pool start another in its place.
 
-    For a task that finds its process used up: a library in it leaks memory, or has come into a state from which only a
-    new process leads. The result of the task is returned as usual. The end of the worker is no death: nothing is
-    repeated, no retry counts, nothing is logged. Outside of a worker of this library this does nothing.
+    For a task that finds its process unusable: a library in it leaks memory, or is stuck in a state that only a new
+    process can fix. The result of the task is returned as usual. The end of the worker does not count as a death:
+    nothing is repeated, no retry counts, nothing is logged. Outside the workers of this library, this does nothing.
 
     Example:
         >>> from datamat.parallel import PathosExecutor, retire

@@ -518,25 +518,25 @@ def per_type(answer: Callable[[Hashable], Answer]) -> functools._lru_cache_wrapp
 
 
 def register_standin(kind: type, reduce: Callable[[Any], Reduction] | None) -> None:
-    """Register how objects of a type travel between processes, in place of what pickle, dill or datamat do.
+    """Register how objects of a type travel between processes, instead of what pickle, dill or datamat do.
 
-    It holds in both directions and under every start method: for what `self` holds, for arguments, `initargs` and
-    results. A forked worker replaces what it inherits before it uses it. An object that is held in two places is one
-    object in the worker, too. Register before the first call of a pool: its workers know what was registered then. What
-    forked workers find under global names stays as they have inherited it.
+    It applies in both directions and under every start method: to what `self` holds, and to arguments, `initargs` and
+    results. A forked worker replaces what it inherits before using it. An object held in two places is one object in
+    the worker, too. Register before a pool's first call: its workers know only what was registered by then. What forked
+    workers find under global names stays as inherited.
 
     Args:
-        kind: a class. It stands for its subclasses, too, unless one of them is registered itself. A class is known by
-            its name and module, so a class that a notebook cell defines again need not be registered again.
+        kind: a class. It stands for its subclasses, too, unless they are registered themselves. A class is known by its
+            name and module, so a class that a notebook cell redefines need not be registered again.
         reduce: called with an object in the process that has it. Returns `(make, arguments)`; `make(*arguments)`, in
-            the other process, returns what takes its place. Both are pickled. It may be called for each call that is
-            submitted, so it should be cheap, and for the same object return equal arguments. If it raises, a stand-in
-            goes instead of what `self` holds, and names the reason when it is used; an argument or result fails its
-            call. None removes what was registered.
+            the other process, returns the replacement. Both are pickled. It may be called for each submitted call, so
+            it should be cheap, and return equal arguments for the same object. If it raises, a stand-in replaces what
+            `self` holds, and gives the reason when used; an argument or result fails its call. None removes what was
+            registered.
 
     Raises:
-        OptionError: `kind` is no class, or one that pickle deals with on its own, as `dict` or a function; or `reduce`
-            cannot be called.
+        OptionError: `kind` is not a class, or is one that pickle handles on its own, such as `dict` or a function; or
+            `reduce` is not callable.
 
     Example:
         >>> import sqlite3

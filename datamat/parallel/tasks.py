@@ -606,11 +606,11 @@ def compute_chunksize(num_items: int, num_workers: int, cost: float | None = Non
     Args:
         num_items: items that are still to be dispatched.
         num_workers: worker processes that share them.
-        cost: mean cost of one item in seconds; None where nothing is known yet.
+        cost: mean cost of one item in seconds; None if it is not known yet.
 
     Returns:
-        At least 1. With a known cost, as many items as cost 5 ms together; never so many that a worker would get
-        fewer than four chunks. Without, 1/32 of a worker's share.
+        At least 1. With a known cost, as many items as together cost 5 ms, but never so many that a worker would get
+        fewer than four chunks. Without one, 1/32 of a worker's share.
 
     Raises:
         OptionError: `num_items` is negative, `num_workers` is below 1, or `cost` is negative or not a number.

@@ -185,7 +185,7 @@ class WorkerStats:
         busy_s: seconds that it has spent in tasks.
         started: time at which it was started, as `time.time()`.
         ended: time at which it ended, None while it runs.
-        peak_rss_bytes: highest resident memory that was seen.
+        peak_rss_bytes: highest resident memory seen.
     """
 
     pid: int

@@ -644,7 +644,7 @@ class Position:
 
         Args:
             order: order in which an epoch takes the records.
-            units: batches or packed rows that take the place of records, or None.
+            units: batches or packed rows that replace records, or None.
             rank: rank whose batches are made.
             steps: numbers of the steps, from 0, to yield jobs for.
         """
@@ -987,8 +987,8 @@ class Batches:
 
     `ShardedDataset.to_numpy` and `to_torch` return it. `state_dict` and `load_state_dict` follow the protocol of
     torchdata's `StatefulDataLoader`: take the state after a batch, and another loader resumes with the next record,
-    also with another number of ranks, workers or records in a batch. A loader is for one thread; it is picklable if its
-    transform is.
+    even with a different number of ranks, workers or records per batch. A loader is for one thread; it is picklable if
+    its transform is.
 
     Args:
         order: order of the records in each epoch.
@@ -997,9 +997,9 @@ class Batches:
         client: library that the batches are for.
         skipped: records that were skipped because they are damaged.
         identity: what identifies the dataset and its order, by name; a state with another identity is refused.
-        units: batches or packed rows that take the place of records, or None.
+        units: batches or packed rows that replace records, or None.
         collate_fn: function that makes a batch of a list of samples, or None.
-        look_ahead: returns what fetches the shards of an epoch before they are needed, or None where they are all here.
+        look_ahead: returns what fetches the shards of an epoch before they are needed, or None if they are all local.
             `is_local` tells it whether the epoch reads each shard in one go.
     """
 

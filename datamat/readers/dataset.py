@@ -86,18 +86,18 @@ _AT_ONCE = 64  # records of an iteration whose shards are asked for together
 
 
 class ShardedDataset(Sequence[dict[str, Any]]):
-    """The records of finished directories, or some of them; each is a dict by feature name, always with `key`.
+    """All or some of the records of finished directories; each is a dict by feature name, always with `key`.
 
     `load` returns it; `select`, `take`, `shard`, `filter`, `map` and `columns` return another one, which reads the same
     shards. So do `concat` and `mix` of several.
 
-    Thread-safe and picklable: a copy in another process opens files of its own. It works as a random-access data source
-    for torch, grain and any code that asks for `len` and items.
+    Thread-safe and picklable: a copy in another process opens its own files. It works as a random-access data source
+    for torch, grain and any code that needs `len` and items.
 
     Args:
         records: the records of one or more directories.
         selection: which of them, in this order; None for all.
-        mix: members of a mix, each a selection of the records, and how they take turns; None where this is none.
+        mix: members of a mix, each a selection of the records, and how they take turns; None if this is not a mix.
     """
 
     def __init__(self, records: Records, selection: Selection | None = None, mix: _Mix | None = None) -> None:
@@ -924,9 +924,9 @@ def mix(
     """Return the records of several datasets in given proportions.
 
     The proportions hold in each small block of an epoch: .7 and .3 give 7 and 3 of each 10 records, in a random order.
-    Each dataset is walked through in its own order, shuffled if the reader is asked to shuffle, and from one epoch to
-    the next: the records that one epoch leaves over come first in the next one. What is selected from a mix, or read
-    from it by position, are the records of its first epoch, unshuffled.
+    Each dataset is read in its own order, shuffled if the reader is asked to shuffle, and from one epoch to the next:
+    the records left over in one epoch come first in the next. Selecting from a mix, or reading it by position, gives
+    the records of its first epoch, unshuffled.
 
     Args:
         weights: weight of each dataset, a positive number; all have the same features.
@@ -1003,18 +1003,18 @@ def load(
     """Open a finished directory.
 
     Args:
-        path: the directory that a run wrote, or its URL, of any kind that fsspec knows: `s3://BUCKET/PATH`,
+        path: the directory that a run wrote, or its URL, of any kind that fsspec supports: `s3://BUCKET/PATH`,
             `https://...`.
         split: split to read, or None for all, one after the other.
-        format: which of the formats that the run wrote; None takes the first that the run named.
-        errors: what to do about damaged records where many are read: "raise", or "skip", which skips them, logs each
-            and counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. A single damaged
-            record that is asked for always raises.
-        cache: bytes of memory in each process for encoded records; the records that are read first fill it.
+        format: which of the formats that the run wrote to read; None takes the first that the run named.
+        errors: what to do about damaged records when many are read: "raise", or "skip", which skips them, logs each and
+            counts them in `num_skipped`; `ErrorPolicy("skip", max_errors=...)` sets a limit. Asking for a single
+            damaged record always raises.
+        cache: bytes of memory in each process for encoded records; the records read first fill it.
         cache_dir: folder on a fast local disk to which shards are copied on first use, for directories on a slow file
             system. Any number of processes may share it. A URL requires one: an epoch fetches its shards ahead.
-        cache_bytes: maximum size of the copies in `cache_dir`. A shard for which no room is left is read in place;
-            behind a URL, those that an epoch is done with make room, and otherwise records are read by ranges.
+        cache_bytes: maximum size of the copies in `cache_dir`. A shard that no longer fits is read in place; behind a
+            URL, shards that an epoch is done with make room, and otherwise records are read by ranges.
         storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:

@@ -68,7 +68,7 @@ class ViewPage:
     """A page about a dataset, with some of its samples; a notebook displays it.
 
     Attributes:
-        html: the page: one file that loads nothing.
+        html: the page: one self-contained file.
         num_samples: number of samples that it shows.
     """
 
@@ -90,8 +90,8 @@ class ViewPage:
 def view(path: str | os.PathLike[str], split: str | None = None, *, count: int = 96) -> ViewPage:
     """Return a page about a finished directory: samples that can be paged and filtered by split and class, and facts.
 
-    Each sample has its pictures, texts and labels, and unfolds to all its fields and where it came from. Samples are
-    spread evenly over each split. A page of more than 24 MB ends with the sample that exceeds that.
+    Each sample shows its pictures, texts and labels, and unfolds to show all its fields and where it came from. Samples
+    are spread evenly over each split. A page ends with the sample that takes it over 24 MB.
 
     Args:
         path: the directory that a run wrote.
@@ -101,7 +101,7 @@ def view(path: str | os.PathLike[str], split: str | None = None, *, count: int =
     Raises:
         OutputError: the directory has no manifest, because the run is not finished.
         OptionError: there is no such split, an option is invalid, or the path is a URL.
-        CorruptDataError: the manifest is damaged. A damaged record says so in its place on the page.
+        CorruptDataError: the manifest is damaged. A damaged record is marked in its place on the page.
 
     Example:
         >>> view("out/camvid").save("camvid.html")   # doctest: +SKIP
@@ -134,8 +134,8 @@ def view(path: str | os.PathLike[str], split: str | None = None, *, count: int =
 def viewing(path: str | os.PathLike[str], split: str | None = None, *, port: int = 0) -> Iterator[ViewServer]:
     """Serve pages about a finished directory, with all its samples, on this machine, until the block ends.
 
-    It listens on the loopback address only. Whoever runs processes on this machine needs the random path in `url`,
-    too. On another machine, forward the port: `ssh -L PORT:127.0.0.1:PORT HOST`.
+    It listens only on the loopback address. Other users of this machine would also need the random path in `url`. From
+    another machine, forward the port: `ssh -L PORT:127.0.0.1:PORT HOST`.
 
     Args:
         path: the directory that a run wrote.
@@ -146,7 +146,7 @@ def viewing(path: str | os.PathLike[str], split: str | None = None, *, port: int
         The server, with its `url`.
 
     Raises:
-        OutputError, OptionError, CorruptDataError: as for `view`; OptionError also for what is no port.
+        OutputError, OptionError, CorruptDataError: as for `view`; OptionError also for an invalid port.
         OSError: the port is taken.
 
     Example:

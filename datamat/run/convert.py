@@ -243,23 +243,23 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
 ) -> RunReport:
     """Rewrite a finished directory in another format, or in another number of shards.
 
-    Records are copied as they are stored: images keep their bytes, keys their copies (`KEY#COPY`), and splits their
-    order. The new directory has all that a run leaves: shards, offsets, index, manifest, ledger. Its index keeps the
-    fields of each row and says where its records came from (`from_shard`, `from_record`, `from_records`), but not the
-    sizes and times of input files. Rows that failed or were left out are not in it.
+    Records are copied as stored: images keep their bytes, keys their copies (`KEY#COPY`), and splits their order. The
+    new directory has everything that a run leaves: shards, offsets, index, manifest, ledger. Its index keeps the fields
+    of each row and records where its records came from (`from_shard`, `from_record`, `from_records`), but not the sizes
+    and times of input files. Rows that failed or were left out are not in it.
 
-    If it is stopped at any moment, the same call resumes it; with nothing to do it returns at once.
+    However it was stopped, the same call resumes it; with nothing to do, it returns at once.
 
     Args:
         path: the finished directory, which is only read.
         output: folder of the new directory.
         format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
         shards: number of shards in each split, or `ShardOptions`, whose `shuffle` is ignored because the order stays.
-            None keeps the shards: each holds the records that it held.
+            None keeps the shards: each holds the same records as before.
         workers: the processes that do the work.
-        executor: engine that does the work in place of datamat's own workers: a `dask.distributed.Client` or its
-            address ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any
-            `concurrent.futures.Executor`, as of mpi4py. None: datamat's own, on this machine.
+        executor: engine that does the work instead of datamat's own workers: a `dask.distributed.Client` or its address
+            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, as
+            of mpi4py. None: datamat's own, on this machine.
         logger: receives messages; None takes the logger "datamat".
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
         hooks: `RunHook` objects that hear what happens in the conversion.

@@ -343,7 +343,7 @@ def estimate(job: Job, num_samples: int) -> Estimate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run from scratch will take. `str` gives a summary; in a notebook it is a table.
+    """What a run from scratch will take. `str` gives a summary; a notebook shows a table.
 
     Attributes:
         num_samples: number of rows that were measured.

@@ -228,7 +228,7 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
     retry_failed: bool = False,
     **options: Any,
 ) -> RunReport:
-    """Write `fn(item)` of each input as one record: no class needed.
+    """Write `fn(item)` for each input as one record: no class needed.
 
     Args:
         fn: callable of (item), or of (item, rng) if it draws random numbers, that returns a dict of values by feature
@@ -239,19 +239,20 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
         output: folder of the finished shards.
         name: name of the dataset; the names of its shards begin with it.
         features: the schema; None infers it, without loss, from the first item that works, in a worker.
-        key: function that returns the key of an item, a str or int; or, where items are dicts, the name of the field
-            that holds it. None: a path or string, also of an array, is its own key (with a hash where it holds `/`, is
-            long or appears twice); other items have their position, so that inserting one changes all after it.
+        key: function that returns the key of an item, a str or int; or, if items are dicts, the name of the field that
+            holds it. None: a path or string, also one from an array, is its own key (with a hash if it contains `/`, is
+            long or appears twice); other items use their position, so inserting one changes all after it.
         files: paths of input files that every sample depends on, such as a label map that `fn` opens; if one
             changes, all shards are rebuilt. Items that are paths of files, or hold such paths (in tuples, lists, sets,
             dicts, dataclasses, arrays), count by themselves.
-        block: callable of many items at once, a list of them (an array where `inputs` is one), that returns what `fn`
-            does for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
-            costs more than the item. It draws nothing. Where it returns None or raises, `fn` is called for each item.
+        block: callable of many items at once, a list of them (an array if `inputs` is one), that returns what `fn` does
+            for each, by columns, as `DatasetWriter.read_block` does: for numbers and arrays, where a call per item
+            costs more than the item itself. It draws no random numbers. If it returns None or raises, `fn` is called
+            for each item.
         deadline: time by which to return, as for `Materializer.run`.
         max_disk: most that the output may take on disk, as for `Materializer.run`.
         progress: show a bar and a summary on standard error.
-        rebuild: "refuse" raises where a finished shard would be replaced or removed.
+        rebuild: "refuse" raises if a finished shard would be replaced or removed.
         retry_failed: retry the items that failed in earlier calls, as `Materializer.rerun_failed` does.
         options: further arguments of `Materializer`, such as `format`, `transform`, `copies` or `workers`.
 

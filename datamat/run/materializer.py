@@ -85,17 +85,17 @@ class Materializer:
     """Turns a source into finished shards.
 
     Args:
-        writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class"; or what needs no
-            class: a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None
+        writer: a `DatasetWriter`, a subclass, a registered name ("camvid"), or "package.module:Class"; or, without a
+            class, a kind of source ("parquet"), or the data itself, such as a table, a dataset or an iterator. None
             detects the kind of source.
         source: what the writer indexes, usually the folder of the raw data; `~` is your home folder.
         output: folder of the finished shards, created if missing; `~` is your home folder. Or the URL of a folder in a
-            store that can be written (`s3://BUCKET/PATH`, `gs://`, `az://`, `memory://`, ...): workers upload each
-            shard as soon as it is finished, see the guide on storage.
+            writable store (`s3://BUCKET/PATH`, `gs://`, `az://`, `memory://`, ...): workers upload each shard as soon
+            as it is finished; see the guide on storage.
         format: name of the shard format ("tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord", or one of
             another package), a `ShardFormat` with its own options, or a list of these: each sample is then read and
             drawn once and written in every format. `load` reads the first, unless you ask for another.
-        splits: share of each split ({"train": .8, "val": .2}) where the index names none, drawn by a hash of the key.
+        splits: fraction of each split ({"train": .8, "val": .2}) if the index names none, drawn by a hash of the key.
         shards: how samples are laid out in files.
         transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or
             several.
@@ -105,31 +105,30 @@ class Materializer:
         include: shell patterns of the shards to make ("train-0000?"); None makes all.
         exclude: shell patterns of the shards to leave out.
         workers: the processes that do the work.
-        executor: engine that does the work in place of datamat's own workers: a `dask.distributed.Client` or its
-            address ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any
-            `concurrent.futures.Executor`, as of mpi4py. None: datamat's own, on this machine.
+        executor: engine that does the work instead of datamat's own workers: a `dask.distributed.Client` or its address
+            ("tcp://host:8786"), "ray" or a Ray address ("ray://host:10001"), or any `concurrent.futures.Executor`, as
+            of mpi4py. None: datamat's own, on this machine.
         errors: what to do with bad samples: an `ErrorPolicy`, or its action alone.
-        logger: where messages go; the writer can use it too, also in workers.
-        version: replaces the digests of the code of writer and transform and of what they hold: shards are rebuilt when
-            you give another version, and no longer when code or attributes change. None compares the code.
+        logger: where messages go; the writer can use it too, even in workers.
+        version: replaces the digests of the code of the writer and the transform and of what they hold: shards are
+            rebuilt when you change the version, and no longer when code or attributes change. None compares the code.
         untouched: fields that geometric transforms leave alone on purpose, such as ("embedding",). An albumentations
             pipeline that flips, rotates or crops is refused if it leaves out any other array field; its own
             `additional_targets` names further fields for it to take.
-        columns: fields to store, of a source without a class; None stores all. The name of a struct means all its
+        columns: fields to store, for a source without a class; None stores all. The name of a struct means all its
             fields.
-        rename: new names of such fields, by their names in the source.
-        drop: such fields to leave out.
+        rename: new names for such fields, by their names in the source.
+        drop: fields of such a source to leave out.
         sidecars: functions that write files of your own beside the shards, for other readers; see `Sidecar`.
         hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
         follow_links: whether to follow links in the source that lead out of it, as in the cache of the Hugging Face
-            Hub, in DVC and git-annex; what they lead to counts as input. Otherwise such a link to a file is refused,
-            and one to a folder is not searched: whoever packed an archive chose where its links lead.
+            Hub, in DVC and git-annex; their targets then count as input. Otherwise such a link to a file is refused,
+            and one to a folder is not searched, because whoever packed an archive chose where its links lead.
         storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
-        source_options: the same for the URL of the source; None takes `storage_options`, unless the output is on
+        source_options: the same for the URL of the source; None takes `storage_options`, unless the output is in
             another kind of store.
-        scratch: local folder below which shards for a store are made, and files of a source behind a URL wait for their
-            rows; None takes one below `TMPDIR`. A run that was
-            killed is resumed from it.
+        scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
+            rows; None takes one in `TMPDIR`. A killed run is resumed from it.
 
     Raises:
         OptionError: an argument makes no sense.

@@ -56,23 +56,23 @@ def merge(
 ) -> Manifest:
     """Combine finished directories that were made separately, with the same features and formats, into one.
 
-    Shards keep their bytes: they are hard links where the disk has them, else copies. They get new names, as their
-    numbers change; those of the first directory come first in each split. Index, manifest and sidecars are written
-    anew, and the ledger takes over which samples failed or were left out. The directories are only read.
+    Shards keep their bytes: they are hard links if the disk supports them, otherwise copies. They get new names,
+    because their numbers change; those of the first directory come first in each split. Index, manifest and sidecars
+    are rewritten, and the ledger carries over which samples failed or were left out. The directories are only read.
 
-    A merge that was killed begins again when it is called again.
+    A killed merge starts over when it is called again.
 
     Args:
-        paths: the finished directories, two at least.
+        paths: the finished directories, at least two.
         output: folder of the new directory; missing or empty.
-        name: name of the new dataset; None where all have the same.
+        name: name of the new dataset; None if all have the same.
         logger: receives messages; None takes the logger "datamat".
 
     Returns:
         The manifest of the new directory.
 
     Raises:
-        OptionError: the directories do not fit together; says how. Or a key is in two of them; names some.
+        OptionError: the directories do not fit together, and the message says why; or a key is in two of them.
         OutputError: one of them is not finished; or the output holds something, or cannot be written.
         CorruptDataError: a file is not as its manifest says.
 

@@ -88,7 +88,7 @@ class RunEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(RunEvent):
-    """A run holds the lock of its output, and has touched nothing yet.
+    """A run has locked its output, and has touched nothing yet.
 
     Attributes:
         output: folder of the finished shards.
@@ -124,7 +124,7 @@ class PlanMade(RunEvent):
 
     Attributes:
         plan: the whole plan.
-        shards: names of the shards that this run is to have at its end.
+        shards: names of the shards that this run will have at its end.
         num_rows: input rows of these shards.
         num_records: records that they hold if no row fails.
     """
@@ -151,9 +151,9 @@ class WorkersStarted(RunEvent):
     """The first parts are handed out.
 
     Attributes:
-        num_workers: worker processes of datamat's own; 0 where an `executor` does the work.
-        start_method: start method of these processes, and why it was chosen; "" where an `executor` does the work.
-        engine: name of the engine behind the `executor`, with its address where it has one; "" for datamat's own.
+        num_workers: datamat's own worker processes; 0 if an `executor` does the work.
+        start_method: start method of these processes, and why it was chosen; "" if an `executor` does the work.
+        engine: name of the engine behind the `executor`, with its address if it has one; "" for datamat's own.
     """
 
     method: ClassVar[str] = "on_workers_start"
@@ -172,13 +172,13 @@ class PartDone(RunEvent):
         num_rows: input rows of the part.
         num_failed: rows among them that failed.
         num_dropped: rows among them that were left out on purpose.
-        num_dropped_records: records that were left out on purpose of rows that gave others.
+        num_dropped_records: records that were left out on purpose, from rows that gave others.
         num_records: records that the others gave.
         num_bytes: size of these records in all formats.
         busy_s: processor time that the worker spent on the part.
-        is_resumed: whether an earlier run did the part, and this one takes it over.
-        is_repeated: whether an engine made the call again after another worker had completed the part, which stays.
-        trace: when and where the part was made, and what each stage took; None for one that an earlier run made.
+        is_resumed: whether an earlier run did the part, and this one reuses it.
+        is_repeated: whether an engine repeated the call after another worker had completed the part, which is kept.
+        trace: when and where the part was made, and how long each stage took; None for a part from an earlier run.
     """
 
     method: ClassVar[str] = "on_part_done"
@@ -216,12 +216,12 @@ class PartDone(RunEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartDamaged(RunEvent):
-    """A part changed between its worker and its shard, as by a bad disk, and is made again.
+    """A part changed between its worker and its shard, as on a bad disk, and is rebuilt.
 
     Attributes:
         shard: name of the shard.
         part: number of the part in its shard.
-        again: numbers of all parts of the shard that are made again.
+        again: numbers of all parts of the shard that are rebuilt.
         message: what is wrong with the part.
     """
 
@@ -234,15 +234,15 @@ class PartDamaged(RunEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDropped(RunEvent):
-    """A sample was left out on purpose, by `Skip` or None: no failure.
+    """A sample was left out on purpose, by `Skip` or None, which is not a failure.
 
     Attributes:
-        shard: name of the shard that does without it.
+        shard: name of the shard that lacks it.
         position: place of its row in the order of the plan.
-        key: key of its row; KEY#COPY or KEY#COPY-NUMBER of the one that was left out, where the row gave others.
-        error: name of the class: "Skip", or a subclass of it; "NoSample" where None or nothing was returned.
+        key: key of its row; if the row gave others, KEY#COPY or KEY#COPY-NUMBER of the one that was left out.
+        error: name of the class: "Skip", or a subclass of it; "NoSample" if None or nothing was returned.
         message: reason that was given.
-        is_resumed: whether an earlier run left it out, whose part this one takes over.
+        is_resumed: whether an earlier run left it out, whose part this one reuses.
     """
 
     method: ClassVar[str] = "on_sample_dropped"
@@ -259,14 +259,14 @@ class SampleFailed(RunEvent):
     """A sample failed, and gave no record.
 
     Attributes:
-        shard: name of the shard that does without it; "" where the failure ends the run.
-        position: place of its row in the order of the plan; -1 where the failure ends the run.
+        shard: name of the shard that lacks it; "" if the failure ends the run.
+        position: place of its row in the order of the plan; -1 if the failure ends the run.
         key: key of its row.
         error: name of the exception's class.
         message: what went wrong.
         action: response of the run: "skip" or "quarantine" continues without the sample, "raise" ends the run.
         attempts: how often it was tried.
-        is_resumed: whether it failed in an earlier run, whose part this one takes over.
+        is_resumed: whether it failed in an earlier run, whose part this one reuses.
     """
 
     method: ClassVar[str] = "on_sample_failed"
@@ -291,7 +291,7 @@ class SampleRetried(RunEvent):
         error: name of the class of the last exception.
         message: description of the last failure.
         attempts: how often it was tried.
-        is_resumed: whether an earlier run tried it, whose part this one takes over.
+        is_resumed: whether an earlier run tried it, whose part this one reuses.
     """
 
     method: ClassVar[str] = "on_sample_retried"
@@ -306,7 +306,7 @@ class SampleRetried(RunEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecovered(RunEvent):
-    """A sample that an earlier run put into quarantine is good now.
+    """A sample that an earlier run quarantined is good now.
 
     Attributes:
         shard: name of the shard.
@@ -320,13 +320,13 @@ class SampleRecovered(RunEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost(RunEvent):
-    """A worker died, or was ended because a sample ran out of time; its part is tried again.
+    """A worker died, or was ended because a sample ran out of time; its part is retried.
 
     Attributes:
         shard: name of the shard.
         part: number of the part in its shard.
-        key: key of the row that it was at, the first one of a block; None where it was at none.
-        num_rows: rows that it was at: more than one in a block.
+        key: key of the row that it was working on, the first one of a block; None if there was none.
+        num_rows: rows that it was working on: more than one in a block.
         timed_out: whether a sample ran longer than `sample_timeout_s`.
         message: signal or exit code, peak memory and, where known, the Python stack.
     """
@@ -351,12 +351,12 @@ class ShardFinished(RunEvent):
         num_rows: input rows of the shard.
         num_failed: rows among them that failed.
         num_dropped: rows among them that were left out on purpose.
-        num_dropped_records: records that were left out on purpose of rows that gave others.
+        num_dropped_records: records that were left out on purpose, from rows that gave others.
         num_records: records of the shard.
         num_bytes: size of its files.
         is_reused: whether an earlier run finished it, and this one leaves it as it is.
-        is_held: whether its files wait in `.datamat`, without their names, until all shards are finished that replace
-            others.
+        is_held: whether its files wait in `.datamat`, without their names, until all shards that replace others are
+            finished.
     """
 
     method: ClassVar[str] = "on_shard_finished"
@@ -418,8 +418,8 @@ class RunEnded(RunEvent):
     """The run is over; nothing comes after this event.
 
     Attributes:
-        report: what `run` is about to return; None where an error ended the run.
-        error: what `run` is about to raise, also a `KeyboardInterrupt`; None where it returns.
+        report: what `run` is about to return; None if an error ended the run.
+        error: what `run` is about to raise, `KeyboardInterrupt` included; None if it returns.
     """
 
     method: ClassVar[str] = "on_run_end"
@@ -433,8 +433,8 @@ class RunEnded(RunEvent):
 class RunHook:
     """Hears what happens in a run: subclass it, and write the methods that you need; the others do nothing.
 
-    Pass hooks as `Materializer(..., hooks=[MyHook()])`, as callbacks of Keras or Lightning. Each method takes one
-    frozen record, whose attributes say what happened.
+    Pass hooks as `Materializer(..., hooks=[MyHook()])`, like Keras or Lightning callbacks. Each method takes one frozen
+    dataclass, whose attributes describe what happened.
 
     What a hook may rely on:
 
@@ -442,18 +442,18 @@ class RunHook:
       never travels to a worker, and may hold what cannot be pickled.
     - `on_run_start` comes first and `on_run_end` last, each once per run, however the run ends, unless the process is
       killed. `repair` may do several runs. `on_plan` comes before anything about workers, parts, samples and shards.
-    - What an event says is on the disk already, and the ledger has recorded it: a process that is killed inside a hook
-      loses no work, and the next run resumes there.
+    - What an event reports is already on disk and in the ledger: a process that is killed inside a hook loses no work,
+      and the next run resumes from there.
     - Each part of the shards that the run makes gets `on_part_done`, before the samples of that part that failed or
       were retried, and before the `on_shard_finished` of its shard. A part that `on_part_damaged` names in `again` gets
       another one. Parts come in the order in which workers finish them; nothing about the output depends on it.
-    - A shard that needs nothing gets `on_shard_finished` alone, with `is_reused`.
-    - Workers wait for nobody, but the driver does: while a hook works, finished parts are not joined. Keep it short, or
-      hand the event to a thread.
+    - A shard that needs nothing gets only `on_shard_finished`, with `is_reused`.
+    - Workers do not wait for hooks, but the driver does: while a hook runs, finished parts are not joined. Keep it
+      short, or hand the event to a thread.
 
-    A hook that raises an `Exception` is logged once, with its traceback, and hears no more of the run, which continues;
-    the next run calls it again. `KeyboardInterrupt` and `SystemExit` pass through: they end the run as Ctrl-C does, and
-    the next one resumes there.
+    A hook that raises an `Exception` is logged once, with its traceback, and hears nothing more of the run, which
+    continues; the next run calls it again. `KeyboardInterrupt` and `SystemExit` pass through: they end the run as
+    Ctrl-C does, and the next run resumes from there.
 
     Example:
         >>> class Count(RunHook):
@@ -1098,34 +1098,35 @@ def describe_dropped(num_dropped: int, num_dropped_records: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a run did. `str` of it is the summary.
+    """What a run did. Its `str` is the summary.
 
     Attributes:
         output: folder of the finished shards.
-        is_complete: whether every shard of the plan is finished and the manifest written; False where `include` or
+        is_complete: whether every shard of the plan is finished and the manifest written; False if `include` or
             `exclude` left some out.
         num_rows, num_records, num_bytes: totals of what is finished, including finished parts if the run stopped early.
-        num_shards_written, num_shards_reused: number of shards made by this run, and left as they were.
-        num_parts_written, num_parts_resumed: number of parts made by this run, and taken over from an interrupted one.
+        num_shards_written, num_shards_reused: number of shards that this run made, and that it left as they were.
+        num_parts_written, num_parts_resumed: number of parts that this run made, and that it reused from an interrupted
+            one.
         elapsed_s: wall time of the run, in seconds.
         busy_s: processor time of all workers for parts, in seconds.
         at_work_s: wall time of all workers for parts, in seconds.
-        num_workers: number of datamat's own worker processes; 0 where there was nothing to do, or an `executor` did it.
+        num_workers: number of datamat's own worker processes; 0 if there was nothing to do, or an `executor` did it.
         start_method: start method of the workers, and why it was chosen.
         engine: name of the engine that did the work, such as "Dask at tcp://10.0.0.7:8786"; "" for datamat's own
             workers.
         num_failed: rows among `num_rows` that failed, in this run or earlier; the ledger says why.
         num_dropped: rows among `num_rows` of which every record was left out on purpose, by `Skip` or None, in this run
             or earlier; the ledger says why.
-        num_dropped_records: records, such as single copies, that were left out of rows that gave others.
-        num_parts_repeated: number of parts that an engine had made twice, as far as it told; the first of both counts.
-        num_rows_planned: number of rows of the shards that this run was to make.
-        stopped: "deadline" or "max_disk" where that ended the run before it was done, else "".
+        num_dropped_records: records, such as single copies, that were left out, from rows that gave others.
+        num_parts_repeated: number of parts that an engine is known to have made twice; the first of the two counts.
+        num_rows_planned: number of rows in the shards that this run was to make.
+        stopped: "deadline" or "max_disk" if that ended the run before it was done, else "".
         num_shards_held: number of finished shards without a name: they replace others, and wait in `.datamat` until
             the whole plan is finished, so that no reader finds old and new ones together.
         remedies: calls that `str` recommends next.
-        timeline: which worker made which part when, and what each stage took.
-        source: path or URL of the source; "" where it is neither.
+        timeline: which worker made which part when, and how long each stage took.
+        source: path or URL of the source; "" if it is neither.
     """
 
     output: pathlib.Path | str

@@ -79,15 +79,15 @@ class Status:
         output: the output folder.
         state: "empty" (nothing was started), "running" (a process is at work), "unfinished" (none is), "complete", or
             "damaged" (there is a manifest, but it cannot be read).
-        holder: the process at work, with its host; "" where there is none.
+        holder: the process at work, with its host; "" if there is none.
         done: numbers of finished shards, rows, records and bytes.
-        num_shards, num_rows: planned numbers for an unfinished run; None where no plan is known.
+        num_shards, num_rows: planned numbers for an unfinished run; None if no plan is known.
         events: the first and the last ledger lines of the last run.
-        changes: the shards that `run` would make now, and why; None where the source was not compared.
+        changes: the shards that `run` would make now, and why; None if the source was not compared.
         obsolete: shards that are there but no longer in the plan; `run` removes them.
-        note: why this status is incomplete; "" where it is complete.
-        tasks: of tasks that share the output and are not done: name, the process at work ("" where there is none), and
-            number of finished shards.
+        note: why this status is incomplete; "" if it is complete.
+        tasks: of unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
+            finished shards.
     """
 
     output: pathlib.Path

@@ -65,7 +65,7 @@ class DatasetWriter(abc.ABC):
     One instance is made, bound to its source and indexed in the calling process. Then a copy of it travels to each
     worker process, which calls `setup_worker` once and `read` for many rows.
 
-    What an implementation promises (`datamat.testing` has a test class that checks it):
+    What an implementation must guarantee (`datamat.testing` has a test class that checks it):
 
     - **Picklable**: the instance travels to workers by pickle (dill). Open files, connections and caches belong in
       `setup_worker`. Locks and loggers may stay: they arrive free and ready for use.
@@ -73,16 +73,16 @@ class DatasetWriter(abc.ABC):
       `read` returns an equal sample for equal rows, in any process and order. Both depend on the source, on `self` as
       it was sent, and, in `read`, on the seeded random numbers; never on the clock, on earlier calls or on the number
       of workers.
-    - **Declared**: every file that decides a sample is in its row, in `files`, or in `bind`'s results on `self`.
-      A warning names any other file that is opened, because nothing would notice if it changed.
-    - **Honest**: a sample that cannot be read raises, and is never a stand-in. One that is left out on purpose is a
-      `Skip`, or None.
+    - **Declared**: every file that affects a sample is in its row, in `files`, or in what `bind` sets on `self`. A
+      warning names any other file that is opened, because nothing would notice if it changed.
+    - **Honest**: a sample that cannot be read raises, and is never replaced by a placeholder. One that is left out on
+      purpose is a `Skip`, or None.
 
     A writer need not be thread-safe: each process calls it from one thread.
 
     The code of the class, all functions that it reaches, and its attributes become part of the fingerprint of each
-    shard: a change of any of them rebuilds the shards that it concerns. An attribute that must not count is a
-    `functools.cached_property`, or dropped in `__getstate__`.
+    shard: a change to any of them rebuilds the shards that it affects. For an attribute that must not count, use a
+    `functools.cached_property`, or drop it in `__getstate__`.
 
     Attributes:
         name: name of the dataset; the names of its shards begin with it. A writer that is registered under the
@@ -92,8 +92,8 @@ class DatasetWriter(abc.ABC):
             is indexed, become part of the fingerprint, and reach `read` as absolute paths. None lets datamat find the
             fields by their values.
         files: paths of further input files and folders that every sample depends on, such as a label map that
-            `setup_worker` opens; relative to the source, or absolute; or the paths by the names that the manifest is
-            to show. It may be a property. A change of one of them rebuilds all shards.
+            `setup_worker` opens; relative to the source, or absolute; or the paths by the names to show in the
+            manifest. It may be a property. A change to one of them rebuilds all shards.
 
     Example:
         >>> class Squares(DatasetWriter):
@@ -255,11 +255,10 @@ class DataSource(abc.ABC):
     """Samples of an existing dataset, by position: what `Index.from_dataset` lists and `ImportWriter` reads.
 
     This is the extension point for existing datasets. Most of them need no subclass: any object with `len()` and items
-    by position will do, such as a list, a torch `Dataset` or a grain `RandomAccessDataSource`. Subclass `DataSource`
-    where samples have keys, splits or declared features of their own, or where an object's content should not be
-    fingerprinted.
+    by position will do, such as a list, a torch `Dataset` or a grain `RandomAccessDataSource`. Subclass `DataSource` if
+    samples have keys, splits or declared features of their own, or if an object's content should not be fingerprinted.
 
-    What an implementation promises:
+    What an implementation must guarantee:
 
     - **Fixed**: its length, order, keys and splits do not change while it is in use.
     - **Deterministic**: the same position gives an equal sample at any time, in any process and order.
@@ -268,12 +267,12 @@ class DataSource(abc.ABC):
     It need not be thread-safe: each process reads from one thread.
 
     Attributes:
-        features: features that the dataset itself declares, by field name. Fields that are missing here get the feature
-            that fits their value in the first sample.
+        features: features that the dataset itself declares, by field name. A field missing here gets the feature that
+            fits its value in the first sample.
         identity: value that stands for the content in fingerprints: shards are rebuilt when it changes. None stands for
             the object itself, with all of its attributes.
-        files: absolute paths of the files that the samples lie in, by the names that the manifest is to show; their
-            content counts, too.
+        files: absolute paths of the files that hold the samples, by the names to show in the manifest; their content
+            counts, too.
 
     Example:
         >>> class Squares(DataSource):

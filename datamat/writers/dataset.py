@@ -110,7 +110,7 @@ def _is_at(name: str, field: str) -> bool:
 
 
 class ImportWriter(DatasetWriter):
-    """Reads the samples of data that exists already, by position.
+    """Reads the samples of existing data, by position.
 
     Args:
         name: name of the dataset; the names of its shards begin with it.
@@ -122,10 +122,11 @@ class ImportWriter(DatasetWriter):
         columns: names of the fields to store, in this order; None stores all. A name also means all fields below it.
         rename: new names of fields, by their names in the source.
         drop: names of fields to leave out.
-        features: features of fields, by their new names, in place of those that the source declares and its first
-            sample implies. A field that no feature stores exactly, such as a decimal number, needs one.
-        spool: folder for the rows of an iterator, which are written to disk as they come. It stays: rows that are there
-            are not asked for again, and a source that can resumes behind them. None takes a temporary folder.
+        features: features of fields, by their new names, instead of those that the source declares or its first sample
+            implies. A field that no feature stores exactly, such as a decimal number, needs one.
+        spool: folder for the rows of an iterator, which are written to disk as they arrive. It stays: the iterator is
+            not asked again for rows that are there, and a source that can resume continues after them. None takes a
+            temporary folder.
         version: text that stands for the content of the source in fingerprints; change it when the samples change.
             None stands for the content itself: of files, all of it; of objects, as far as they hold it.
 

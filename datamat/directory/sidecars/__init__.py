@@ -30,7 +30,7 @@ __all__ = ["FromShard", "Sidecar"]
 class FromShard:
     """The content of a sidecar file that depends on the bytes of one shard, such as an index of its members.
 
-    A run makes it again only where the shard changed.
+    A run makes it again only if the shard has changed.
 
     Attributes:
         shard: the entry of the shard in the manifest.
@@ -42,25 +42,25 @@ class FromShard:
 
 
 class Sidecar(Protocol):
-    r"""A function, or an object that is called like one, that returns files for another reader of the shards.
+    r"""A function, or a callable object, that returns files for another reader of the shards.
 
     Pass sidecars of your own to `Materializer(..., sidecars=[...])` or `export(path, sidecars=[...])`, beside the six
     built-in ones. A run calls each once, in the calling process, when all shards have their names and before it writes
-    the manifest; what it returns decides no shard.
+    the manifest; what it returns affects no shard.
 
     Contract:
         * Pure: equal manifests give equal files. No time, host or path goes into them.
-        * It owns the files that it names, in the directory itself. No other sidecar may name them, nor may they have
-          the extension of a shard, which readers by pattern would take for data.
+        * It owns the files that it names, in the directory itself. No other sidecar may name them, and they must not
+          have the extension of a shard, because readers that match a pattern would take them for data.
         * Where it does not apply, it returns no file: `{}`.
         * The manifest is the one that `Manifest.read` returns, with the features sorted by name.
 
-    Its files are treated as those of the built-in ones: replaced when the shards change, checked by `verify`, and a
-    file that somebody edited moves to `.datamat/quarantine/edited` before it is written again. In a process without the
-    function, `.datamat/sidecars.json` stands in for it: it holds the digest of each file, those of a `FromShard` too,
-    and the digest of the manifest that it describes. `verify` compares each file with its digest. Any later run or
-    `export` removes the file once the manifest is another, and moves it to `.datamat/quarantine/edited` if it is
-    damaged; the next run or `export` that has the function writes it again. `load` reads no sidecar.
+    Its files are treated like those of the built-in ones: replaced when the shards change, checked by `verify`, and an
+    edited file moves to `.datamat/quarantine/edited` before it is written again. In a process without the function,
+    `.datamat/sidecars.json` stands in for it: it has the digest of each file, those of a `FromShard` included, and the
+    digest of the manifest that they describe. `verify` compares each file with its digest. Any later run or `export`
+    removes the file once the manifest has changed, and moves it to `.datamat/quarantine/edited` if it is damaged; the
+    next run or `export` with the function writes it again. `load` reads no sidecar.
 
     Example:
         >>> def counts(manifest):

@@ -118,14 +118,14 @@ Record: TypeAlias = Mapping[str, _Written]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What `export` did. `str` of it names each file that changed.
+    """What `export` did. Its `str` names each file that changed.
 
     Attributes:
         path: the directory whose sidecars were written.
         written: files that were missing or out of date.
         unchanged: files that were up to date.
-        kept: files that are not datamat's: somebody wrote them before datamat did, or edited one for people.
-        edited: files for programs that somebody had edited; the edited files are in `.datamat/quarantine/edited`.
+        kept: files that are not datamat's, because they were there before, or are for people and were edited.
+        edited: files for programs that were edited; the edited versions are in `.datamat/quarantine/edited`.
     """
 
     path: pathlib.Path
@@ -142,14 +142,14 @@ class ExportReport:
 
 
 def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) -> ExportReport:
-    """Write the files that other readers need beside the shards of a finished directory, where they are missing.
+    """Write the files that other readers need beside the shards of a finished directory, if they are missing.
 
     Args:
         path: the finished directory. Files in it that are not datamat's stay as they are.
         sidecars: sidecars of your own, written beside the built-in ones; see `Sidecar`.
 
     Raises:
-        OptionError: a sidecar returns something else than files that it may own.
+        OptionError: a sidecar returns something other than files that it may own.
         OutputError: there is no manifest: the run is not finished. Or a run is at work there, or a link is in the way.
         CorruptDataError: the manifest, or a tar shard, is damaged.
 
