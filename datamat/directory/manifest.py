@@ -628,7 +628,8 @@ class Manifest:
             strict: refuse a manifest that was changed since it was written.
 
         Raises:
-            OutputError: there is none, because the directory is not finished or not datamat's; or it cannot be read.
+            OutputError: there is no manifest, because the directory is not finished or not datamat's; or it cannot be
+                read.
             CorruptDataError: it is not as datamat writes it.
         """
         path = pathlib.Path(expand_home(folder)) / MANIFEST_FILE

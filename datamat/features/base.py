@@ -519,10 +519,10 @@ class Feature(abc.ABC):
         Args:
             value: the value before.
             points: float32 (n, 2), the points of `points`, moved; NaN for one that had no place or was removed.
-            size: height and width of the image afterwards, in pixels; None where every row is to be kept.
+            size: height and width of the image afterwards, in pixels; None to keep every row.
 
         Returns:
-            The value, and the numbers of the rows that it kept, int64 (k,), or None where it keeps all.
+            The value, and the numbers of the rows that it kept, int64 (k,), or None if it keeps all.
         """
         raise NotImplementedError(f"{type(self).__name__} has the target 'points', and does not define with_points")
 

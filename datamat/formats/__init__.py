@@ -257,7 +257,7 @@ class ShardFormat(abc.ABC):
         """Return the bytes that follow the last part of a joined shard; only called where `joins_parts` is true.
 
         Args:
-            file: the parts, one behind another, open for reading.
+            file: the parts, one after another, open for reading.
             parts: first byte and size of each part, of which there is at least one.
 
         Raises:

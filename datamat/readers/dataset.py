@@ -335,7 +335,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             untouched: fields that geometric transforms leave alone on purpose, as for `Materializer`.
 
         Raises:
-            OptionError: the function is none of these.
+            OptionError: the function is of another kind.
         """
         names = field_names(untouched)
 
@@ -424,8 +424,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
                 row apart, and every other field becomes a ragged tensor (rows, records, ...).
             collate_fn: function of a list of samples (of arrays) that returns the batch: arrays, numbers or text, or
                 dicts and tuples of these, in the form and of the dtypes of the first batch; sizes may vary.
-            as_supervised: fields to deliver as a tuple in place of a dict, as in `("image", "mask")`: what `fit` of
-                Keras takes as inputs, targets and, where there is a third, weights.
+            as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`: what Keras's `fit`
+                takes as inputs, targets and, where there is a third, weights.
 
         Returns:
             images uint8 (height, width, channels), masks uint8 (height, width), labels int64, boxes float32 (n, 4),
@@ -562,13 +562,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             bucket: a field and the most tokens of a batch, as in `{"tokens": 4096}`: batches hold records of about the
                 same length, as many as fit once all are padded to the longest, and `batch_size` at most.
             pack: fields and the tokens of a row, as in `{"tokens": 2048}`: each row of a batch holds several records,
-                one behind another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with what
+                one after another. A batch has `batch_size` rows (n, tokens, ...) of these fields, filled up with what
                 `pad` says or 0; `segment_ids`, int32 (n, tokens), number the records of a row from 1, and are 0 where
                 there is none; `positions`, int32 (n, tokens), number the tokens of a record from 0. Every other field
                 is a list of lists, one for each row.
             collate_fn: function that makes a batch of a list of samples, called in the thread that reads batches; None
                 collates as described below.
-            as_supervised: fields to deliver as a tuple in place of a dict, as in `("image", "mask")`.
+            as_supervised: fields to deliver as a tuple instead of a dict, as in `("image", "mask")`.
 
         Returns:
             Batches by feature name: images uint8 (n, height, width, channels) and masks uint8 (n, height, width), or
@@ -620,7 +620,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         All other arguments are those of `to_numpy`.
 
         Returns:
-            Batches like those of `to_numpy`, with tensors in place of arrays.
+            Batches like those of `to_numpy`, with tensors instead of arrays.
 
         Raises:
             MissingDependencyError: torch is not installed.

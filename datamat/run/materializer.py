@@ -329,8 +329,8 @@ class Materializer:
             progress: show a bar and a summary on standard error.
             rebuild: "refuse" raises, before anything is touched, where a finished shard would be replaced or removed;
                 "allow" replaces and removes.
-            task_index: number of this task, from 0, where several processes make one output on a shared file system
-                together, each by a call of its own. Each takes shards that nobody has. See the guide on Slurm.
+            task_index: number of this task, from 0, if several processes make one output together on a shared file
+                system, each with its own call. Each takes shards that no other has. See the guide on Slurm.
             num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
 
         Returns:
@@ -417,8 +417,8 @@ class Materializer:
 
         Args:
             deep: also decode every record, not only the first of each shard.
-            sample: share of the rows, above 0 and up to 1, whose records are made again from the source, in this
-                process, and compared byte for byte; each call draws other rows.
+            sample: fraction of the rows, above 0 and up to 1, whose records are made again from the source, in this
+                process, and compared byte for byte; each call draws different rows.
 
         Raises:
             OutputError: the run is not finished.

@@ -137,7 +137,7 @@ class PlanMade(RunEvent):
 
     @classmethod
     def of(cls, plan: Plan, shards: Sequence[ShardSpec]) -> PlanMade:
-        """Return the event of a plan of which these shards are to be made."""
+        """Return the event for a plan and the shards of it to make."""
         return cls(
             plan=plan,
             shards=tuple(shard.name for shard in shards),
@@ -481,7 +481,7 @@ class RunHook:
         """Take a part that is done, by this run or by an earlier one."""
 
     def on_part_damaged(self, event: PartDamaged) -> None:
-        """Take a part that has to be made again."""
+        """Take a part that must be rebuilt."""
 
     def on_sample_dropped(self, event: SampleDropped) -> None:
         """Take a sample that was left out on purpose."""
@@ -1168,7 +1168,7 @@ class RunReport:
 
     @property
     def limit(self) -> str:
-        """What limited the run, and what to change, in a sentence; "" where that is not known."""
+        """What limited the run, and what to change, in a sentence; "" if that is not known."""
         return self.timeline.advice
 
     def to_html(self, path: str | os.PathLike[str]) -> None:

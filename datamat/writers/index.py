@@ -197,7 +197,7 @@ class Index(Rows):
         Raises:
             SourceError: the folder or the table cannot be read, a column is missing, a name fits several files, two
                 rows name one file, or something has no partner; names the first ones and says how many there are.
-            OptionError: `how` is none of these.
+            OptionError: `how` has another value.
 
         Example:
             >>> index = Index.join("audio", "audio/labels.csv", on="file")   # doctest: +SKIP
@@ -224,7 +224,7 @@ class Index(Rows):
                 split where there are several.
 
         Raises:
-            SourceError: the dataset is none of these, or a sample lacks the key.
+            SourceError: the dataset is of another kind, or a sample lacks the key.
 
         Example:
             >>> [row.key for row in Index.from_dataset(["a", "b"])]
