@@ -3,7 +3,7 @@
 `described` and `place_of` say where in the user's code an error arose, and `fold` leaves that code alone in its
 traceback; `want_of_resources` keeps system errors that are not about a file from turning into errors that blame it;
 `require_posix`, `require_package` and `READ_FLAGS` are about what a system does not have. Each message gives the place,
-what was found, what was wanted and what to do.
+what was found, what was wanted and what to do about it.
 
     DatamatError
     ├── OptionError                 an argument or a combination of arguments makes no sense
