@@ -334,7 +334,9 @@ def fold(error: BaseException) -> None:
     in datamat itself keeps its frames: they are what a report of a defect needs.
     """
     chain: BaseException | None = error
-    while chain is not None:
+    seen: set[int] = set()
+    while chain is not None and id(chain) not in seen:  # an error that is raised twice may be among its own causes
+        seen.add(id(chain))
         trace = chain.__traceback__
         while trace is not None and _is_own(trace.tb_frame):
             trace = trace.tb_next

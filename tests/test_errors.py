@@ -209,6 +209,16 @@ def test_cause_of_a_sample_error_is_folded_too():
     assert [frame.name for frame in traceback.extract_tb(error.__cause__.__traceback__)][:1] == ["_raised_by"]
 
 
+def test_chain_of_causes_that_is_a_ring_is_folded():
+    """An error that is caught and raised again from another one may be among its own causes."""
+    first, second = SampleError("a", "it failed"), _raised_by(lambda: Features({"x": Scalar("no such dtype")}))
+    first.__cause__, second.__cause__ = second, first
+
+    fold(first)
+
+    assert [frame.name for frame in traceback.extract_tb(second.__traceback__)][:1] == ["_raised_by"]
+
+
 def _raised_by(function):
     try:
         function()

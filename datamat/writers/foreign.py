@@ -1107,8 +1107,8 @@ class TFRecordForm(RecordForm):
                     f"{self._paths[file]}: record {number} has no field {name!r}; declare it with "
                     f"features={{{name!r}: Optional(...)}}, or leave it out with drop=[{name!r}]"
                 )
-            is_array = isinstance(value, np.ndarray)
-            may_be_many = feature and (feature.value_type()[1] if is_array else isinstance(feature, Json))
+            is_array, is_json = isinstance(value, np.ndarray), isinstance(feature, Json)
+            may_be_many = feature and (feature.value_type()[1] if is_array else is_json)
             if not may_be_many and len(value) != 1:
                 raise CorruptDataError(
                     f"{self._paths[file]}: record {number} has {len(value)} values of field {name!r}, the first "
@@ -1116,7 +1116,7 @@ class TFRecordForm(RecordForm):
                 )
             if is_array:
                 found[name] = value if may_be_many else value[0]
-            elif isinstance(feature, Json):
+            elif is_json:
                 found[name] = [item.decode() for item in value]
             else:
                 data = value[0]

@@ -107,7 +107,7 @@ class TestNaiveTimestamp(testing.FeatureConformance):
         return [datetime.datetime(1, 1, 1), datetime.datetime.max, np.datetime64("2026-11-23")]
 
     def make_wrong_values(self):
-        return [datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC), datetime.date(2026, 11, 23)]
+        return [datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC), datetime.time(12), "2026-11-23"]
 
 
 class TestTokens(testing.FeatureConformance):
