@@ -13,9 +13,10 @@ import functools
 import gc
 from typing import Any
 
-__all__ = ["free_iterators_at_exit"]
+__all__ = ["feed_pipelines", "free_iterators_at_exit"]
 
 _MOST_SWEEPS = 10
+_FEEDS = "_datamat_feeds_pipelines"
 _RESOURCES = ("_iterator_resource", "_multi_device_iterator_resource", "_device_iterators")
 
 
@@ -25,13 +26,19 @@ def free_iterators_at_exit() -> None:
     atexit.register(_free_iterators)
 
 
+def feed_pipelines(iterator: Any) -> Any:
+    """Mark an iterator that the functions of pipelines read, and return it: it is freed after their iterators."""
+    setattr(iterator, _FEEDS, True)
+    return iterator
+
+
 def _free_iterators() -> None:
     gc.unfreeze()  # frozen objects would not be listed
     for _ in range(_MOST_SWEEPS):  # other threads may be creating more
         iterators = _iterators_in_use()
         if not iterators:
             break
-        for iterator in iterators:
+        for iterator in sorted(iterators, key=lambda each: hasattr(each, _FEEDS)):
             try:
                 _restart_empty(iterator)
             finally:

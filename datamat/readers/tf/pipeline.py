@@ -50,7 +50,7 @@ from datamat.readers.tf.decode import (
     signature,
     tensorflow,
 )
-from datamat.readers.tf.exit import free_iterators_at_exit
+from datamat.readers.tf.exit import feed_pipelines, free_iterators_at_exit
 from datamat.readers.tf.service import check_address, distribute
 from datamat.transforms.augmenter import SampleTransform, takes_arrays
 from datamat.transforms.seeding import with_rng
@@ -272,7 +272,8 @@ class _Draws:
             drawn: the number that came of it.
         """
         if self._next is None:
-            self._next = iter(_Seeds(self._tf, self._seed)._drawn().repeat().batch(_DRAWS_AT_ONCE))
+            draws = _Seeds(self._tf, self._seed)._drawn().repeat().batch(_DRAWS_AT_ONCE)
+            self._next = feed_pipelines(iter(draws))
         while drawn not in self._known:
             if len(self._known) > _MOST_DRAWS:
                 raise OptionError(
