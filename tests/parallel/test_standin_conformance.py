@@ -108,33 +108,36 @@ CASES = {
 
 
 class TestBuiltIn(testing.StandinConformance):
+    """All cases at once: a start of a worker takes longer than they do."""
+
     test_reduce_is_the_same_each_time = None  # of registered types; the pickle is compared below
 
-    @pytest.fixture(autouse=True, params=CASES)
-    def given(self, request, tmp_path):
-        """Run each test with each case, and close what it used."""
-        self.case, self.folder, self.made = request.param, tmp_path, []
+    @pytest.fixture(autouse=True)
+    def given(self, tmp_path):
+        """Close what a test used."""
+        self.folder, self.made = tmp_path, []
         yield
         for thing in self.made:
             getattr(thing, "close", getattr(thing, "shutdown", id))()
 
     def __getstate__(self):
-        return {"case": self.case}
+        return {}
 
     def make_object(self):
-        return CASES[self.case].make(self.folder)
+        return {name: case.make(self.folder) for name, case in CASES.items()}
 
     def use(self, thing):
-        if hasattr(self, "made") and (isinstance(thing, ThreadPoolExecutor) or hasattr(thing, "seek")):
-            self.made.append(thing)  # in the process of the test, also what came back
-        return CASES[self.case].use(thing)
+        if hasattr(self, "made"):  # in the process of the test, also what came back
+            self.made += [thing["thread pool"], thing["text file"], thing["binary file"]]
+        return {name: case.use(thing[name]) for name, case in CASES.items()}
 
-    def test_pickle_is_the_same_each_time(self):
+    @pytest.mark.parametrize("name", CASES)
+    def test_pickle_is_the_same_each_time(self, name):
         """A function that holds the object and has not changed is not sent again."""
-        thing = self.make_object()
+        everything = self.make_object()
 
-        self.use(thing)
+        self.use(everything)
 
-        first, second = (dumps_code([thing]) for _ in range(2))
+        first, second = (dumps_code([everything[name]]) for _ in range(2))
 
         assert bytes(first.stream) == bytes(second.stream)
