@@ -2,6 +2,7 @@
 
     python benchmarks/read.py                              # makes a street set and runs everything that is installed
     python benchmarks/read.py --only floor,floor-own,datamat-numpy --records 2000 --rounds 3
+    python benchmarks/read.py --by-number                  # random access instead: one record after the other
     BENCH_DIR=/fast/disk python benchmarks/read.py         # where the sets are written
 
 Every contestant gets the same records (JPEG picture 480 x 360, quality 95; PNG mask; label), in the form that is its
@@ -24,6 +25,9 @@ the user, cv2 does it, in two worker processes or threads, whichever they bring.
 CPU ms is what a record keeps processors busy for, in the process and in those of its children that ended. Memory is the
 peak of the sum of proportional set sizes (PSS) of the process and its children, imports included; own MB, without what
 they were before the first batch was asked for.
+
+With `--by-number`, `data[number]` gives each record once, in a random order, by one process that has opened its set:
+milliseconds of processor per record, and of the clock.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 BATCH, WORKERS, WINDOW = 32, 2, 1024
 MODES = ("sequential", "shuffled")
@@ -84,6 +92,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--only", default=",".join(NEEDS))
+    parser.add_argument("--by-number", action="store_true")
     parser.add_argument("--contestant", nargs=3, metavar=("NAME", "SETS", "MODE"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, metavar=("NAME", "SETS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -93,7 +102,29 @@ def main() -> None:
         MAKERS[options.make[0]](pathlib.Path(options.make[1]))
     else:
         with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
-            race(pathlib.Path(folder), options)
+            (race_by_number if options.by_number else race)(pathlib.Path(folder), options)
+
+
+def race_by_number(folder: pathlib.Path, options: argparse.Namespace) -> None:
+    names = [name for name in BY_NUMBER if all(map(is_installed, NEEDS.get(name, ())))]
+    print_machine()
+    make_sets(folder, options.records, names)
+    results: dict[str, list[dict]] = {name: [] for name in names}
+    for round_number in range(options.rounds + 1):
+        for name in names:
+            result = timed(name, folder, "by number", options.epochs, watch=not round_number)
+            results[name].append(result)
+    print(
+        f"{options.records} records, {options.rounds} rounds; ratios to the first are medians of those within a round"
+    )
+    print(f"{'contestant':17}{'CPU ms':>8}{'ratio':>8}{'ms':>8}{'own MB':>8}")
+    for name in names:
+        rounds = results[name][min(1, options.rounds) :]
+        cpus = [one["cpu"] for one in rounds]
+        row = f"{name:17}{statistics.median(cpus):8.2f}"
+        row += ratio(cpus, [one["cpu"] for one in results[names[0]][min(1, options.rounds) :]], 8)
+        row += f"{statistics.median(1000 / one['rate'] for one in rounds):8.2f}"
+        print(f"{row}{results[name][0]['mb'] - results[name][0]['before']:8.0f}")
 
 
 def race(folder: pathlib.Path, options: argparse.Namespace) -> None:
@@ -188,7 +219,11 @@ def timed(name: str, folder: pathlib.Path, mode: str, epochs: int, *, watch: boo
 def run_contestant(name: str, sets: str, mode: str, epochs: int) -> None:
     import psutil
 
-    open_set = CONTESTANTS[name](pathlib.Path(sets))  # imports, and opens
+    if mode == "by number":
+        data = BY_NUMBER[name](pathlib.Path(sets))
+        open_set = lambda _: one_by_one(data)  # noqa: E731
+    else:
+        open_set = CONTESTANTS[name](pathlib.Path(sets))  # imports, and opens
     before = psutil.Process().memory_full_info().pss / 1e6
     first, _ = run_epoch(open_set, name, mode)  # warms page cache, memory and threads
     started, cpu, count = time.perf_counter(), cpu_seconds(), 0
@@ -210,6 +245,15 @@ def run_epoch(open_set, name: str, mode: str) -> tuple[float, int]:
             assert tuple(batch["mask"].shape)[:3] == (len(batch["label"]), 360, 480), batch["mask"].shape
     assert sorted(labels) == list(range(len(labels))), f"{name}: not every record once"
     return first, len(labels)
+
+
+def one_by_one(data: Sequence[dict]) -> Iterator[dict]:
+    """Yield each record in a random order, as a batch of one."""
+    import numpy as np
+
+    for number in np.random.default_rng(0).permutation(len(data)).tolist():
+        sample = data[number]
+        yield {name: np.asarray(sample[name])[None] for name in ("image", "mask", "label")}
 
 
 def cpu_seconds() -> float:
@@ -380,6 +424,12 @@ def datamat_numpy(folder, **options):
     return lambda shuffled: data.to_numpy(BATCH, shuffle=shuffled, **options)
 
 
+def datamat_by_number(folder, format_name="tfrecord"):
+    from datamat import load
+
+    return load(folder / format_name, "train")
+
+
 def datamat_cv2(folder):
     """The decoder of the floor in place of its own. cv2 decodes into memory of its own."""
     import cv2
@@ -472,29 +522,40 @@ def tf_data(folder, dct="INTEGER_ACCURATE"):
     return run
 
 
-def tfds(folder):
+def tfds_by_number(folder):
     import tensorflow_datasets
+
+    return tensorflow_datasets.builder_from_directory(str(folder / "arrayrecord")).as_data_source("train")
+
+
+def tfds(folder):
     import torch  # noqa: F401 -- tfds' random access leaves the loading to torch or grain
 
-    data = tensorflow_datasets.builder_from_directory(str(folder / "arrayrecord")).as_data_source("train")
+    data = tfds_by_number(folder)
     return lambda shuffled: torch_loader(data, shuffle=shuffled)
 
 
-def grain_threads(folder, num_workers=0):
+def grain_by_number(folder):
     import cv2  # noqa: F401 -- before the clock starts
     import grain
-
-    source = grain.sources.ArrayRecordDataSource([str(folder / "grain.array_record")])
 
     def parse(payload):
         label, size = struct.unpack_from("<QQ", payload)
         return decoded(payload[16 : 16 + size], payload[16 + size :], label)
 
+    source = grain.sources.ArrayRecordDataSource([str(folder / "grain.array_record")])
+    return grain.MapDataset.source(source).map(parse)
+
+
+def grain_threads(folder, num_workers=0):
+    import grain
+
+    decoding = grain_by_number(folder)
+
     def run(shuffled):
-        data = grain.MapDataset.source(source)
-        data = data.seed(1).shuffle() if shuffled else data
+        data = decoding.seed(1).shuffle() if shuffled else decoding
         threads = grain.ReadOptions(num_threads=1 if num_workers else WORKERS, prefetch_buffer_size=2 * BATCH)
-        data = data.map(parse).to_iter_dataset(threads).batch(BATCH)
+        data = data.to_iter_dataset(threads).batch(BATCH)
         return data.mp_prefetch(grain.MultiprocessingOptions(num_workers)) if num_workers else data
 
     return run
@@ -555,14 +616,19 @@ def mosaic(folder):
     return lambda shuffled: torch_loader(mixed if shuffled else data)
 
 
-def hf(folder):
+def hf_by_number(folder, kind="numpy"):
     import datasets
-    import torch  # noqa: F401
 
     files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
     data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder / "hf"))
     data = data.cast_column("image", datasets.Image()).cast_column("mask", datasets.Image()).remove_columns("key")
-    data = data.with_format("torch")
+    return data.with_format(kind)
+
+
+def hf(folder):
+    import torch  # noqa: F401
+
+    data = hf_by_number(folder, "torch")
     return lambda shuffled: torch_loader(data, shuffle=shuffled, collate_fn=_channels_last)
 
 
@@ -637,6 +703,14 @@ CONTESTANTS = {
     "mosaic": mosaic,
     "hf": hf,
     "dali": dali,
+}
+BY_NUMBER = {
+    "torch-files": _Files,
+    "datamat": datamat_by_number,
+    "datamat-parquet": lambda folder: datamat_by_number(folder, "parquet"),
+    "grain": grain_by_number,
+    "tfds": tfds_by_number,
+    "hf": hf_by_number,
 }
 
 
