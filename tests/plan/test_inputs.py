@@ -540,7 +540,7 @@ SHAPES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "method"), zip(SHAPES, itertools.cycle(METHODS)))
+@pytest.mark.parametrize(("shape", "method"), [*zip(SHAPES, itertools.cycle(METHODS))])
 def test_an_edited_input_of_materialize_is_noticed(source, tmp_path, monkeypatch, shape, method):
     """Items are paths or hold them; relative ones start from the caller's folder, in workers, too."""
     monkeypatch.chdir(tmp_path)

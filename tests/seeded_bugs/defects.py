@@ -1028,7 +1028,7 @@ DEFECTS = {
             "items that are dataclasses with paths: an edit of such a file goes unnoticed",
             "datamat.directory.rows:_parts_of",
             replace("[getattr(__item, __field.name, None) for __field in dataclasses.fields(__item)]", "()"),
-            "tests/plan/test_inputs.py::test_an_edited_input_of_materialize_is_noticed[dataclass-fork]",
+            "tests/plan/test_inputs.py::test_an_edited_input_of_materialize_is_noticed[dataclass-forkserver]",
         ),
         Defect(
             "array-by-position",
