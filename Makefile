@@ -29,11 +29,12 @@ help:  ## list the commands
 demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; results are in demo/
 	$(BIN)/python examples/demo.py
 
+# Three processes, as two cores would often wait for what tests start.
 test: $(VENV)/.dev  ## run the tests; ARGS="tests/writers/test_index.py -x" narrows them
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-interop: $(VENV)/.interop $(VENV)/.sdists  ## read with the readers of others, which are installed first; run what `make test` skipped for want of them
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --skipped tests/interop $(SKIPPING) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --skipped tests/interop $(SKIPPING) $(ARGS)
 	$(BIN)/python -m pytest tests/ordinary -k 'data_frame or torch' $(ARGS)
 
 stress: $(VENV)/.dev  ## run the long kill loops in full

@@ -109,7 +109,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let `pytest -m stress` find the kill loops by the fixture that counts their rounds; bound the whole suite.
 
-    Of the seeded bugs, it tries every fifth one; `pytest tests/seeded_bugs` and `make stress` try all. Long files come
+    Of the seeded bugs, it tries every eighth one; `pytest tests/seeded_bugs` and `make stress` try all. Long files come
     first: one that begins last would have one process of xdist wait for the other.
     """
     skipped = config.stash[_skipped]
@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cost[item.path] = cost.get(item.path, 0.0) + _expected_s(item)
     if len(cost) > 1 and not config.getoption("--stress"):
         bugs = [item for item in items if item.name.startswith("test_defect_is_caught[")]
-        left_out = {*bugs} - {*bugs[::5]}
+        left_out = {*bugs} - {*bugs[::8]}
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
     if len(cost) > 1 and hasattr(config, "workerinput"):
