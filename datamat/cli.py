@@ -810,7 +810,7 @@ Make what is missing in the output of a job. MODULE:JOB names a Materializer, or
 returns one; the module is imported as a program in this folder would import it. FILE.toml holds the arguments of a
 Materializer by name; its tables shards, workers and errors hold those of ShardOptions, WorkerOptions and ErrorPolicy;
 transform, logger, sidecars, hooks and executor are named as MODULE:NAME. With --task-index and --num-tasks, or in a
-Slurm array job, several such processes make one output together, on a file system that they share."""
+Slurm array job, several such processes make one output together, on a shared file system or in an S3 bucket."""
 _JOB = "MODULE:JOB, a Materializer or a function that returns one, in a module that can be imported here; or FILE.toml"
 _SLURM = {"ID": "", "MIN": "0", "STEP": "1", "COUNT": ""}  # SLURM_ARRAY_TASK_..., and what they are where not set
 _ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too

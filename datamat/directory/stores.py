@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 import re
+import uuid
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
 import xxhash
@@ -44,6 +45,7 @@ Result = TypeVar("Result")
 _PART_BYTES = 8 << 20  # S3 takes no part below 5 MiB but the last one
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
+_ATTEMPTS = 3
 _WHOLE_AT_ONCE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "hf", "memory"})
 _S3 = frozenset({"s3", "s3a"})
 _READ_ONLY = frozenset({"http", "https", "github", "zip", "tar", "data", "reference", "git"})
@@ -101,6 +103,11 @@ class ObjectStore:
         """The scheme of the URL, in small letters."""
         return self.url.partition("://")[0].lower()
 
+    @property
+    def keeps_conditions(self) -> bool:
+        """Whether `create` is known to work in such stores; `check_conditions` finds out about one."""
+        return self._is_s3
+
     def url_of(self, name: str) -> str:
         """Return the URL of an object of the folder."""
         return f"{self.url.rstrip('/')}/{name}"
@@ -127,8 +134,7 @@ class ObjectStore:
             return None
         if info["type"] != "file":
             return None
-        identity = next((str(info[key]) for key in _IDENTITIES if info.get(key)), "")
-        return StoredObject(int(info["size"]), identity.strip('"'))
+        return StoredObject(int(info["size"]), _identity(info))
 
     def get(self, name: str) -> bytes | None:
         """Return the content of a small object; None where there is none."""
@@ -166,6 +172,69 @@ class ObjectStore:
         """Write a small object whole; what was there under its name is replaced."""
         with self._explained(name, "cannot be written"):
             return retried(lambda: self._put(name, content, {}))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small object where there is none of its name; return whether this call did, and no other.
+
+        Args:
+            name: name of the object.
+            content: what only this caller writes: by it, an object of its own is known whose answer was lost.
+
+        Raises:
+            OptionError: the store grants a name to more than one.
+        """
+        if not self.keeps_conditions:
+            raise self._without_conditions()
+        with self._explained(name, "cannot be written"):
+            try:
+                retried(lambda: self._put(name, content, {"IfNoneMatch": "*"}))
+            except OSError as error:
+                status, code = status_of(error)
+                if status == 501 or code == "NotImplemented":
+                    raise self._without_conditions() from error
+                if status not in {409, 412}:
+                    raise
+            else:
+                return True
+        return self.get(name) == content
+
+    def check_conditions(self, name: str) -> None:
+        """Refuse a store in which `create` grants a name twice: some take a condition, and ignore it.
+
+        Args:
+            name: name of an object for this test alone, which stays. Others may make and delete it meanwhile.
+
+        Raises:
+            OptionError: it is such a store, or not known to be another.
+        """
+        for _ in range(_ATTEMPTS):  # whoever deletes it in between makes a store seem worse than it is
+            self.create(name, uuid.uuid4().bytes)
+            if not self.create(name, uuid.uuid4().bytes):
+                return
+        self.delete([name])
+        raise self._without_conditions()
+
+    def _without_conditions(self) -> OptionError:
+        return OptionError(
+            f"{self.url} is in a store that is not known to keep conditions (If-None-Match: *), by which tasks share "
+            "an output; call run() without task_index, or give the tasks a folder on a shared file system"
+        )
+
+    def listed(self, folder: str) -> dict[str, str]:
+        """Return the objects below a folder by their names in it, each with its identity, as far as it lists them."""
+        with self._explained(folder, "cannot be listed"):
+            filesystem, path = self._open(folder)
+
+            def listed() -> dict[str, str]:
+                filesystem.invalidate_cache()
+                try:
+                    found = filesystem.find(path, detail=True)
+                except FileNotFoundError:
+                    return {}
+                place = len(path.rstrip("/")) + 1
+                return {str(one)[place:]: _identity(info) for one, info in sorted(found.items())}
+
+            return retried(listed)
 
     def _put(self, name: str, content: bytes, more: Mapping[str, Any]) -> StoredObject:
         filesystem, path = self._open(name)
@@ -446,6 +515,10 @@ class ObjectStore:
             remedy = "check the address, the network and storage_options, and run again to resume"
         # An error that names a secret is not carried along: its traceback would show it.
         raise OutputError(f"{self.url_of(name)} {problem}: {shown}; {remedy}") from (error if shown == reason else None)
+
+
+def _identity(info: Mapping[str, Any]) -> str:
+    return next((str(info[key]) for key in _IDENTITIES if info.get(key)), "").strip('"')
 
 
 def _noted(notes: pathlib.Path | None) -> set[str]:

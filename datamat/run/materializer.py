@@ -26,13 +26,11 @@ from datamat.directory.rows import links_followed
 from datamat.directory.stores import ObjectStore
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import (
-    IncompleteRunError,
     OptionError,
     OutputError,
     SampleError,
     SourceError,
     fold,
-    join_problems,
     require_package,
 )
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
@@ -47,7 +45,7 @@ from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_rai
 from datamat.run.repair import end_repair, prepare_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
-from datamat.run.run import RunRequest, run_job, run_task, work_folder
+from datamat.run.run import RunRequest, lacking_shards, run_job, run_task, work_folder
 from datamat.run.slices import LEASE_S, TaskNumber, unfinished_shards
 from datamat.run.status import compared_status, read_status
 from datamat.run.upload import scratch_folder
@@ -330,7 +328,8 @@ class Materializer:
             rebuild: "refuse" raises, before anything is touched, where a finished shard would be replaced or removed;
                 "allow" replaces and removes.
             task_index: number of this task, from 0, if several processes make one output together on a shared file
-                system, each with its own call. Each takes shards that no other has. See the guide on Slurm.
+                system or in an S3 bucket, each with its own call. Each takes shards that no other has. See the guide
+                on Slurm.
             num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
 
         Returns:
@@ -343,7 +342,9 @@ class Materializer:
                 the next run continues there.
             IncompleteRunError: more samples failed than the policy allows, or all of them; or earlier runs left rows
                 out, and the policy is "raise".
-            OutputLockedError: another run writes to the output; or another process is at the same `task_index`.
+            OutputLockedError: another run writes to the output, or tasks that share it do; or another process is at
+                the same `task_index`.
+            OptionError: there is no such task; or the output is in a store in which tasks cannot share it.
             OutputError: the output cannot be written, or holds another dataset; or tasks of another definition make it;
                 or `rebuild` is "refuse" and finished shards would be replaced or removed.
         """
@@ -362,14 +363,14 @@ class Materializer:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
-        self._refuse_in_store("finalize", "call run()")
+        if self.job.store is not None:
+            request = dataclasses.replace(_request(None, None, "make", progress=progress, rebuild="allow"), makes=False)
+            with signals_raised():
+                return run_job(self.job, self._traveller(self.job), request)
         with self.job.planned() as planned:
             lacking = unfinished_shards(self.job.work, [change.shard for change in find_changes(planned)])
         if lacking:
-            raise IncompleteRunError(
-                f"{self.job.output} lacks {len(lacking)} shards ({join_problems(lacking)}): run the tasks that make "
-                "them again, or call run() to make them in this process"
-            )
+            raise lacking_shards(self.job, lacking)
         return self.run(progress=progress)
 
     def rerun_failed(
@@ -563,7 +564,6 @@ class Materializer:
     ) -> RunReport:
         if task is None:
             return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
-        self._refuse_in_store("task_index", "give a folder on a shared file system")
         request = dataclasses.replace(_request(deadline, max_disk, mode, progress=progress, rebuild=rebuild), task=task)
         with signals_raised():
             return run_task(job, self._traveller, request)

@@ -27,6 +27,7 @@ from datamat.directory.ledger import LEDGER_FILE, read_ledger
 from datamat.directory.manifest import (
     HELD,
     INDEX_FOLDER,
+    MANIFEST_FILE,
     Manifest,
     by_shard,
     growing_path,
@@ -70,7 +71,16 @@ from datamat.run.report import (
     reporting,
 )
 from datamat.run.shards import ShardBuilder, begin_run
-from datamat.run.slices import TaskClaims, TaskNumber, adopt_slices, is_shared, remove_slices, task_folder
+from datamat.run.slices import (
+    TaskBucket,
+    TaskClaims,
+    TaskFolder,
+    TaskNumber,
+    adopt_slices,
+    is_shared,
+    remove_slices,
+    task_folder,
+)
 from datamat.run.upload import Uploaded, UploadTask, opened_output
 
 if TYPE_CHECKING:
@@ -97,6 +107,7 @@ __all__ = [
     "Run",
     "RunRequest",
     "judge_rebuild",
+    "lacking_shards",
     "refuse_other_dataset",
     "run_job",
     "run_task",
@@ -291,6 +302,7 @@ class RunRequest:
         deadline: time at which the run stops; None for no limit.
         max_disk: how much the output folder may hold, in bytes; None for no limit.
         progress: whether to show a bar and a summary.
+        makes: whether shards are made; without, an output in a store has to have all.
     """
 
     mode: Literal["make", "retry", "repair"] = "make"
@@ -299,6 +311,7 @@ class RunRequest:
     deadline: Deadline
     max_disk: int | None = None
     progress: bool = True
+    makes: bool = True
 
 
 def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
@@ -311,29 +324,52 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
     """
     began = time.perf_counter()
     work_folder(job.output)
+    with disk_errors_explained(job.output), locked(job.work / "lock"):
+        bucket = None if job.store is None or not job.store.keeps_conditions else TaskBucket(job.store)
+        if bucket is not None and request.task is None:
+            bucket.refuse_if_alive(job.logger)
+        with opened_output(job) as remote:
+            report = _run_locked(job, tasks, request, remote, began)
+            if bucket is not None and bucket.is_there and report.is_complete:
+                bucket.take_ledgers(job.work)
+        if bucket is not None and report.is_complete:  # once the ledger is uploaded
+            bucket.remove()
+        return report
+
+
+def _run_locked(job: Job, tasks: Tasks, request: RunRequest, remote: RemoteOutput | None, began: float) -> RunReport:
     hooks = [*job.hooks, *([ProgressBar(job.logger)] if request.progress else [])]
-    with disk_errors_explained(job.output), locked(job.work / "lock"), opened_output(job) as remote:
-        slices = adopt_slices(job.output, is_last=request.task is not None)
-        finished = known_shards(job.output, job.work)
-        refuse_other_dataset(job, finished)
-        with reporting(job, hooks, began=began) as events:
-            empty_folder(job.work / "rows")
-            planned = job.planned_in(job.work / "rows")
-            try:
-                judge_rebuild(planned, finished, rebuild=request.rebuild, reuses_rows=request.mode == "retry")
-            except OutputError:
-                shutil.rmtree(job.work / "rows", ignore_errors=True)
-                raise
+    slices = adopt_slices(job.output, is_last=request.task is not None)
+    finished = known_shards(job.output, job.work)
+    refuse_other_dataset(job, finished)
+    with reporting(job, hooks, began=began) as events:
+        empty_folder(job.work / "rows")
+        planned = job.planned_in(job.work / "rows")
+        try:
+            judge_rebuild(planned, finished, rebuild=request.rebuild, reuses_rows=request.mode == "retry")
             if remote is not None:
                 remote.adopt(planned.plan)
-            write_snapshot(job.work / "rows", planned.plan)
-            for uneven in planned.plan.uneven().values():
-                job.logger.warning("%s", uneven)
-            events.emit(PlanMade.of(planned.plan, planned.chosen))
-            report = Run(planned, tasks, request, events, remote).execute()
-            if slices is not None:
-                remove_slices(slices)
-            return report
+            if not request.makes and (lacking := [change.shard for change in find_changes(planned)]):
+                raise lacking_shards(job, lacking)
+        except (OutputError, IncompleteRunError):
+            shutil.rmtree(job.work / "rows", ignore_errors=True)
+            raise
+        write_snapshot(job.work / "rows", planned.plan)
+        for uneven in planned.plan.uneven().values():
+            job.logger.warning("%s", uneven)
+        events.emit(PlanMade.of(planned.plan, planned.chosen))
+        report = Run(planned, tasks, request, events, remote).execute()
+        if slices is not None:
+            remove_slices(slices)
+        return report
+
+
+def lacking_shards(job: Job, lacking: Sequence[str]) -> IncompleteRunError:
+    """Return the error of an output that lacks shards which tasks were to make."""
+    return IncompleteRunError(
+        f"{job.place} lacks {len(lacking)} shards ({join_problems(lacking)}): run the tasks that make them again, or "
+        "call run() to make them in this process"
+    )
 
 
 def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest) -> RunReport:
@@ -349,6 +385,12 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest)
         OutputError: tasks of another definition are at work; or as `run_job` does.
     """
     assert request.task is not None
+    if shared.store is not None:
+        if holder := lock_holder(shared.work / "lock"):
+            raise _not_shared(shared, holder)
+        name = f"{shared.output.name}-{request.task.name}"
+        own = dataclasses.replace(shared, output=shared.output.with_name(name))
+        return _BucketTask(shared, own, request).run(tasks_of)
     own = dataclasses.replace(shared, output=task_folder(shared.work, request.task))
     while True:
         _wait_for_others(shared, request)
@@ -359,6 +401,12 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest)
                 raise  # else another has written the manifest, and removed the folder of this one
 
 
+def _not_shared(shared: Job, holder: str) -> OutputLockedError:
+    return OutputLockedError(
+        f"{shared.place} is being written by {holder}, which shares it with nobody; wait for it, or give another output"
+    )
+
+
 def _wait_for_others(shared: Job, request: RunRequest) -> None:
     """Wait while a task of the same output writes the manifest."""
     work_folder(shared.output)
@@ -366,10 +414,7 @@ def _wait_for_others(shared: Job, request: RunRequest) -> None:
         if not is_shared(shared.work):
             time.sleep(_MOMENT_S)  # it may have come to its end
             if lock_holder(shared.work / "lock") and not is_shared(shared.work):
-                raise OutputLockedError(
-                    f"{shared.output} is being written by {holder}, which shares it with nobody; wait for it, or give "
-                    "another output"
-                )
+                raise _not_shared(shared, holder)
         if request.deadline.has_come:
             return
         time.sleep(_MOMENT_S)
@@ -426,7 +471,8 @@ class _Task:
         if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
             return None
         assert self._request.task is not None
-        return TaskClaims(whole, self._request.task, [shard for shard in whole.chosen if shard.name in lacking])
+        shards = [shard for shard in whole.chosen if shard.name in lacking]
+        return TaskClaims(whole, self._request.task, shards, TaskFolder(self._shared.work), self._own.work)
 
     def _let_folder_go(self) -> None:
         shutil.rmtree(self._own.output, ignore_errors=True)
@@ -441,7 +487,7 @@ class _Task:
         try:
             return run.execute()
         except OSError:
-            if not claims.is_over:
+            if not claims.is_over and not claims.are_all_done:
                 raise
             return run.end(is_complete=False)
 
@@ -482,10 +528,84 @@ class _Task:
         look_anew(self._shared.output)  # another host may have written it a moment ago
         with contextlib.suppress(OutputError, CorruptDataError):
             manifest = Manifest.read(self._shared.output)
-            wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
-            if {info.name: info.fingerprint for info in manifest.shards} == wanted:
+            if _has_shards_of(manifest, whole):
                 return manifest
         return None
+
+
+class _BucketTask(_Task):
+    """One of several tasks that make one output in a bucket: in a scratch folder of its own, as an ordinary run."""
+
+    def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
+        """Make and upload what this task can take; then write the manifest, or see another do so."""
+        own = self._own
+        assert own.store is not None
+        bucket = TaskBucket(own.store)
+        bucket.check()
+        work_folder(own.output)
+        hooks = [*own.hooks, *([ProgressBar()] if self._request.progress else [])]
+        with disk_errors_explained(own.output):
+            with locked(own.work / "lock"), opened_output(own, is_shared=True) as remote:
+                assert remote is not None
+                with reporting(own, hooks, began=self._began) as events:
+                    report, claims, planned = self._share_made(tasks_of, events, remote, bucket)
+            if claims is not None:
+                bucket.send_ledger(own.work)
+                # With include or exclude, the rest may be for others, whose workers the last run would stop.
+                if not report.stopped and claims.are_done(self._lacking):
+                    with contextlib.closing(claims):
+                        self._finish(claims, tasks_of)
+            if claims is None or claims.is_over:  # what a killed one left, or this one has shown since
+                bucket.remove()
+            report = self._completed(report, planned)
+            if report.is_complete:
+                with contextlib.suppress(OutputLockedError), locked(own.work / "lock"):
+                    shutil.rmtree(own.output, ignore_errors=True)
+        return report
+
+    def _share_made(
+        self, tasks_of: Callable[[Job], Tasks], events: RunEvents, remote: RemoteOutput, bucket: TaskBucket
+    ) -> tuple[RunReport, TaskClaims | None, PlannedJob]:
+        own, task = self._own, self._request.task
+        assert task is not None
+        empty_folder(own.work / "rows")
+        planned = own.planned_in(own.work / "rows")
+        finished = known_shards(own.output, own.work)
+        refuse_other_dataset(own, finished)
+        judge_rebuild(planned, finished, rebuild=self._request.rebuild, reuses_rows=False)
+        self._lacking = lacking = {change.shard for change in find_changes(planned)}
+        if not lacking and not bucket.is_there and self._is_written(planned):
+            events.emit(PlanMade.of(planned.plan, planned.chosen))
+            report = events.tally.report(own, is_complete=True, stopped="")
+            events.emit(RunEnded(report=report, error=None))
+            return report, None, planned
+        shards = [shard for shard in planned.chosen if shard.name in lacking]
+        claims = TaskClaims(planned, task, shards, bucket, own.work)
+        events.emit(PlanMade.of(planned.plan, planned.chosen))
+        with contextlib.closing(claims):
+            if not claims.are_all_done:  # else this one would take the mark of the one that writes the manifest
+                remote.share(claims.run)
+            write_snapshot(own.work / "rows", planned.plan)
+            run = Run(planned, tasks_of(own), self._request, events, remote, claims)
+            return self._made(run, claims), claims, planned
+
+    def _finish(self, claims: TaskClaims, tasks_of: Callable[[Job], Tasks]) -> None:
+        self._shared = self._own  # whose scratch folder knows most of it
+        super()._finish(claims, tasks_of)
+
+    def _is_written(self, whole: PlannedJob) -> Manifest | None:
+        assert self._own.store is not None
+        content = self._own.store.get(MANIFEST_FILE)
+        with contextlib.suppress(CorruptDataError):
+            if content is not None:
+                manifest = Manifest.parse(content, self._own.store.url_of(MANIFEST_FILE))
+                return manifest if _has_shards_of(manifest, whole) else None
+        return None
+
+
+def _has_shards_of(manifest: Manifest, whole: PlannedJob) -> bool:
+    wanted = {shard.name: shard.fingerprint for shard in whole.plan.shards}
+    return {info.name: info.fingerprint for info in manifest.shards} == wanted
 
 
 class Run:
@@ -538,7 +658,7 @@ class Run:
         self._is_current = False
         self._finished: dict[str, ShardFiles] = {}
         self._held: dict[str, ShardBuilder] = {}  # finished shards whose files have no names yet
-        self._replaces = False
+        self._replaces = claims is not None and claims.replaces
         self._damaged: collections.Counter[tuple[str, int]] = collections.Counter()
         self._wanted = read_wanted(job.work)
         self._unlike: dict[str, str] = {}  # by shard: why its bytes are not those that a repair wants
@@ -739,8 +859,12 @@ class Run:
     def _claimed(self, shard: ShardSpec) -> list[PartSpec]:
         """Return the parts to make of a shard that this task has just taken."""
         builder = self._builders[shard.name] = self._builder(shard)
+        if self._remote is not None:
+            self._remote.adopt_one(shard)
         self._resume(builder)
         there = {shard.name: self._finished[shard.name]} if shard.name in self._finished else {}
+        if shard.name in self._uploads:
+            there[shard.name] = self._uploads[shard.name][2]
         self._refuse_left_out(
             {name: files for name, files in there.items() if files[0].num_failed},
             [row for receipt in builder.taken() for row in receipt.failed],

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import ShardFiles
     from datamat.plan.job import Job
-    from datamat.plan.plan import Plan
+    from datamat.plan.plan import Plan, ShardSpec
 
 
 __all__ = ["RemoteOutput", "UploadTask", "Uploaded", "opened_output", "scratch_folder", "upload_shard"]
@@ -164,7 +164,7 @@ def upload_shard(task: UploadTask) -> Uploaded:
         send(path, info.file, info.checksum)
     entry = {
         "files": [info.to_json() for _, _, info in task.files],
-        "objects": {name: dataclasses.astuple(found) for name, found in objects.items()},
+        "objects": _rendered(objects),
     }
     store.put(f"{_HELD if task.is_held else _ENTRIES}/{task.shard}.json", render_json(entry))
     return Uploaded(task.shard, objects)
@@ -183,12 +183,17 @@ def _check_mark(store: ObjectStore, run: str) -> None:
 
 
 @contextlib.contextmanager
-def opened_output(job: Job) -> Iterator[RemoteOutput | None]:
-    """Yield the output of a job in its store, brought together with the scratch folder; None for a local output."""
+def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput | None]:
+    """Yield the output of a job in its store, brought together with the scratch folder; None for a local output.
+
+    Args:
+        job: the job; its output is the scratch folder.
+        is_shared: whether other tasks write there, too: then `share` marks it.
+    """
     if job.store is None:
         yield None
         return
-    remote = RemoteOutput(job.store, job.output, job.logger)
+    remote = RemoteOutput(job.store, job.output, job.logger, is_shared=is_shared)
     remote.begin()
     try:
         yield remote
@@ -207,14 +212,18 @@ class RemoteOutput:
         store: where the shards go.
         folder: the scratch folder.
         logger: receives a warning where cleaning up fails.
+        is_shared: whether other tasks write there, too, whose uploads are left alone.
     """
 
-    def __init__(self, store: ObjectStore, folder: pathlib.Path, logger: logging.Logger) -> None:
+    def __init__(
+        self, store: ObjectStore, folder: pathlib.Path, logger: logging.Logger, *, is_shared: bool = False
+    ) -> None:
         self._store = store
         self._folder = folder
         self._work = folder / WORK
         self._logger = logger
         self._run = uuid.uuid4().hex
+        self._is_shared = is_shared
         self._manifest: bytes | None = None  # that readers can see
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
@@ -225,18 +234,39 @@ class RemoteOutput:
         """Refuse a store that cannot be written, mark it as ours, and bring the scratch folder in line with it."""
         store = self._store
         self._manifest = store.get(MANIFEST_FILE)
-        mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
-        store.put(_RUN, render_json(mark))
-        store.end_uploads(self._work / _OPEN)
+        if not self._is_shared:
+            self._mark()
+            store.end_uploads(self._work / _OPEN)
         self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
-        here, aside = (_content(self._folder / MANIFEST_FILE), _content(self._work / "shards" / MANIFEST_FILE))
+        entries = self._work / "shards"
+        here, aside = _content(self._folder / MANIFEST_FILE), _content(entries / MANIFEST_FILE)
+        replaced: dict[str, ShardFiles] = {}
         if self._manifest is not None and self._manifest not in (here, aside):
             self._start_over(self._manifest)
         elif self._manifest is None and here is aside is None and (before := store.get(_ASIDE)) is not None:
-            (self._work / "shards").mkdir(exist_ok=True)
-            with commit(self._work / "shards" / MANIFEST_FILE) as file:
+            entries.mkdir(exist_ok=True)
+            with commit(entries / MANIFEST_FILE) as file:
                 file.write(before)
+            manifest = Manifest.parse(before, store.url_of(_ASIDE), strict=False)
+            self._stand_in_all(manifest)
+            replaced = by_shard(manifest.all_files)
         self._compare()
+        for shard, files in replaced.items():  # another machine was killed while it replaced some of them
+            is_whole = all(is_stand_in(self._folder / info.file) for info in files)
+            if is_whole and not (entries / f"{shard}.json").exists():
+                write_entry(entries, files)
+
+    def _mark(self) -> None:
+        mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
+        self._store.put(_RUN, render_json(mark))
+
+    def share(self, run: str) -> None:
+        """Mark the store as that of all tasks of one plan, for which `run` stands."""
+        self._run = run
+        with contextlib.suppress(OutputLockedError):
+            _check_mark(self._store, run)
+            return
+        self._mark()
 
     def _start_over(self, content: bytes) -> None:
         """Make the scratch folder that of the dataset in the store: another machine has finished it."""
@@ -248,14 +278,21 @@ class RemoteOutput:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+        self._stand_in_all(manifest)
+        shards = {name for info in manifest.all_files for name in (info.file, info.index_file)}
+        small = {*self._before, *(info.file for info in manifest.index)} - shards
+        self._fetch({name: self._folder / name for name in small})
+        with commit(self._folder / MANIFEST_FILE) as file:
+            file.write(content)
+
+    def _stand_in_all(self, manifest: Manifest) -> None:
+        """Note the shards of a manifest as uploaded from here, but for those that lie here."""
         of_shard: dict[str, dict[str, StoredObject]] = {}
         for name, found in self._before.items():
             of_shard.setdefault(name.partition(".")[0], {})[name] = found
         for shard, files in by_shard(manifest.all_files).items():
-            self._stand_in(files, of_shard.get(shard, {}), is_held=False)
-        shards = {name for info in manifest.all_files for name in (info.file, info.index_file)}
-        small = {*self._before, *(info.file for info in manifest.index)} - shards
-        self._fetch({name: self._folder / name for name in small})
+            if not any((self._folder / info.file).exists() for info in files):
+                self._stand_in(files, of_shard.get(shard, {}), is_held=False)
         self._fetch(
             {
                 f"{info.file}.idx": self._work / MADE / f"{info.file}.idx"
@@ -263,8 +300,6 @@ class RemoteOutput:
                 if info.file.partition(".")[2] == _TAR
             }
         )
-        with commit(self._folder / MANIFEST_FILE) as file:
-            file.write(content)
 
     def _fetch(self, names: Mapping[str, pathlib.Path]) -> None:
         def fetch(name: str) -> None:
@@ -297,7 +332,7 @@ class RemoteOutput:
     def _remember(self, shard: str, objects: Mapping[str, StoredObject], *, is_held: bool) -> None:
         path = self._record(shard, is_held=is_held)
         path.parent.mkdir(parents=True, exist_ok=True)
-        commit_json(path, {name: dataclasses.astuple(found) for name, found in objects.items()})
+        commit_json(path, _rendered(objects))
 
     def _known(self, shard: str, *, is_held: bool = False) -> dict[str, StoredObject]:
         path = self._record(shard, is_held=is_held)
@@ -344,15 +379,19 @@ class RemoteOutput:
         manifest = _content(self._folder / MANIFEST_FILE)
         listed = set() if manifest is None else {info.name for info in self._parsed(manifest)}
         known = {*listed, *read_entries(entries), *read_entries(entries / HELD)}
+        _each(self._adopt_named, [shard for shard in plan.shards if shard.name not in known])
 
-        def adopt(name: str) -> None:
-            for is_held, folder in ((False, _ENTRIES), (True, _HELD)):
-                content = self._store.get(f"{folder}/{name}.json")
-                if content is not None and self._adopt(content, fingerprints[name], is_held=is_held):
-                    return
+    def adopt_one(self, shard: ShardSpec) -> None:
+        """Take over one shard as `adopt` does, whatever the manifest lists."""
+        entries = self._work / "shards"
+        if not any((folder / f"{shard.name}.json").exists() for folder in (entries, entries / HELD)):
+            self._adopt_named(shard)
 
-        fingerprints = {shard.name: shard.fingerprint for shard in plan.shards if shard.name not in known}
-        _each(adopt, fingerprints)
+    def _adopt_named(self, shard: ShardSpec) -> None:
+        for is_held, folder in ((False, _ENTRIES), (True, _HELD)):
+            content = self._store.get(f"{folder}/{shard.name}.json")
+            if content is not None and self._adopt(content, shard.fingerprint, is_held=is_held):
+                return
 
     def _parsed(self, content: bytes) -> Sequence[ShardInfo]:
         with contextlib.suppress(CorruptDataError):
@@ -428,6 +467,11 @@ class RemoteOutput:
             if found is not None and found.num_bytes == wanted.num_bytes:
                 known[name] = dataclasses.replace(found, checksum=wanted.checksum)
         self._remember(shard, known, is_held=False)
+        if (content := self._store.get(f"{_HELD}/{shard}.json")) is not None:
+            # By which another machine finds it, if this one is killed before it has written the manifest.
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                entry = {**parse_json(content, self._store.url), "objects": _rendered(known)}
+                self._store.put(f"{_ENTRIES}/{shard}.json", render_json(entry))
         self._store.delete(f"{_HELD}/{name}" for name in (f"{shard}.json", *held))
         self._record(shard, is_held=True).unlink(missing_ok=True)
 
@@ -446,16 +490,22 @@ class RemoteOutput:
                 objects[name] = before
                 continue
             objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
-        if not self._is_changed and objects == self._before and content == self._manifest:
+        left = self._left()
+        if not self._is_changed and objects == self._before and content == self._manifest and not left:
             return
-        _check_mark(self._store, self._run)
+        _check_mark(self._store, self._run)  # after the listing: what is in it is of no run that began since
         self._store.put(MANIFEST_FILE, content)
         stale = [name for name in self._before if name not in objects]
-        stale += [_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards)]
+        stale += {_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}
         _each(lambda name: self._store.delete([name]), stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
-        record = {name: dataclasses.astuple(found) for name, found in sorted(objects.items())}
-        self._store.put(_OBJECTS, render_json(record))
+        self._store.put(_OBJECTS, render_json(_rendered(objects)))
+
+    def _left(self) -> list[str]:
+        """Return what other runs have left of shards, killed or late, as far as the store lists it."""
+        with contextlib.suppress(OutputError):
+            return [f"{folder}/{name}" for folder in (_ENTRIES, _HELD) for name in self._store.listed(folder)]
+        return []
 
     def _small(self) -> Iterator[tuple[str, pathlib.Path]]:
         """Yield name and path of each small file that belongs into the store, but for ledger and manifest."""
@@ -468,13 +518,14 @@ class RemoteOutput:
 
     def end(self) -> None:
         """Upload the ledger and what is in quarantine, and end the uploads that killed workers left open."""
-        kept = [self._work / LEDGER_FILE]
+        kept = [] if self._is_shared else [self._work / LEDGER_FILE]
         kept += [path for path in sorted((self._work / "quarantine").rglob("*")) if path.is_file()]
         try:
             for path in kept:
                 if path.is_file():
                     self._store.upload(path, path.relative_to(self._folder).as_posix(), digest_file(path))
-            self._store.end_uploads(self._work / _OPEN)
+            if not self._is_shared:
+                self._store.end_uploads(self._work / _OPEN)
         except OutputError as error:
             self._logger.warning("%s; the next run uploads what is missing", error)
 
@@ -487,6 +538,10 @@ def _each(call: Callable[[Any], Any], values: Iterable[Any]) -> None:
     with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(listed))) as pool:
         for _ in pool.map(call, listed):
             pass
+
+
+def _rendered(objects: Mapping[str, StoredObject]) -> dict[str, Any]:
+    return {name: dataclasses.astuple(found) for name, found in objects.items()}
 
 
 def _objects(content: bytes | None, place: str) -> dict[str, StoredObject]:

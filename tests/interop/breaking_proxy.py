@@ -51,7 +51,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if isinstance(what, int):
-            code = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}[what]
+            code = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 501: "NotImplemented"}[what]
             self.answer(what, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
             return
         there = http.client.HTTPConnection(*self.server.behind)

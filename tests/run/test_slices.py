@@ -15,6 +15,7 @@ from sliced_job import content, make_source, start_task
 
 from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, load, read_ledger, verify
 from datamat.cli import main
+from datamat.directory.files import locked
 from datamat.run import materializer
 from datamat.run.status import read_status
 
@@ -211,6 +212,14 @@ def test_others_are_refused_while_a_task_is_there(source, wanted, tmp_path):
 
     assert task.returncode == 0
     _is_as_wanted(output, wanted)
+
+
+def test_task_is_refused_while_an_ordinary_run_is_there(source, tmp_path):
+    """The run has the lock of the output, and shares nothing."""
+    (tmp_path / "out/.datamat").mkdir(parents=True)
+
+    with locked(tmp_path / "out/.datamat/lock"), pytest.raises(OutputLockedError, match="which shares it with nobody"):
+        _run(source, tmp_path / "out")
 
 
 def test_status_shows_each_task(source, wanted, tmp_path):

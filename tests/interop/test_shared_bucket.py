@@ -1,0 +1,295 @@
+"""Tasks that share an output in a bucket: whatever becomes of them, its bytes are those of one ordinary run.
+
+The server is moto's. Tasks are processes, which end or stop themselves at a certain read. Scratch folders of two
+names are those of two hosts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+import signal
+import threading
+
+import pytest
+import sliced_job
+from sliced_job import NUM_SHARDS, content, make_source, start_task
+
+from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, get_logger, read_ledger
+from datamat.directory.files import locked
+from datamat.directory.stores import ObjectStore
+from datamat.run import materializer
+from datamat.run.slices import TaskBucket
+
+s3fs = pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+
+pytestmark = pytest.mark.timeout(300)
+
+LEASE_S = 1.5
+
+
+class Bucket:
+    """An output in a bucket, and the job whose tasks make it."""
+
+    def __init__(self, options, tmp_path):
+        self.tmp_path = tmp_path
+        self.num_started = 0
+        self.source = make_source(tmp_path / "source")
+        self.options = options
+        self.files = s3fs.S3FileSystem(**options, skip_instance_cache=True, use_listings_cache=False)
+        bucket = f"b{hashlib.md5(str(tmp_path).encode()).hexdigest()}"
+        self.files.mkdir(bucket)
+        self.url = f"s3://{bucket}/sets/one"
+
+    def job(self, scratch="here", **options):
+        """Return the job; a scratch folder of another name is one of another host."""
+        options = {"storage_options": self.options, "scratch": self.tmp_path / scratch, **options}
+        return sliced_job.job(self.source, self.url, **options)
+
+    def run(self, index=1, count=2, scratch="here", **options):
+        """Run a task in this process."""
+        return self.job(scratch, **options).run(task_index=index, num_tasks=count, progress=False)
+
+    def start(self, index, act="", lease_s=LEASE_S, scratch="there", options="", tally=""):
+        """Start a task as a process; see `sliced_job`. Those of one tally count together."""
+        self.num_started += 1
+        act = f"{act},{self.tmp_path / (tally or f'tally-{self.num_started}')}" if act else ""
+        place = f", storage_options={self.options!r}, scratch={str(self.tmp_path / scratch)!r}{options}"
+        return start_task(self.source, self.url, index, 2, lease_s=lease_s, act=act, options=place)
+
+    def wanted(self, **options):
+        """Return the files that an ordinary run gives."""
+        sliced_job.job(self.source, self.tmp_path / "wanted", **options).run(progress=False)
+        return content(self.tmp_path / "wanted")
+
+    def there(self):
+        """Return what is in the bucket, and the names of what is in its `.datamat`."""
+        root = self.url.removeprefix("s3://")
+        names = [path[len(root) + 1 :] for path in self.files.find(root)]
+        seen = {name: self.files.cat_file(f"{root}/{name}") for name in names if ".datamat" not in name}
+        return seen, {name.removeprefix(".datamat/") for name in names if ".datamat" in name}
+
+    def names(self, folder):
+        """Return the names of what the tasks of a session share."""
+        return sorted(name.rpartition("/")[2] for name in self.there()[1] if f"/{folder}/" in name)
+
+    def check(self, wanted):
+        """Assert that the bucket holds the dataset, and nothing is left over, there or in the scratch folders."""
+        found, work = self.there()
+        assert found == wanted
+        assert work <= {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
+        assert not list(self.tmp_path.glob("*/one-*-task-*"))
+
+
+@pytest.fixture
+def bucket(options, tmp_path, monkeypatch):
+    """An output in a bucket, and the job whose tasks make it; leases of this process expire soon."""
+    monkeypatch.setattr(materializer, "_lease_s", LEASE_S)
+    return Bucket(options, tmp_path)
+
+
+@pytest.mark.slow
+def test_shards_of_a_killed_task_are_taken_over(bucket):
+    """It is killed with its workers; its lease expires, and a task of another host makes what it had."""
+    killed = bucket.start(0, act="read,20,9")
+    killed.communicate()
+    made = len(bucket.names("done"))
+    with pytest.raises(IncompleteRunError, match=rf"{bucket.url} lacks {NUM_SHARDS - made} shards"):
+        bucket.job("third").finalize(progress=False)
+
+    report = bucket.run()
+    late = bucket.run(0, scratch="third")
+
+    assert killed.returncode == -signal.SIGKILL
+    assert made > 0
+    assert report.is_complete
+    assert report.num_shards_written + made == NUM_SHARDS
+    assert late.is_complete
+    assert late.did_nothing
+    assert late.num_records == 80
+    bucket.files.get(f"{bucket.url}/.datamat/ledger.jsonl", str(bucket.tmp_path / "ledger"))
+    lines = list(read_ledger(bucket.tmp_path / "ledger"))
+    assert len({line.values["shard"] for line in lines if line.event == "part_committed"}) == NUM_SHARDS
+    assert lines[-1].event == "run_finished"
+    shutil.rmtree(bucket.tmp_path / "there")
+    bucket.check(bucket.wanted())
+
+
+@pytest.mark.slow
+def test_task_that_comes_again_resumes_its_own_parts(bucket):
+    """It does not wait for its own lease, of an hour, as long as its scratch folder is there."""
+    bucket.start(0, act="read,20,9", lease_s=3600).communicate()
+    materializer._lease_s = 3600.0
+
+    report = bucket.run(0, scratch="there")
+
+    assert report.is_complete
+    assert 0 < report.num_shards_written < NUM_SHARDS
+    bucket.check(bucket.wanted())
+
+
+@pytest.mark.slow
+def test_stopped_task_that_wakes_damages_nothing(bucket):
+    """It is stopped in mid-shard; another takes the shard and writes the manifest; then the first goes on."""
+    stopped = bucket.start(0, act=f"read,10,{int(signal.SIGSTOP)}")
+    sliced_job.wait_until_stopped(stopped)
+    try:
+        with pytest.raises(OutputError, match=r"tasks of another definition than that of this one: seed changed"):
+            bucket.run(seed=1, scratch="other")
+        with pytest.raises(OutputLockedError, match=f"being written by process {stopped.pid}"):
+            bucket.run(0, scratch="there")
+        report = bucket.run()
+        before, _ = bucket.there()
+    finally:
+        sliced_job.wake(stopped)
+    out, err = stopped.communicate()
+    shutil.rmtree(bucket.tmp_path / "other")
+
+    assert report.is_complete
+    assert before == bucket.wanted()
+    assert (stopped.returncode, out) == (0, "True\n"), err
+    bucket.check(before)
+
+
+@pytest.mark.slow
+def test_two_last_tasks_write_one_manifest(bucket):
+    """Two of one host share the work; the one that is stopped right before the manifest goes on after the other."""
+    act = f"manifest,1,{int(signal.SIGSTOP)}"
+    named = ", sidecars=[sliced_job.end_at_manifest]"
+    tasks = [bucket.start(number, act=act, tally="tally", options=named) for number in range(2)]
+    stopped = os.waitid(os.P_ALL, 0, os.WSTOPPED).si_pid
+    (first,) = [task for task in tasks if task.pid == stopped]
+    (second,) = [task for task in tasks if task.pid != stopped]
+    out, err = second.communicate()
+    before, _ = bucket.there()
+    sliced_job.wake(first)
+    out_of_first, err_of_first = first.communicate()
+
+    assert (second.returncode, out) == (0, "True\n"), err
+    assert (first.returncode, out_of_first) == (0, "True\n"), err_of_first
+    assert before == bucket.wanted(sidecars=[sliced_job.end_at_manifest])
+    bucket.check(before)
+
+
+@pytest.mark.slow
+def test_kills_while_tasks_replace_a_shard(bucket):
+    """Readers see the old one until all are made; the end, where the last task is killed, needs none of its disk."""
+    bucket.run(0, 1)
+    old, _ = bucket.there()
+    (bucket.source / "007.txt").write_text("changed")
+    bucket.start(0, act="read,3,9").communicate()
+    between, _ = bucket.there()
+    named = ", sidecars=[sliced_job.end_at_manifest]"
+    bucket.start(0, act="manifest,1,9", options=named).communicate()
+    killed, _ = bucket.there()
+
+    report = bucket.job("third", sidecars=[sliced_job.end_at_manifest]).finalize(progress=False)
+
+    assert between == old
+    assert "manifest.json" not in killed
+    assert report.is_complete
+    assert (report.num_shards_written, report.num_shards_reused) == (0, NUM_SHARDS)
+    shutil.rmtree(bucket.tmp_path / "there")
+    bucket.check(bucket.wanted(sidecars=[sliced_job.end_at_manifest]))
+
+
+# ---------------------------------------------------------------- without processes
+
+
+def test_ordinary_run_is_refused_while_a_task_shows_life(bucket):
+    """On whatever host it is; one that has left is not waited for."""
+    there = TaskBucket(bucket.job().job.store)
+    there.agree({"plan": "", "ingredients": {}, "lease_s": 60.0})
+    number = itertools.count()
+    ended = threading.Event()
+
+    def live():
+        while not ended.wait(0.05):
+            there.show("token", f"{next(number)} task-00001, process 7 on far")
+        there.leave("token")
+
+    task = threading.Thread(target=live)
+    task.start()
+    try:
+        while not there.names("beats"):
+            pass
+        with pytest.raises(
+            OutputLockedError, match=r"shared by tasks, and one is alive \(task-00001, process 7 on far\)"
+        ):
+            bucket.job().run(progress=False)
+    finally:
+        ended.set()
+        task.join()
+
+    TaskBucket(bucket.job().job.store).refuse_if_alive(get_logger())
+
+
+def test_what_is_left_of_an_ended_session_goes(bucket):
+    """Of one that was killed while it cleared up, or woke later; not that of the present one."""
+    store = bucket.job().job.store
+    ended, present = TaskBucket(store), TaskBucket(store)
+    ended.agree({"lease_s": 1.0})
+    ended.create("leases/one.00000", "mine")
+    store.delete([".datamat/slices/plan.json"])
+    present.agree({"lease_s": 1.0})
+    present.create("leases/two.00000", "mine")
+
+    ended.remove()
+
+    assert present.names("leases") == ["two.00000"]
+    assert len(bucket.there()[1]) == 2
+    present.remove()
+    assert bucket.there() == ({}, set())
+
+
+def test_object_is_created_by_one(bucket, proxy):
+    """Also where the answer to it is lost, and it is put again."""
+    store = ObjectStore(bucket.url, {**bucket.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    lost = []
+
+    def meet(_, handler):
+        if handler.command == "PUT" and not lost:
+            lost.append(handler.path)
+            return "lose"
+        return None
+
+    proxy.meet = meet
+
+    assert store.create("leases/one", b"mine")
+    assert not store.create("leases/one", b"other")
+    assert list(store.listed("leases")) == ["one"]
+    assert store.get("leases/one") == b"mine"
+    assert lost
+
+
+def test_store_without_conditions_is_refused(tmp_path, bucket, proxy, monkeypatch):
+    """By name, before any work: one of which nothing is known, one that says so, and one that ignores a condition."""
+    message = (
+        r"%s is in a store that is not known to keep conditions \(If-None-Match: \*\), by which tasks share an output"
+    )
+    memory = sliced_job.job(bucket.source, f"memory://{tmp_path.name}/out", scratch=tmp_path / "scratch")
+    with pytest.raises(OptionError, match=message % memory.job.store.url):
+        memory.run(task_index=0, num_tasks=2, progress=False)
+
+    proxy.meet = lambda _, handler: 501 if handler.headers.get("If-None-Match") else None
+    through = {**bucket.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}
+    with pytest.raises(OptionError, match=message % bucket.url):
+        bucket.run(storage_options=through)
+
+    put = ObjectStore._put
+    monkeypatch.setattr(ObjectStore, "_put", lambda self, name, content, _: put(self, name, content, {}))
+    with pytest.raises(OptionError, match=message % bucket.url):
+        bucket.run()
+    assert bucket.there() == ({}, set())
+
+
+def test_task_is_refused_while_an_ordinary_run_of_this_host_is_there(bucket):
+    """It has the lock of the scratch folder."""
+    work = bucket.job().job.work
+    work.mkdir(parents=True)
+
+    with locked(work / "lock"), pytest.raises(OutputLockedError, match=rf"{bucket.url} .* shares it with nobody"):
+        bucket.run()
