@@ -1879,6 +1879,10 @@ def _column_of(name: str, feature: Feature, values: Any) -> Any:
 
 def _inferred(name: str, value: Any) -> Any:
     value = as_array(value)
+    if value is None:
+        raise SchemaError(
+            f"field {name!r} is None, which shows no type; fill it in, or pass features=, with Optional(...) for it"
+        )
     for kinds, feature_of in _FEATURE_OF_TYPES:
         if isinstance(value, kinds):
             return feature_of(name, value)

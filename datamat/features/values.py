@@ -706,7 +706,7 @@ class Tensor(Feature):
     """An array of a numpy dtype, stored exactly.
 
     If the number of values does not determine the shape (several None, or None beside 0), the shape of each value is
-    stored in the column `NAME/shape`.
+    stored in the column `NAME/shape`. An empty list stands for an array without values where the first size varies.
 
     Args:
         shape: size of each dimension; None for one that varies.
@@ -785,7 +785,7 @@ class Tensor(Feature):
         return self.dtype, self.shape
 
     def encode(self, name: str, value: Any) -> dict[str, Column]:
-        array = array_of(name, self, value)
+        array = array_of(name, self, _without_items(value, self.shape, self.dtype))
         check_array(name, self, array.dtype, array.shape, self.shape, dtype_of(self.dtype))
         columns = {name: _to_column(array.reshape(-1), self._kind)}
         if self.keeps_shape:
@@ -793,6 +793,8 @@ class Tensor(Feature):
         return columns
 
     def encode_block(self, name: str, values: Any) -> dict[str, Any]:
+        if isinstance(values, (list, tuple)):
+            values = [_without_items(value, self.shape, self.dtype) for value in values]
         numbers, lengths, shapes = _stacked(name, self, values, self.shape, dtype_of(self.dtype))
         columns = {name: _block_column(numbers, lengths, self._kind)}
         if self.keeps_shape:
@@ -1103,6 +1105,13 @@ def _is_changed(value: Any, found: np.ndarray) -> bool:
     if isinstance(value, int):
         return bool(found.item() != value)
     return bool(np.isfinite(value) and not np.isfinite(found))
+
+
+def _without_items(value: Any, shape: Shape, dtype: str) -> Any:
+    """Return a list without items, of which no number would change, as an array; any other value as it is."""
+    if not isinstance(value, (list, tuple)) or value or shape[:1] != (None,):
+        return value
+    return np.empty((0, *(size or 0 for size in shape[1:])), dtype_of(dtype))
 
 
 def _stacked(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import contextlib
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datamat.directory.keys import safe_key
 from datamat.errors import IncompleteRunError, SampleError, Skip, WorkerDied, fold
 from datamat.features import Features
+from datamat.features.base import as_array
 from datamat.options import ErrorPolicy, Remedies, WorkerOptions
 from datamat.parallel import get_logger
 from datamat.parallel.process_role import is_worker
@@ -22,13 +24,14 @@ from datamat.run.module_state import ModuleState
 from datamat.run.worker import RowMark, RowWatch, exit_error, limit_memory, may_pass, pause
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import global_state_kept
+from datamat.writers.existing import MOST_AHEAD, shows_type
 from datamat.writers.function import function_writer
 
 if TYPE_CHECKING:
     import datetime
     import logging
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.rows import IndexRow
     from datamat.run.report import RunReport
@@ -41,7 +44,8 @@ __all__ = ["infer_features", "materialize"]
 
 # ---------------------------------------------------------------- features of what a function returns
 #
-# The features of what a function returns are those of its first sample, which a worker makes.
+# The features of what a function returns are those of its first sample, which a worker makes. A list without items
+# shows no type; the next samples are then made, too, until one has items there.
 #
 # A function that crashes, loops or exits does so in that worker, as in the run itself, and the error names the key.
 # Items that fail are skipped where the policy says so; the run then meets them again, and records them in the ledger.
@@ -67,7 +71,7 @@ def infer_features(
         workers: options of the worker, and the limits of an item.
         executor: the user's engine, or None.
         errors: what happens to items that fail.
-        logger: receives messages, such as that a worker died.
+        logger: receives messages, such as that a worker died, or that all lists of a field are empty.
 
     Raises:
         SampleError: an item failed, ended its worker or ran out of time, and the policy is to raise.
@@ -82,11 +86,83 @@ def infer_features(
         start, last = 0, ""
         while True:
             try:
-                return run_here.submit(search.features, start, last).result()
+                found = run_here.submit(search.first, start, last).result()
+                break
             except WorkerDied as error:
                 if executor is not None:
                     raise
                 start, last = search.after_death(error, deaths)
+        dead: set[int] = set()
+        while found.empty_lists:
+            try:
+                lists = run_here.submit(search.lists, found.position, found.empty_lists, frozenset(dead)).result()
+                return _with_lists(found, lists, len(writer), logger)
+            except WorkerDied as error:  # the run will meet that item again
+                mark = RowMark.of(error)
+                if executor is not None or mark is None:
+                    raise
+                dead.add(mark.position)
+        return found.features
+
+
+_Path = tuple[str, ...]  # names of the dicts that a field lies in, and its own
+
+
+class _First(NamedTuple):
+    """The first sample.
+
+    Attributes:
+        features: its features.
+        position: number of its item.
+        empty_lists: paths of the fields that hold lists without items.
+    """
+
+    features: Features
+    position: int
+    empty_lists: tuple[_Path, ...]
+
+    @classmethod
+    def of(cls, sample: Mapping[str, Any], position: int) -> _First:
+        features = Features.infer(sample)
+        return cls(features, position, tuple(_empty_lists(sample, features.as_declared)))
+
+
+def _empty_lists(sample: Mapping[str, Any], declared: Mapping[str, Any], path: _Path = ()) -> Iterator[_Path]:
+    for name, value in sample.items():
+        feature, here = declared.get(name), (*path, name)
+        if isinstance(feature, collections.abc.Mapping):
+            yield from _empty_lists(value, feature, here)
+        elif isinstance(value, (list, tuple)) and not value:
+            yield here
+
+
+def _at(sample: Any, path: _Path) -> Any:
+    for name in path:
+        sample = sample.get(name) if isinstance(sample, collections.abc.Mapping) else None
+    return sample
+
+
+def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logger: logging.Logger) -> Features:
+    """Return the features of a first sample, with those of its lists without items."""
+
+    def replaced(declared: Mapping[str, Any], path: _Path = ()) -> dict[str, Any]:
+        return {
+            name: replaced(feature, (*path, name))
+            if isinstance(feature, collections.abc.Mapping)
+            else lists.get((*path, name), feature)
+            for name, feature in declared.items()
+        }
+
+    still = ["/".join(path) for path in first.empty_lists if path not in lists]
+    if still and num_items > first.position + MOST_AHEAD:
+        logger.warning(
+            "materialize: the lists in field %r of the first %d samples are empty, so lists of this field are stored "
+            "as JSON; if others hold numbers, texts or arrays, pass features=, as in {%r: Sequence(Scalar('int64'))}",
+            still[0],
+            MOST_AHEAD,
+            still[0],
+        )
+    return Features(replaced(first.features.as_declared))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,27 +193,23 @@ class _Search:
     def _pipeline(self) -> Pipeline:
         return Pipeline(self.writer, Augmenter(Features({})), self.seed)
 
-    def features(self, start: int, last: str) -> Features:
-        """Return the features of the first item from `start` on that gives a sample.
+    def first(self, start: int, last: str) -> _First:
+        """Return the first sample of the items from `start` on.
 
         Args:
             start: number of the first item to try; all before it failed.
             last: why the item before it failed; "" where that is unknown.
         """
-        if self.state is not None:
-            self.state.settle(self._pipeline)
-        if self.workers.max_rss is not None and is_worker():
-            limit_memory(self.workers.max_rss)
-        pipeline = self._pipeline
-        rows = self.writer.index(None)
+        pipeline = self._settled_pipeline()
         error: SampleError | None = None
         num_dropped = 0
         with global_state_kept(), RowWatch(self.workers.sample_timeout_s) as watch:
-            for position, given in enumerate(itertools.islice(rows, start, None), start):
-                row = given._replace(key=safe_key(given.key))  # as the run will have it
+            for position, row in self._rows(start):
                 watch.at(position)
                 try:
-                    return self._inferred(pipeline, row)
+                    sample = self._samples(pipeline, row)[0]
+                    with _named(row):
+                        return _First.of(sample, position)
                 except Skip as skip:
                     num_dropped, last = num_dropped + 1, f"sample {row.key!r}: {skip.reason}"
                     continue
@@ -149,6 +221,35 @@ class _Search:
             f"materialize: all {len(self.writer):,} inputs {what}, so there is no sample to infer the features "
             "from; fix the function, or pass features=" + (f"; the last: {last}" if last else "")
         ) from error
+
+    def lists(self, start: int, paths: Sequence[_Path], dead: Collection[int]) -> dict[_Path, Any]:
+        """Return the features of lists, by their paths, as the first that has items shows them.
+
+        Args:
+            start: number of the first item to look at; a hundred are, at most.
+            paths: paths of the fields.
+            dead: numbers of items that ended their workers.
+        """
+        pipeline = self._settled_pipeline()
+        found: dict[_Path, Any] = {}
+        with global_state_kept(), RowWatch(self.workers.sample_timeout_s) as watch:
+            for position, row in itertools.islice(self._rows(start), MOST_AHEAD):
+                if position in dead:
+                    continue
+                watch.at(position)
+                try:
+                    samples = self._samples(pipeline, row)
+                except (Skip, SampleError):
+                    continue  # the run meets it again
+                for sample, path in itertools.product(samples, paths):
+                    value = as_array(_at(sample, path))
+                    if path not in found and shows_type(value):
+                        name = "/".join(path)
+                        with _named(row):
+                            found[path] = Features.infer({name: value}).as_declared[name]
+                if len(found) == len(paths):
+                    break
+        return found
 
     def after_death(self, error: WorkerDied, deaths: collections.Counter[int]) -> tuple[int, str]:
         """Return the item to resume at after the death of a worker, and why the one it was at is skipped."""
@@ -165,23 +266,36 @@ class _Search:
         self._check(mark.position + 1, failed)
         return mark.position + 1, str(failed)
 
-    def _inferred(self, pipeline: Pipeline, row: IndexRow) -> Features:
-        """Return the features of an item's first sample; raises `Skip` where the function leaves the item out."""
+    def _settled_pipeline(self) -> Pipeline:
+        """Return what makes the samples, with this process as the items of the run will find it."""
+        if self.state is not None:
+            self.state.settle(self._pipeline)
+        if self.workers.max_rss is not None and is_worker():
+            limit_memory(self.workers.max_rss)
+        return self._pipeline
+
+    def _rows(self, start: int) -> Iterator[tuple[int, IndexRow]]:
+        """Yield each item from `start` on, with its number, as the run will have it."""
+        for position, row in enumerate(itertools.islice(self.writer.index(None), start, None), start):
+            yield position, row._replace(key=safe_key(row.key))
+
+    def _samples(self, pipeline: Pipeline, row: IndexRow) -> list[Sample]:
+        """Return the samples of an item; raises `Skip` where the function leaves the item out."""
         for attempt in itertools.count(1):
             try:
                 samples = pipeline.samples(row)
-                sample = next((sample for sample in samples if not isinstance(sample, Skip)), samples[0])
-                if isinstance(sample, Skip):
-                    raise sample
-                try:
-                    return Features.infer(sample)
-                except Exception as error:
-                    raise SampleError(row.key, f"{type(error).__name__}: {error}") from error
             except (SampleError, SystemExit) as raised:
                 failure = raised if isinstance(raised, SampleError) else exit_error(row, raised)
                 if attempt > self.errors.retries or not may_pass(failure):
                     raise failure from failure.__cause__
                 pause(failure, attempt)
+                continue
+            kept = [sample for sample in samples if not isinstance(sample, Skip)]
+            if not kept:
+                skip = samples[0]
+                assert isinstance(skip, Skip)
+                raise skip
+            return kept
         raise AssertionError("unreachable")
 
     def _check(self, num_failed: int, error: SampleError) -> None:
@@ -199,6 +313,15 @@ class _Search:
                 f"materialize: the first {num_failed:,} inputs failed, so there is no sample to infer the features "
                 f"from; fix the function, or pass features=; the last: {error}"
             ) from error
+
+
+@contextlib.contextmanager
+def _named(row: IndexRow) -> Iterator[None]:
+    """Give errors of inference the key of the item."""
+    try:
+        yield
+    except Exception as error:
+        raise SampleError(row.key, f"{type(error).__name__}: {error}") from error
 
 
 # ---------------------------------------------------------------- materialize
@@ -238,7 +361,8 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
         inputs: the items; each is one sample.
         output: folder of the finished shards.
         name: name of the dataset; the names of its shards begin with it.
-        features: the schema; None infers it, without loss, from the first item that works, in a worker.
+        features: the schema; None infers it, without loss, from the first item that works, in a worker. Where that has
+            a list without items, which shows no type, the first list that has some decides, of the next hundred items.
         key: function that returns the key of an item, a str or int; or, if items are dicts, the name of the field that
             holds it. None: a path or string, also one from an array, is its own key (with a hash if it contains `/`, is
             long or appears twice); other items use their position, so inserting one changes all after it.

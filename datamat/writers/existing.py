@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "MOST_AHEAD",
     "ArrowSource",
     "SpoolOptions",
     "SpooledSource",
@@ -99,12 +100,14 @@ __all__ = [
     "converted",
     "dicts_of",
     "files_below",
+    "fill_lists",
     "identity_of",
     "is_arrow_dataset",
     "listed_column",
     "names_of",
     "open_source",
     "packed",
+    "shows_type",
     "table_of",
     "unpacked",
     "without_items",
@@ -2669,7 +2672,8 @@ def without_items(value: Any, feature: Feature | None) -> Any:
     return np.empty((0, *(size or 0 for size in shape[1:])), dtype_of(dtype))
 
 
-_MOST_AHEAD = 100  # samples that are looked at for a list with items
+MOST_AHEAD = 100
+"""Samples that are looked at for a list with items."""
 
 
 def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Mapping[str, Any]]) -> None:
@@ -2682,11 +2686,17 @@ def fill_lists(first: dict[str, Any], known: Collection[str], rest: Iterable[Map
     """
     empty = {name for name, value in first.items() if isinstance(value, (list, tuple)) and not value} - set(known)
     samples = iter(rest)
-    for _ in range(_MOST_AHEAD):
+    for _ in range(MOST_AHEAD):
         if not empty or (sample := next(samples, None)) is None:
             return
-        first |= {name: sample[name] for name in empty if sample.get(name)}
-        empty = {name for name in empty if not first[name]}
+        found = {name: sample[name] for name in empty if shows_type(sample.get(name))}
+        first |= found
+        empty -= found.keys()
+
+
+def shows_type(value: Any) -> bool:
+    """Return whether a value shows what lists of its field hold: a list with items does, an array, too."""
+    return (isinstance(value, (list, tuple)) and len(value) > 0) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def _list_of_files(feature: Feature) -> bool:

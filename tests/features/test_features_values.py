@@ -199,6 +199,25 @@ def test_tensors_of_another_kind_are_refused(value, found):
         Tensor((None, 3)).encode("x", value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [((None,), (0,)), ((None, 4), (0, 4)), ((None, 4, None), (0, 4, 0)), ((3,), None), ((0,), None)],
+)
+def test_list_without_items_is_an_array_without_values(shape, wanted):
+    """What code gives that gathers objects, where there are none; where the first size is fixed, it is refused."""
+    feature = Tensor(shape, "int16")
+    if wanted is None:
+        with pytest.raises(SchemaError, match="the sample holds a list; give a numpy array"):
+            feature.encode("x", [])
+        return
+
+    found = through_a_record(feature, [])
+    blocks = [feature.encode_block("x", values) for values in ([[], ()], [np.zeros(wanted, np.int16)] * 2)]
+
+    assert (found.shape, found.dtype) == (wanted, np.int16)
+    assert repr(blocks[0]) == repr(blocks[1])
+
+
 def test_a_dimension_of_one_is_not_invented():
     """(3,) is not (3, 1): it would read back in another shape."""
     with pytest.raises(SchemaError, match=r"holds float32 \(3,\)"):

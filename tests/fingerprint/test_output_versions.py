@@ -68,6 +68,7 @@ FEATURES = Features(
 )
 PLAIN = Features({"caption": Text(), "count": Scalar("int64"), "share": Scalar("float32")})
 
+pytest.importorskip("ml_dtypes")  # which comes with TensorFlow
 NARROW = {name: Tensor((None,), name) for name in ("uint8", "int16", "float16", "bfloat16")}
 
 

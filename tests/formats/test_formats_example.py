@@ -6,13 +6,14 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from datamat.errors import CorruptDataError, SchemaError
 from datamat.formats.example import ExampleEncoder, decode_example, encode_example
+
+tf = pytest.importorskip("tensorflow")  # which has no wheels for the newest Python
 
 int64s = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-1, 0, 1, 127, 128, 2**14, 2**35, 2**63 - 1, -(2**63)])
 int64_lists = st.lists(int64s, max_size=6) | st.lists(int64s, min_size=3, max_size=6).map(lambda values: values * 20)

@@ -11,13 +11,14 @@ import tracemalloc
 import google_crc32c
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import encode_example
+
+tf = pytest.importorskip("tensorflow")  # which has no wheels for the newest Python
 
 FORMATS = ["tfrecord", "tfrecord.gz"]
 KINDS = {"image": "bytes", "key": "bytes", "boxes": "float32", "label": "int64"}

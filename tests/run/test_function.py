@@ -22,8 +22,12 @@ from datamat import (
     OptionError,
     SampleError,
     Scalar,
+    Sequence,
     ShardOptions,
+    Skip,
     SourceError,
+    Tensor,
+    Text,
     Timestamp,
     WorkerOptions,
     load,
@@ -383,3 +387,79 @@ def test_features_are_inferred_of_whatever_json_and_numpy_hold(tmp_path):
     assert found == {number: ([{"label": number}], {"size": [4, None]}) for number in range(3)}
     with pytest.raises(SampleError, match="read returned None for the field 'x'; want a value"):
         materialize(lambda number: {"x": None}, range(3), tmp_path / "none", progress=False)
+
+
+FIRST_LISTS = {
+    "numbers": ([], [1, 2], Sequence(Scalar("int64"))),
+    "texts": ((), ["a"], Sequence(Text())),
+    "an array": ([], np.ones((2, 4), np.float32), Tensor((None, None), "float32")),
+    "an array without values": ([], np.ones((0, 4), np.float32), Tensor((None, None), "float32")),
+    "dicts of arrays": ([], [{"box": np.ones(4)}], Sequence({"box": Tensor((None,), "float64")})),
+    "in a dict": (
+        {"pixels": np.ones(2), "tags": []},
+        {"pixels": np.ones(2), "tags": ["a"]},
+        {"pixels": Tensor((None,), "float64"), "tags": Sequence(Text())},
+    ),
+    "of anything": ([], [1, "a"], Json()),
+}
+
+
+@pytest.mark.parametrize(("first", "later", "feature"), FIRST_LISTS.values(), ids=FIRST_LISTS)
+def test_list_that_is_empty_at_first_gets_the_type_of_the_first_with_items(tmp_path, first, later, feature):
+    """Not JSON, in which numbers are text; items that fail or are left out in between do not matter."""
+
+    def make(number):
+        if number == 3:
+            return Skip("none")
+        return {"x": later if number in {6, 8} else first}
+
+    _made(make, range(10), tmp_path / "out")
+
+    found = load(tmp_path / "out")
+    assert found.features == Features({"x": feature})
+    values = [sample["x"] for sample in found.select(["00000000", "00000006"])]
+    kept = Features({"x": feature})
+    for value, wanted in zip(values, (first, later), strict=True):
+        again = kept.decode(kept.encode({"key": "a", "x": wanted}))["x"]
+        assert repr(value) == repr(again)
+
+
+@pytest.mark.slow
+def test_items_that_end_their_workers_are_passed_over_in_the_search_for_a_list(tmp_path):
+    """They count once, as failed items of the run, not as those before the first sample."""
+
+    def make(number):
+        if number in {2, 4}:
+            os._exit(3)
+        if number == 5:
+            raise ValueError("bad item")
+        return {"x": [number] if number == 7 else []}
+
+    report = _made(make, range(9), tmp_path / "out", errors=ErrorPolicy("skip", max_errors=3))
+
+    assert (report.num_failed, report.num_records) == (3, 6)
+    assert load(tmp_path / "out").features["x"] == Sequence(Scalar("int64"))
+
+
+def test_lists_that_stay_empty_are_json_and_the_log_says_so(tmp_path, caplog):
+    """Where items are left that were not looked at; then the type may matter."""
+    calls = []
+
+    def make(number):
+        calls.append(number)
+        return {"x": [] if number < 100 else [number]}
+
+    with ThreadPoolExecutor(1) as executor:
+        materialize(make, range(102), tmp_path / "out", executor=executor, progress=False)
+        assert "lists in field 'x' of the first 100 samples are empty, so lists of this field are" in caplog.text
+        assert load(tmp_path / "out").features["x"] == Json()
+        assert calls[:101] == [0, *range(100)]
+        caplog.clear()
+        materialize(make, range(50), tmp_path / "few", executor=executor, progress=False)
+        assert "empty" not in caplog.text
+
+
+def test_none_in_the_first_sample_shows_no_type(tmp_path):
+    """In a dict as beside others; the message says what a field that may be missing is declared as."""
+    with pytest.raises(SampleError, match=r"field 'm/x' is None, which shows no type; fill it in, or pass .*Optional"):
+        _made(lambda number: {"m": {"a": np.ones(2), "x": None}}, range(2), tmp_path / "out")

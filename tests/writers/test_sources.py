@@ -1218,6 +1218,19 @@ def test_list_without_items_does_not_decide_what_the_others_hold(tmp_path, form)
         assert np.array_equal(sample["objects"]["crop"], [picture] * number)
 
 
+@pytest.mark.parametrize("later", [[1, 2], [0], [[1, 2], [3, 4]]])
+@pytest.mark.parametrize("make", [list, iter])
+def test_lists_that_begin_empty_get_the_type_of_later_ones(tmp_path, later, make):
+    """One number, several, or rows of them, in a list of samples as from an iterator."""
+    rows = [{"x": value} for value in ([], [], later, [])]
+
+    Materializer(source=make(rows), output=tmp_path / "out").run(progress=False)
+
+    found = load(tmp_path / "out")
+    assert found.features["x"] == Tensor((None,) * np.ndim(later), "int64")
+    assert [sample["x"].tolist() for sample in found.select([0, 1, 2, 3])].count(later) == 1
+
+
 def test_row_that_cannot_be_looked_at_is_named_by_the_run(tmp_path):
     """The row behind one with an empty list: nothing fails before its turn."""
 
