@@ -1390,8 +1390,8 @@ class Audio(Feature):
         picture[-_SPECTRUM_HEIGHT:] = _spectrogram(value.mean(axis=1) if value.size else np.zeros(0, np.float32))
         return picture
 
-    def hugging_face_type(self) -> str:
-        return "audio"
+    def hugging_face_type(self) -> Any:
+        return "audio" if self.sample_rate is None else {"audio": {"sampling_rate": self.sample_rate}}
 
     def croissant_type(self) -> str:
         return "sc:AudioObject"
