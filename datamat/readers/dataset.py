@@ -12,7 +12,7 @@ import pathlib
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 import numpy as np
 import xxhash
@@ -82,6 +82,26 @@ __all__ = ["ShardedDataset", "concat", "load", "mix"]
 # decoded. Memory holds half a byte per record, and no shard is scanned.
 
 
+_SAID_ELSEWHERE = {
+    "shuffle": "its readers shuffle, anew in each epoch: to_torch(32, shuffle=True, seed=1)",
+    "batch": "its readers batch: to_torch(32), to_numpy(32), to_tf(32)",
+    "padded_batch": "its readers pad: to_tf(32, pad={'tokens': 0})",
+    "repeat": "each iteration of to_torch(...) or to_numpy(...) is the next epoch; to_tf(repeat=True) has no end",
+    "prefetch": "its readers make batches ahead: to_torch(32, prefetch=4)",
+    "cache": "load(..., cache=BYTES) keeps records in memory, to_tf(cache=True) what is decoded",
+    "skip": "a slice leaves the first records out: data[100:]",
+    "train_test_split": "slices divide it: data[:-100] and data[-100:]; splits={'train': .9, 'test': .1} of a run does "
+    "so by keys, once for all",
+    "select_columns": "columns('image', 'label') keeps these fields",
+    "remove_columns": "columns('image', 'label') keeps these fields, and no others",
+    "with_format": "to_numpy, to_torch and to_tf give arrays or tensors",
+    "set_format": "to_numpy, to_torch and to_tf give arrays or tensors",
+    "as_numpy_iterator": "to_numpy() yields samples of arrays",
+    "column_names": "list(data.features) names the fields",
+    "num_rows": "len(data) counts the records",
+}
+"""What does here what a method of tf.data or of Hugging Face's datasets does."""
+
 _AT_ONCE = 64  # records of an iteration whose shards are asked for together
 
 
@@ -139,18 +159,29 @@ class ShardedDataset(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._selection)
 
-    def __getitem__(self, item: int | str) -> dict[str, Any]:  # type: ignore[override]  # no slices
-        """Return one sample, by position (negative ones count from the end) or by key.
+    @overload
+    def __getitem__(self, item: int | str) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> ShardedDataset: ...
+
+    def __getitem__(self, item: int | str | slice) -> dict[str, Any] | ShardedDataset:
+        """Return one sample, by position (negative ones count from the end) or by key; of a slice, the dataset.
 
         Args:
-            item: position of the sample, or its key.
+            item: position of the sample, or its key; or a slice of positions, as for `select`.
 
         Raises:
             IndexError: the position is out of range.
             KeyError: no record has this key.
-            TypeError: the item is neither a position nor a key, such as a slice.
+            TypeError: the item is none of these, such as a list.
             CorruptDataError: the record is damaged; the message names file, record and offset.
+
+        Example:
+            >>> most, rest = train[:-100], train[-100:]   # doctest: +SKIP
         """
+        if isinstance(item, slice):
+            return self.select(item)
         return self._records.sample(self._position(item))
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
@@ -697,6 +728,17 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         tables = [feature_table(self.features), Table(["field", "statistics"], rows)]
         return render_html(f"ShardedDataset: {len(self):,} records", facts, tables)
 
+    if not TYPE_CHECKING:  # where a misspelt name is to be an error
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _SAID_ELSEWHERE:
+                return object.__getattribute__(self, name)  # raises what it raised: the error may be of a property
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}; {_SAID_ELSEWHERE[name]}",
+                name=name,
+                obj=self,
+            )
+
     @property
     def _title(self) -> str:
         """The directories, for messages."""
@@ -755,8 +797,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             position = operator.index(item)
         except TypeError as error:
             raise TypeError(
-                f"a sample has a position and a key, and {item!r} is neither; for several samples: "
-                "[data[number] for number in range(2, 5)]"
+                f"a sample has a position and a key, and {reprlib.repr(item)} is neither; for several samples: "
+                "select([2, 5]) or [2:5]"
             ) from error
         if not -len(self) <= position < len(self):
             raise IndexError(f"position {item} in a dataset of {len(self)} records")

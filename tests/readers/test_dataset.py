@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import gc
 import json
 import multiprocessing
@@ -88,11 +89,59 @@ def test_positions_count_from_the_end_too(pairs):
             data[position]
 
 
-@pytest.mark.parametrize("item", [slice(2, 5), 2.0, None, b"val000", (1, 2), [0]])
+@pytest.mark.parametrize("item", [2.0, None, b"val000", (1, 2), [0]])
 def test_what_is_no_position_and_no_key_is_refused(pairs, item):
-    """A slice could read any amount: the error says how to read several."""
-    with pytest.raises(TypeError, match=r"is neither; for several samples: \[data\[number\] for number"):
+    """A list could read any amount: the error says what gives several."""
+    with pytest.raises(TypeError, match=r"is neither; for several samples: select\(\[2, 5\]\) or \[2:5\]"):
         load(pairs)[item]
+
+
+@pytest.mark.parametrize("item", [slice(10), slice(-3, None), slice(None, None, -7), slice(50, 200, 3), slice(9, 2)])
+def test_slice_is_the_dataset_of_these_records(pairs, item):
+    """As of a list; it reads like any view, and a mistake in its bounds is that of a list, too."""
+    data = load(pairs)
+
+    found = data[item]
+
+    assert found.keys() == data.keys()[item]
+    assert [sample["key"] for sample in found.to_numpy()] == data.keys()[item]
+    assert found[1:].keys() == data.keys()[item][1:]
+
+
+SAID_ELSEWHERE = {
+    "shuffle": r"to_torch\(32, shuffle=True, seed=1\)",
+    "batch": r"to_numpy\(32\)",
+    "skip": r"data\[100:\]",
+    "train_test_split": r"data\[:-100\] and data\[-100:\]",
+    "select_columns": r"columns\('image', 'label'\)",
+    "num_rows": r"len\(data\)",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), SAID_ELSEWHERE.items(), ids=SAID_ELSEWHERE)
+def test_methods_of_other_libraries_are_said_in_words_of_this_one(pairs, name, message):
+    """Code that asks whether there are such methods is told the truth, and copies are made as ever."""
+    data = load(pairs, "train")
+
+    with pytest.raises(AttributeError, match=rf"object has no attribute '{name}'; .*{message}"):
+        getattr(data, name)
+    assert not hasattr(data, name)
+    for again in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
+        assert again.keys() == data.keys()
+    with pytest.raises(AttributeError, match=r"has no attribute 'colums'$"):
+        data.colums  # noqa: B018
+
+
+def test_error_inside_of_a_property_is_not_hidden(pairs, monkeypatch):
+    """It would read as if the property were missing."""
+
+    def broken(features, statistics):
+        raise AttributeError("what is inside")
+
+    monkeypatch.setattr("datamat.readers.dataset.summarized_fields", broken)
+
+    with pytest.raises(AttributeError, match="what is inside"):
+        load(pairs).statistics  # noqa: B018
 
 
 def test_splits_are_parts_of_the_whole(pairs):
