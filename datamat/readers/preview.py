@@ -99,6 +99,10 @@ class Picture:
 
     array: np.ndarray
 
+    def __repr__(self) -> str:
+        height, width = self.array.shape[:2]
+        return f"<Picture of {width} x {height} pixels; save(path) writes it>"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the image as a PNG file."""
         with open(path, "wb") as file:

@@ -59,6 +59,10 @@ def test_picture_is_saved_and_shown_as_png(pairs, tmp_path):
 
     data = (tmp_path / "preview.png").read_bytes()
     assert picture._repr_png_() == data
+    assert (
+        repr(picture)
+        == f"<Picture of {picture.array.shape[1]} x {picture.array.shape[0]} pixels; save(path) writes it>"
+    )
     assert np.array_equal(decode_image(data), picture.array)
     assert PIL.Image.open(io.BytesIO(data)).size == picture.array.shape[1::-1]
     assert picture.array.dtype == np.uint8
