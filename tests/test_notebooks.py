@@ -1,4 +1,4 @@
-"""The notebooks in examples/ are those of the documentation with their outputs, and run in a real kernel as they are."""
+"""The notebooks in examples/ are those of the documentation with their outputs, and run in a real kernel."""
 
 from __future__ import annotations
 

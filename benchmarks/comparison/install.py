@@ -3,8 +3,9 @@
     python benchmarks/comparison/install.py                            # all tools of compare.py
     python benchmarks/comparison/install.py --only datamat,webdataset
 
-For each tool: an empty virtual environment, `pip install` of its package and of OpenCV, which the task itself calls,
-and then the program of `compare.py` on 300 pictures. datamat is installed from a wheel built from this clone.
+For each tool: an empty virtual environment, `pip install` of its package, for TFDS of TensorFlow, which it writes with
+but leaves to you, and of OpenCV, which the task itself calls, and then the program of `compare.py` on 300 pictures.
+datamat is installed from a wheel built from this clone.
 The clock of `pip install` depends on the network; compare the processor time, or take the second of two runs.
 
     packages    distributions in the environment, without pip
@@ -27,6 +28,7 @@ import venv
 from compare import TOOLS, Place
 
 HERE = pathlib.Path(__file__).parent
+ALSO = {"tfds": ["tensorflow"]}  # what a program needs and the package of its tool does not bring
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def installed(name: str, folder: pathlib.Path, count: int) -> list[str]:
     venv.create(home, with_pip=True)
     python, (site,) = str(home / "bin/python"), home.glob("lib/python3*/site-packages")
     before = {path.name for path in site.glob("*.dist-info")}, size_of(home)
-    pip = timed([python, "-m", "pip", "install", "--quiet", wanted, "opencv-python-headless"])
+    pip = timed([python, "-m", "pip", "install", "--quiet", wanted, *ALSO.get(name, []), "opencv-python-headless"])
     packages = len({path.name for path in site.glob("*.dist-info")} - before[0])
     megabytes = (size_of(home) - before[1]) / 1e6
     place = Place(folder, count, python)

@@ -59,6 +59,7 @@ def test_picture_is_saved_and_shown_as_png(pairs, tmp_path):
 
     data = (tmp_path / "preview.png").read_bytes()
     assert picture._repr_png_() == data
+    assert repr(picture) == "<Picture of {1} x {0} pixels; save(path) writes it>".format(*picture.array.shape)
     assert (
         repr(picture)
         == f"<Picture of {picture.array.shape[1]} x {picture.array.shape[0]} pixels; save(path) writes it>"
