@@ -152,6 +152,10 @@ class ParquetFormat(ShardFormat):
                 mine = np.flatnonzero(which == place)
                 for groups, part in reader.parts(numbers[mine]):
                     parts.append((reader.is_kept(groups), reader, groups, mine[part]))
+            if len(parts) > _GROUPS_KEPT and next(_calls) % 2:
+                # Two threads that read parts of one window need the same groups: they begin at its two ends, and find
+                # the other half in memory. In one order, each would read all of them.
+                parts.reverse()
             # What is in memory comes first: reading the rest drops it where there is more than is kept.
             for _, reader, groups, part in sorted(parts, key=lambda part: not part[0]):
                 places.append(part)
@@ -906,6 +910,7 @@ class _ParquetReader(ShardReader):
         return _RowGroup(opened.read_row_group(group, names, use_threads=False), self._columns, large)
 
 
+_calls = itertools.count()
 _kept: collections.OrderedDict[tuple[weakref.ref[_ParquetReader], int], _RowGroup] = collections.OrderedDict()
 """Row groups that readers of this process have used, the last one last. Without a lock: a process forked now would
 inherit it locked. So two threads may both read the same one."""
@@ -915,6 +920,8 @@ def _drop_the_oldest(wanted: int) -> None:
     """Drop row groups until few are kept, or all of them are small; keep as many as a reader wants."""
     least, most = max(_GROUPS_KEPT, wanted), max(_MOST_GROUPS_KEPT, wanted)
     with contextlib.suppress(KeyError, RuntimeError):  # other threads do the same
+        if len(_kept) <= least:
+            return
         left = sum(group.num_bytes for group in _kept.values())
         while len(_kept) > most or (len(_kept) > least and left > _MOST_KEPT_BYTES):
             left -= _kept.popitem(last=False)[1].num_bytes
@@ -938,9 +945,11 @@ def _opened(file: Any, columns: Sequence[ArrowColumn], metadata: Any = None) -> 
     import pyarrow.parquet as pq
 
     opened = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
+    if metadata is not None:  # of a file whose columns have been compared
+        return opened
     found, wanted = opened.schema_arrow.remove_metadata(), _schema(columns)
     # In any order: the manifest sorts its keys, and so loses the order of the features.
-    if metadata is None and sorted(found, key=_name_of) != sorted(wanted, key=_name_of):
+    if sorted(found, key=_name_of) != sorted(wanted, key=_name_of):
         raise CorruptDataError(f"its columns are {_listed(found)}; the features require {_listed(wanted)}")
     return opened
 
@@ -972,7 +981,7 @@ class _RowGroup:
         self._table = table
         self._columns = columns
         self._large = large or {}
-        self.num_bytes = table.nbytes + sum(values.num_bytes for values in self._large.values())
+        self.num_bytes = table.get_total_buffer_size() + sum(values.num_bytes for values in self._large.values())
         # Two threads may both make one of these: a lock could be held for ever in a process forked meanwhile.
         self._getters: list[tuple[str, Callable[[int], Column]]] = []
         self._takers: list[tuple[str, Callable[[NDArray[np.int64]], ColumnBlock]]] = []
