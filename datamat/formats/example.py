@@ -58,7 +58,7 @@ _MAX_GROUP_DEPTH = 100  # the limit of protobuf's own parsers
 # From these sizes on, numpy is faster than a loop (measured: about 90 numbers to write, 30 bytes to read).
 _MANY_TO_PACK = 90
 _MANY_BYTES_TO_UNPACK = 32
-_BYTES_TO_UNPACK = 1 << 15
+_BYTES_TO_UNPACK = 1 << 16
 
 _FOUR_BYTES, _EIGHT_BYTES = np.dtype("<u4"), np.dtype("<u8")
 _KEPT_BITS = {

@@ -189,12 +189,12 @@ _DRAWN = np.random.default_rng(0)
     "wanted",
     [
         [_DRAWN.integers(-(1 << bits), 1 << bits, size) for bits in (1, 20, 62) for size in (0, 30_000, 1, 20_000)],
-        *([np.array([1] * ((1 << 15) - size) + [(1 << 21) - 1])] for size in range(4)),
+        *([np.array([1] * ((1 << 16) - size) + [(1 << 21) - 1])] for size in range(4)),
     ],
     ids=["many", *(f"last number begins {size} bytes before a piece" for size in range(4))],
 )
 def test_long_lists_of_integers_are_decoded_in_pieces(wanted):
-    """Numbers are unpacked 32 KiB at a time; those of a record may lie in two pieces, and so may the last of all."""
+    """Numbers are unpacked 64 KiB at a time; those of a record may lie in two pieces, and so may the last of all."""
     messages = [encode_example({"key": b"k", "n": numbers}, {"key": "bytes", "n": "int64"}) for numbers in wanted]
     ends = np.cumsum([len(message) for message in messages])
 
