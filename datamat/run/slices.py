@@ -180,6 +180,7 @@ class TaskClaims:
         first = task.index * len(shards) // task.count
         in_order = [*shards[first:], *shards[:first]]  # tasks begin apart, so that they rarely meet
         self._shards = sorted(in_order, key=lambda shard: not _is_begun(work, shard.name))
+        self._num_leased = 0  # of the first shards, each of which somebody has taken
         self._plan = _refuse_other_plan(place, planned, task.lease_s)
         self._holder = place.holder(task, work)
         self.beat()
@@ -225,12 +226,14 @@ class TaskClaims:
         self.beat()
         if self.is_over:
             return None
-        for shard in self._shards:
+        while self._num_leased < len(self._shards):
+            shard = self._shards[self._num_leased]
             if shard.name not in self._leases:
                 # Without a look, which costs requests: whoever creates a lease learns if there is one.
                 if self._creates(shard.name, 0):
                     return shard
                 break
+            self._num_leased += 1
         self._leases, signs = self._latest(), self._place.signs()
         done = self._done()  # after the signs: who has left has noted before what is done
         for shard in self._shards:

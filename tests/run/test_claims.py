@@ -7,7 +7,7 @@ import types
 import pytest
 
 from datamat.run import slices
-from datamat.run.slices import TaskClaims, TaskFolder, TaskNumber, slices_folder
+from datamat.run.slices import TaskBucket, TaskClaims, TaskFolder, TaskNumber, slices_folder
 
 LEASE_S = 60.0
 SHARDS = [types.SimpleNamespace(name=f"n-{n}", fingerprint=f"f{n}", num_rows=1) for n in range(2)]
@@ -21,15 +21,44 @@ def clock(monkeypatch):
     return now
 
 
+class Bucket(dict):
+    """An object store in memory, as far as tasks need one; tests/interop/test_shared_bucket.py has real ones."""
+
+    def put(self, name, content):
+        self[name] = content
+
+    def create(self, name, content):
+        return self.setdefault(name, content) is content
+
+    def delete(self, names):
+        for name in names:
+            self.pop(name, None)
+
+    def listed(self, folder):
+        return {name[len(folder) + 1 :]: content for name, content in self.items() if name.startswith(f"{folder}/")}
+
+    def url_of(self, name):
+        return f"s3://bucket/{name}"
+
+    head = dict.get
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request, tmp_path):
+    """Return where tasks meet, once for each task."""
+    store = Bucket()
+    return lambda: TaskFolder(tmp_path) if request.param == "folder" else TaskBucket(store)
+
+
 @pytest.fixture
-def claims(tmp_path, clock):
+def claims(place, tmp_path, clock):
     """Return the claims of a task of two, on the two shards that the output lacks."""
     planned = types.SimpleNamespace(
-        job=types.SimpleNamespace(work=tmp_path),
+        job=types.SimpleNamespace(place="out"),
         plan=types.SimpleNamespace(name="n", shards=SHARDS),
         manifest_digests={},
     )
-    return lambda index: TaskClaims(planned, TaskNumber(index, 2, LEASE_S), SHARDS, TaskFolder(tmp_path), tmp_path)
+    return lambda index: TaskClaims(planned, TaskNumber(index, 2, LEASE_S), SHARDS, place(), tmp_path)
 
 
 def _take_all(claims):
@@ -69,6 +98,7 @@ def test_beating_holder_keeps_its_shards(claims, clock):
         assert _take_all(second) == []
 
 
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
 def test_beats_are_few(claims, clock, tmp_path):
     """The number rises six times per lease, however often `beat` is called."""
     first = claims(0)
@@ -98,6 +128,7 @@ def test_next_process_of_a_task_has_its_shards_at_once(claims):
     assert _take_all(claims(0)) == ["n-0", "n-1"]
 
 
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
 def test_lease_without_a_name_expires(claims, clock, tmp_path):
     """Its holder was killed before it wrote who it is."""
     for shard in SHARDS:

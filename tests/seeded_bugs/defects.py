@@ -51,6 +51,13 @@ DEFECTS = {
     defect.name: defect
     for defect in (
         Defect(
+            "lease-taken-from-the-living",
+            "a task takes a shard whose holder it has seen twice without a new number, however soon: made twice",
+            "datamat.run.slices:TaskClaims._is_free",
+            replace("now - self._seen[lease][1] > self._task.lease_s", "True"),
+            "tests/run/test_claims.py::test_silent_holder_loses_its_shards_after_the_lease",
+        ),
+        Defect(
             "file-not-flushed",
             "a file gets its final name before its bytes are on the disk: empty after a power cut",
             "datamat.directory.files:commit",
