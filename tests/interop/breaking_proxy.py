@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import http.server
 import threading
+import time
 
+PIECE_BYTES = 4 << 20
+PAUSE_S = 0.1  # of a slow answer, before each piece
 KEY, SECRET = "AKIAone", "wJalrXUtnFEMI"  # that clients of the server behind it sign with
 
 
@@ -14,7 +17,8 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     Attributes:
         meet: gets the number of the request and its handler; returns None to hand it on, a status to answer with,
-            "cut" to close the connection, or "lose" to hand it on and to close the connection instead of answering.
+            "cut" to close the connection, "lose" to hand it on and to close the connection instead of answering,
+            "hang" to say nothing until the client gives up, or "slow" to answer piece by piece.
         seen: method and path of each request.
     """
 
@@ -46,7 +50,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.seen.append(f"{self.command} {self.path}")
             number = len(self.server.seen)
             what = self.server.meet(number, self)
-        if what == "cut":
+        if what in {"cut", "hang"}:
+            if what == "hang":
+                self.rfile.read(1)  # until the client closes the connection
             self.connection.close()
             self.close_connection = True
             return
@@ -63,10 +69,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.connection.close()
             self.close_connection = True
             return
-        self.answer(found.status, dict(found.getheaders()), content)
+        self.answer(found.status, dict(found.getheaders()), content, is_slow=what == "slow")
 
-    def answer(self, status, headers, content):
+    def answer(self, status, headers, content, *, is_slow=False):
         """Send an answer."""
+        if is_slow:
+            time.sleep(PAUSE_S)
         self.send_response_only(status)
         for name, value in headers.items():
             if name.lower() not in {"transfer-encoding", "connection", "content-length"} or self.command == "HEAD":
@@ -75,6 +83,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            for begin in range(0, len(content), PIECE_BYTES):
+                self.wfile.write(content[begin : begin + PIECE_BYTES])
+                if is_slow:
+                    time.sleep(PAUSE_S)
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET

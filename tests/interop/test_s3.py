@@ -56,6 +56,21 @@ def test_bucket_holds_the_samples(directory, upload, options, tmp_path, name):
 
 
 @pytest.mark.slow
+def test_silent_and_slow_server_gives_the_samples(directory, upload, options, proxy, tmp_path):
+    """Requests that get no answer are given up and made again; those that get it late count."""
+    url = upload(directory("tfrecord"), "silent")
+    faults = ["hang", "slow", "cut", "hang"]
+    proxy.meet = lambda number, handler: faults.pop() if number % 2 and faults else None
+    endpoint = f"http://127.0.0.1:{proxy.server_port}"
+    options = {**options, "endpoint_url": endpoint, "config_kwargs": {"read_timeout": 1}}
+
+    data = load(url, "train", cache_dir=tmp_path / "cache", storage_options=options)
+
+    assert [sample["key"] for sample in data] == load(directory("tfrecord"), "train").keys()
+    assert not faults
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_processes_share_a_cache(directory, upload, options, tmp_path, start_method):
     """So do processes forked from one that has read."""

@@ -196,6 +196,21 @@ def test_kills_while_tasks_replace_a_shard(bucket):
     bucket.check(bucket.wanted(sidecars=[sliced_job.end_at_manifest]))
 
 
+@pytest.mark.slow
+def test_task_with_a_choice_of_shards_ends_nothing(bucket):
+    """The rest is for others, which may be at work; whoever completes the plan writes the manifest."""
+    first = bucket.run(0, include=["*-0000[0-2]-*"])
+    has_manifest = "manifest.json" in bucket.there()[0]
+
+    second = bucket.run(1, exclude=["*-0000[0-2]-*"])
+
+    assert not first.is_complete
+    assert not has_manifest
+    assert second.is_complete
+    assert second.num_shards_written == NUM_SHARDS // 2
+    assert bucket.there()[0] == bucket.wanted()
+
+
 # ---------------------------------------------------------------- without processes
 
 

@@ -72,10 +72,12 @@ def made(source, output, **more):
 
 @pytest.mark.slow
 def test_bucket_gives_the_bytes_of_a_folder(raw, proxy, tmp_path, caplog):
-    """Each third request fails in one of four ways, and nothing shows it; no file and no message holds the key."""
+    """Each third request fails in one of six ways, and nothing shows it; no file and no message holds the key."""
     folder, url, options, _ = raw
     expected = made(folder, tmp_path / "local")
-    proxy.meet = lambda number, handler: None if number % 3 else (500, 503, "cut", "lose")[number // 3 % 4]
+    faults = (500, 503, "cut", "lose", "hang", "slow")
+    proxy.meet = lambda number, handler: None if number % 3 else faults[number // 3 % len(faults)]
+    options = {**options, "config_kwargs": {"read_timeout": 1}}
 
     with caplog.at_level(logging.DEBUG):
         found = made(url, tmp_path / "out", source_options=options, scratch=tmp_path / "scratch")

@@ -6,6 +6,7 @@ when a request arrives: so a kill comes at an exact point, and no test waits for
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import os
@@ -24,6 +25,8 @@ import pytest
 from breaking_proxy import KEY, SECRET, Proxy
 
 from datamat import Materializer, OptionError, OutputError, ShardOptions, load, materialize
+from datamat.directory.files import digest_file
+from datamat.directory.stores import ObjectStore
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -205,6 +208,27 @@ def test_faults_that_pass_are_met_by_trying_again(place, fault):
     place.proxy.meet = lambda number, handler: None
     assert SECRET not in out
     place.check(expected)
+
+
+@pytest.mark.slow
+def test_silent_and_slow_parts_are_uploaded_all_the_same(place, tmp_path):
+    """The first try of a part gets no answer, and is given up; that of another comes late, and counts."""
+    content = os.urandom(20 << 20)
+    (tmp_path / "shard").write_bytes(content)
+    store = ObjectStore(place.url, {**place.options, "config_kwargs": {"read_timeout": 1}})
+    tried = collections.Counter()
+
+    def meet(_, handler):
+        number = urllib.parse.parse_qs(urllib.parse.urlsplit(handler.path).query).get("partNumber", [""])[0]
+        tried[number] += 1
+        return {("1", 1): "hang", ("2", 1): "slow"}.get((number, tried[number]))
+
+    place.proxy.meet = meet
+    store.upload(tmp_path / "shard", "shard", digest_file(tmp_path / "shard"))
+
+    assert tried["1"] >= 2
+    assert place.files.cat_file(f"{place.url}/shard") == content
+    assert place.uploads() == []
 
 
 @pytest.mark.slow
