@@ -1,4 +1,4 @@
-"""Transforms of torchvision and kornia: every field in step, and draws that depend on the sample alone."""
+"""Transforms of torchvision, kornia and audiomentations: all fields in step, draws that the sample alone decides."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pathlib
 import random
 import runpy
 
+import albumentations as A
 import numpy as np
 import pytest
 
 from datamat import (
+    Audio,
     BBoxes,
     ClassLabel,
     DatasetWriter,
@@ -24,12 +26,14 @@ from datamat import (
     Materializer,
     OptionError,
     SampleError,
+    Scalar,
     SchemaError,
     ShardOptions,
     Tensor,
     Text,
     WorkerOptions,
     load,
+    materialize,
     verify,
 )
 from datamat.fingerprint import fingerprint
@@ -346,16 +350,47 @@ def written(output, transform, **workers):
     return {path.name: path.read_bytes() for path in output.glob("*.tfrecord")}
 
 
+def albumentations_turns():
+    boxes = A.BboxParams("albumentations", ["labels"], filter_invalid_bboxes=True)
+    return A.Compose([A.RandomResizedCrop((16, 20)), A.Rotate(90), A.ColorJitter()], boxes)
+
+
+def one_function():
+    return flipped_by_global_draws
+
+
+def function_of_rng():
+    return brightened_by_rng
+
+
+def flipped_by_global_draws(sample):
+    if random.random() < 0.5:
+        sample = {**sample, "image": sample["image"][:, ::-1]}
+    return {**sample, "image": sample["image"] + np.random.randint(0, 9, sample["image"].shape, np.uint8)}
+
+
+def brightened_by_rng(sample, rng):
+    return {**sample, "image": sample["image"] + rng.integers(0, 9, sample["image"].shape, np.uint8)}
+
+
+EVERY = {
+    **TURNS,
+    "albumentations": albumentations_turns,
+    "function": one_function,
+    "function of rng": function_of_rng,
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@each_turn
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 def test_same_pictures_for_any_number_of_workers_and_start_method(tmp_path, make):
     """Byte for byte, and again on a deep verify."""
     one = written(tmp_path / "one", make(), num_workers=1)
 
-    for method in ("forkserver", "spawn", "fork"):
-        assert written(tmp_path / method, make(), num_workers=2, start_method=method) == one
+    for method, num_workers in (("forkserver", 2), ("spawn", 3), ("fork", 3)):
+        assert written(tmp_path / method, make(), num_workers=num_workers, start_method=method) == one
     assert len({sample["image"].tobytes() for sample in load(tmp_path / "one")}) == 24
     assert not verify(tmp_path / "one", deep=True).found
 
@@ -413,3 +448,46 @@ def test_error_of_a_library_names_the_sample(tmp_path, make):
 
     with pytest.raises(SampleError, match=r"row\d+.*the transform raised"):
         list(load(tmp_path / "out").to_numpy(transform=v2.RandomCrop((400, 400)), seed=3))
+
+
+# ---------------------------------------------------------------- audiomentations
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_audiomentations_draw_by_the_sample_alone(tmp_path):
+    """The same sound for any number of workers, and from readers what was written."""
+    audiomentations, _ = library("audiomentations"), library("soundfile")
+    waves = (np.sin(np.arange(3000) / 7) / 2).astype(np.float32)
+    sounds = np.stack([waves, waves[::-1]], axis=1)
+    noise = audiomentations.Compose([audiomentations.AddGaussianNoise(p=1.0), audiomentations.Gain(p=0.7)])
+    features = Features({"sound": Audio(16_000), "number": Scalar("int64")})
+
+    def written(output, transform, **workers):
+        materialize(
+            lambda number: {"sound": sounds[: 400 + number, : 1 + number % 2], "number": number},
+            range(8),
+            tmp_path / output,
+            features=features,
+            transform=transform,
+            seed=3,
+            workers=WorkerOptions(**workers),
+            progress=False,
+        )
+        return {path.name: path.read_bytes() for path in (tmp_path / output).glob("*.tfrecord")}
+
+    one = written("one", noise, num_workers=1)
+    for method, num_workers in (("forkserver", 2), ("spawn", 3)):
+        assert written(method, noise, num_workers=num_workers, start_method=method) == one
+    written("plain", None, num_workers=1)
+    wanted = {int(sample["number"]): sample["sound"] for sample in load(tmp_path / "one")}
+    plain = load(tmp_path / "plain")
+    for found in (
+        list(plain.to_numpy(transform=noise, seed=3)),
+        list(plain.to_numpy(transform=noise, seed=3, num_workers=2)),
+    ):
+        assert len(found) == 8
+        assert all(np.array_equal(row["sound"], wanted[int(row["number"])]) for row in found)
+    assert len({sound.tobytes() for sound in wanted.values()}) == 8
+    assert not np.array_equal(wanted[3], sounds[:403])

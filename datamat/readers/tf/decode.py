@@ -54,11 +54,12 @@ def tensorflow() -> Any:
     """
     try:
         import tensorflow as tf
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "to_tf needs the package tensorflow; install it with: pip install datamat"
-        ) from error
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
+            raise MissingDependencyError(
+                "to_tf needs the package tensorflow; install it with: pip install tensorflow, or, where that has no "
+                "wheels for this Python, read with to_numpy or to_torch"
+            ) from error
         raise MissingDependencyError(
             f"to_tf needs the package tensorflow, whose import fails with {type(error).__name__}: {error}; repair its "
             "installation, or read with to_numpy or to_torch"
