@@ -421,6 +421,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         TensorFlow reads TFRecord itself, plain or gzip, and interleaves the shards; datamat's decoders decode images
         many at a time, in threads of TensorFlow and of this process. Python reads other formats, directories behind a
         URL, views and batches of sequences, batch by batch. Iterators are saved and restored by `tf.train.Checkpoint`.
+        One of several programs that train together reads `shard(rank, world)`; there is no `rank` as in `to_numpy`.
 
         Args:
             batch_size: records per batch; None yields single samples.

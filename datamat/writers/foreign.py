@@ -1399,6 +1399,9 @@ _LIT_FEATURES: dict[str, Feature | None] = {
 class LitdataForm(RecordForm):
     """litdata's chunks: a table of offsets, then sizes and values of the leaves of each item.
 
+    An item that was written for its `TokensLoader` is one array of tokens, without a size. That loader cuts all tokens
+    of a chunk into blocks; here, each item is as it was written.
+
     Args:
         files: the chunks.
         counts: number of items in each.
@@ -1409,6 +1412,7 @@ class LitdataForm(RecordForm):
         self._files = files
         self._counts = counts
         self._may_pack_items = _lit_compression(config)[1] == "sample"
+        self._has_sizes = config.get("item_loader") != _OF_TOKENS
         spec = json.loads(config["data_spec"])[1]
         self._columns = dict(zip(_leaf_names(spec, ""), config["data_format"], strict=True))
         self.dicts = frozenset(_spec_dicts(spec, ""))
@@ -1442,11 +1446,11 @@ class LitdataForm(RecordForm):
                 raise CorruptDataError(
                     f"{self._files.paths[file]}: item {number} is damaged: {error}; copy the chunk again"
                 ) from error
-        place = 4 * len(self._columns)
+        sizes, place = [len(data)], 0
+        if self._has_sizes:
+            sizes, place = np.frombuffer(data, "<u4", len(self._columns)).tolist(), 4 * len(self._columns)
         found = {}
-        for (name, kind), size in zip(
-            self._columns.items(), np.frombuffer(data, "<u4", len(self._columns)).tolist(), strict=True
-        ):
+        for (name, kind), size in zip(self._columns.items(), sizes, strict=True):
             if name in names:
                 found[name] = _lit_value(kind, data[place : place + size])
             place += size
@@ -1523,7 +1527,8 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], M
         folder: folder that holds `index.json`.
 
     Raises:
-        SourceError: it is no litdata, or its chunks are encrypted, of tokens alone, or compressed by what is not read.
+        SourceError: it is no litdata, or its chunks are encrypted, of an unknown loader, or compressed by what is not
+            read.
     """
     index = _read_json(folder / "index.json")
     try:
@@ -1536,7 +1541,7 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], M
         raise SourceError(
             f"{folder / 'index.json'} is none of litdata ({error!r}); restore it, or write the set again"
         ) from error
-    if packed or loader != "PyTreeLoader":
+    if packed or loader not in {"PyTreeLoader", _OF_TOKENS}:
         raise SourceError(
             f"{folder} holds chunks {'packed by ' + str(packed) if packed else 'of the item loader ' + loader}, which "
             "are not read here; pass the object that reads them, litdata.StreamingDataset(...), as the source"
@@ -1544,6 +1549,7 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], M
     return [_lit_file(folder / name, compression and level) for name in names], counts, config
 
 
+_OF_TOKENS = "TokensLoader"
 _TABLE_MAGIC = b"LDARW01\0"
 
 

@@ -243,6 +243,29 @@ def test_tables_of_litdata_may_lack_a_field(tmp_path):
         assert (sample["n"], sample["ids"].tolist(), sample["note"]) == (row["n"], row["ids"], row.get("note"))
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # litdata's own
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_tokens_of_litdata_are_a_source_by_item(tmp_path, kind):
+    """Its loader reads blocks of all tokens; the chunks still say where each item ends."""
+    writers = pytest.importorskip("litdata.streaming.writer", reason="it writes the chunks")
+    litdata, torch = pytest.importorskip("litdata"), pytest.importorskip("torch")
+    items = [np.arange(1000 * number, 1000 * number + 3 + number, dtype=np.int32) for number in range(7)]
+    writer = writers.BinaryWriter(str(tmp_path / "chunks"), chunk_size=20, item_loader=litdata.TokensLoader())
+    for number, item in enumerate(items):
+        writer[number] = torch.from_numpy(item) if kind == "torch" else item
+    writer.done()
+    writer.merge()
+
+    Materializer("litdata", tmp_path / "chunks", tmp_path / "out").run(progress=False)
+
+    found = load(tmp_path / "out")
+    samples = [found[key]["x"] for key in sorted(found.keys())]
+    assert found.features["x"] == Tensor((None,), "int32")
+    assert all(np.array_equal(sample, item) for sample, item in zip(samples, items, strict=True))
+    blocks = litdata.StreamingDataset(str(tmp_path / "chunks"), item_loader=litdata.TokensLoader(block_size=1))
+    assert sorted(int(block[0]) for block in blocks) == sorted(np.concatenate(items).tolist())
+
+
 def test_chunks_of_litdata_of_two_forms_are_refused(tmp_path):
     """An odd chunk is written another way, where its rows fit no table."""
     _write_chunks(tmp_path / "chunks", [{"n": number} for number in range(7)])

@@ -300,13 +300,13 @@ def test_codec_that_arrow_lacks_is_named(tmp_path, monkeypatch):
 
 
 def test_chunks_of_litdata_for_another_loader_are_refused(tmp_path):
-    """Tokens alone lie in other chunks than items."""
+    """One of the user's own may lay items out in any way."""
     shutil.copytree(LITDATA / "chunk", tmp_path / "chunks")
     index = json.loads((tmp_path / "chunks/index.json").read_text())
-    index["config"]["item_loader"] = "TokensLoader"
+    index["config"]["item_loader"] = "OwnLoader"
     (tmp_path / "chunks/index.json").write_text(json.dumps(index))
 
-    with pytest.raises(SourceError, match="chunks of the item loader TokensLoader, which are not read here; pass the"):
+    with pytest.raises(SourceError, match="chunks of the item loader OwnLoader, which are not read here; pass the"):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
 
 
