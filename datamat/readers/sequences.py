@@ -238,7 +238,7 @@ class Packing:
 
         Returns:
             for each packed field (rows, length, ...); `segment_ids` and `positions`, int32 (rows, length); every other
-            field as a list of lists, one for each row.
+            field as a list of lists, one for each row, also in dicts.
 
         Raises:
             SampleError: the fields of a record differ in length, or no longer fit into the row.
@@ -344,7 +344,10 @@ class Budget:
         return batch
 
 
-def _by_row(values: Any, rows: NDArray[np.int64], num_rows: int) -> list[list[Any]]:
+def _by_row(values: Any, rows: NDArray[np.int64], num_rows: int) -> Any:
+    """Return the values of a field in a list for each row; those of a dict of fields in a dict of such lists."""
+    if isinstance(values, dict):
+        return {name: _by_row(part, rows, num_rows) for name, part in values.items()}
     found: list[list[Any]] = [[] for _ in range(num_rows)]
     for row, value in zip(rows.tolist(), values, strict=True):
         found[row].append(value)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered_rows import batched, written
 
-from datamat import OptionError, SampleError, concat, mix
+from datamat import Materializer, OptionError, SampleError, concat, load, mix
 from datamat.readers.batches import Order
 from datamat.readers.sequences import Planner
 
@@ -108,6 +108,21 @@ def test_units_resume_at_every_step_under_other_ranks(rows, form, shuffle):
     assert len(whole) == len(data)
     assert len({len(loader) for loader in loaders}) == 1
     assert max(num_repeated) <= 2  # a unit of one record, for three ranks
+
+
+def test_dicts_beside_packed_fields_are_dicts_of_lists(tmp_path):
+    """Their fields are sorted into rows like all others."""
+    samples = [{"x": [n] * (1 + n % 3), "of": {"n": n, "y": [n, n]}} for n in range(7)]
+    Materializer(source=samples, output=tmp_path / "out").run(progress=False)
+
+    found = {}
+    for batch in load(tmp_path / "out").to_numpy(2, pack={"x": 4}):
+        for row, numbers in enumerate(batch["of"]["n"]):
+            for segment, number in enumerate(numbers, 1):
+                found[int(number)] = batch["x"][row][batch["segment_ids"][row] == segment].tolist()
+            assert [value.tolist() for value in batch["of"]["y"][row]] == [[number, number] for number in numbers]
+
+    assert found == {n: sample["x"] for n, sample in enumerate(samples)}
 
 
 def test_buckets_stay_within_the_budget_and_differ_in_each_epoch(rows):
