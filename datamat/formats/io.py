@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, BinaryIO, Protocol, final
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, final
 
 import numpy as np
 
@@ -31,6 +31,8 @@ __all__ = [
     "refuse_finished",
     "write_all",
 ]
+
+Found = TypeVar("Found")
 
 # ---------------------------------------------------------------- guards
 #
@@ -102,7 +104,7 @@ class RangeReader(ShardReader):
         path: path of the shard, which is opened at once and stays open until `close`.
         spans: lookup of where each record lies.
         read_record: function that decodes one record.
-        read_intact: function that does so although what the record is stored with is damaged, or None.
+        read_intact: function that does so although what the record is stored with is damaged, or returns None; or None.
     """
 
     __slots__ = ("_descriptor", "_num_bytes", "_path", "_read_intact", "_read_record", "_spans")
@@ -112,7 +114,7 @@ class RangeReader(ShardReader):
         path: str | os.PathLike[str],
         spans: RecordSpans,
         read_record: ReadRecord,
-        read_intact: ReadRecord | None = None,
+        read_intact: Callable[..., dict[str, Column] | None] | None = None,
     ) -> None:
         self._descriptor = -1
         self._path = os.fspath(path)
@@ -136,7 +138,7 @@ class RangeReader(ShardReader):
         except CorruptDataError:
             return None
 
-    def _read(self, number: int, read_record: ReadRecord) -> dict[str, Column]:
+    def _read(self, number: int, read_record: Callable[..., Found]) -> Found:
         offset, size, skip = self._spans.span(number)
         if offset + size > self._num_bytes:  # `pread` would allocate all of it before it reads
             raise CorruptDataError(

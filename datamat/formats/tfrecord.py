@@ -452,23 +452,23 @@ def _whole_member(buffer: Buffer) -> bytes:
 
 def _read_intact(
     buffer: Buffer, *, skip: int = 0, path: str = "", number: int = 0, offset: int = 0
-) -> dict[str, Column]:
+) -> dict[str, Column] | None:
     """Decode the record at `skip` of a damaged member, if its own checksums show that the damage has not reached it.
 
     What precedes a flipped bit is inflated as it was.
     """
     del path, number, offset
     inflate, found, end = zlib.decompressobj(_GZIP), bytearray(), skip + _HEADER_BYTES
-    try:
-        for start in range(0, len(buffer), _INTACT_BYTES):
+    for start in range(0, len(buffer), _INTACT_BYTES):
+        try:
             found += inflate.decompress(bytes(buffer[start : start + _INTACT_BYTES]))
+        except zlib.error:
+            return None
+        if len(found) >= end:
+            end = skip + FRAMING_BYTES + _checked_length(bytes(found[skip : skip + _HEADER_BYTES]))
             if len(found) >= end:
-                end = skip + FRAMING_BYTES + _checked_length(bytes(found[skip : skip + _HEADER_BYTES]))
-                if len(found) >= end:
-                    return decode_example(unframe(bytes(found[skip:end]), 0)[0])
-    except zlib.error as exc:
-        raise CorruptDataError(f"the damage comes before the record: {exc}") from exc
-    raise CorruptDataError("the member ends before the record")
+                return decode_example(unframe(bytes(found[skip:end]), 0)[0])
+    return None
 
 
 _INTACT_BYTES = 16  # are inflated at a time: those before the damage are lost with it

@@ -458,8 +458,9 @@ def _trace(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], 
             stack = attempt.pickler.failure or [parts[1]]
             culprit = _culprit(stack)
             if culprit is None or culprit is parts[1] or id(culprit) in banned or len(banned) >= _MAX_STANDINS:
+                place, what = describe_path(stack), standins.type_name(stack[-1])
                 raise UnpicklableError(
-                    f"{describe_path(stack)}: {standins.type_name(stack[-1])} cannot be sent to a worker "
+                    f"{what if place == what else f'{place}: {what}'} cannot be sent to a worker "
                     f"({type(exc).__name__}: {exc}); {standins.REMEDY}, or pass what it is made from"
                 ) from exc
             banned[id(culprit)] = f"{type(exc).__name__}: {exc}"

@@ -29,6 +29,7 @@ from datamat import (
     Materializer,
     MissingDependencyError,
     OptionError,
+    SampleError,
     Scalar,
     ShardOptions,
     Tensor,
@@ -343,8 +344,40 @@ def test_shard_of_another_length_is_refused(pairs, tmp_path):
         file.write(pathlib.Path(longer.files[1]).read_bytes())
 
     for data, file in ((cut, cut.files[-1]), (longer, longer.files[0])):
-        with pytest.raises(CorruptDataError, match=f"{re.escape(file)} has [0-9]+ bytes, the manifest says"):
+        with pytest.raises(
+            CorruptDataError, match=f"{re.escape(file)} has [0-9]+ bytes, the manifest says [^;]+; remove"
+        ):
             data.to_tf(8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            lambda sample: {**sample, "more": 1},
+            "beside the samples that were looked at first, it lacks more; return the same fields for every sample",
+        ),
+        (
+            lambda sample: {**sample, "image": sample["image"].ravel()},
+            "in another sample; tf.data wants one dtype and one number of dimensions: return the same for every",
+        ),
+    ],
+    ids=["fields", "shape"],
+)
+def test_samples_that_differ_are_refused(pairs, changed, told):
+    """Those that are looked at first are enough to know it."""
+    data = load(pairs, "train")
+    last = data[len(data) - 1]["key"]
+
+    with pytest.raises(SampleError, match=told):
+        data.map(lambda sample: sample if sample["key"] == last else changed(sample)).to_tf(4)
+
+
+def test_service_that_would_need_python_is_refused(pairs):
+    """Its workers have none."""
+    with pytest.raises(OptionError, match="have no Python, which plans pad, bucket, pack and collate_fn; read these"):
+        load(pairs, "train").to_tf(4, service="grpc://localhost:1", collate_fn=lambda samples: samples)
 
 
 def test_shard_that_is_cut_off_later_is_an_error(pairs, tmp_path):

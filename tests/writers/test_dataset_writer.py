@@ -384,9 +384,7 @@ def test_damaged_directory_of_tfds_is_reported(tmp_path):
     flipped[-9] ^= 1
 
     shard.write_bytes(flipped)
-    with pytest.raises(
-        SampleError, match=f"{shard.name}: record 1 is damaged: the checksum of the data is .*; prepare it again"
-    ):
+    with pytest.raises(SampleError, match=f"{shard.name}: record 1 is damaged: [^;]+; prepare it again"):
         imported(source, tmp_path / "out")
     shard.write_bytes(data + data)
     with pytest.raises((SampleError, CorruptDataError), match=r"holds 4 records, dataset_info\.json says 2"):

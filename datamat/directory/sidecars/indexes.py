@@ -71,7 +71,8 @@ def tar_index(path: str | os.PathLike[str]) -> bytes:
         CorruptDataError: the file is not such a shard, or is cut short.
     """
     with open_regular(path) as file:
-        samples = [list(members) for _, members in groupby(_members(file), key=lambda member: _split(member[0])[0])]
+        listed = _members(file, os.fspath(path))
+        samples = [list(members) for _, members in groupby(listed, key=lambda member: _split(member[0])[0])]
     is_named = not any(character.isspace() for members in samples for name, *_ in members for character in name)
     lines = [f"{'v1.2' if is_named else 'v1.1'} {len(samples)}"]
     for members in samples:
@@ -87,7 +88,7 @@ def _split(name: str) -> tuple[str, str]:
     return folder + slash + stem, extensions
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
+def _members(file: BinaryIO, path: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset of the data, and size of each member."""
     long_name = ""
     while (header := file.read(BLOCK_BYTES)) != END_OF_ARCHIVE[:BLOCK_BYTES]:
@@ -99,7 +100,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
         yield long_name or member.name, offset, member.size
         long_name = ""
         if file.seek(member.padded, os.SEEK_CUR) > os.fstat(file.fileno()).st_size:
-            raise CorruptDataError(f"{file.name}: the archive ends inside the member {member.name!r}; run verify")
+            raise CorruptDataError(f"{path}: the archive ends inside the member {member.name!r}; run verify")
 
 
 # ---------------------------------------------------------------- wids
