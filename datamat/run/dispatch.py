@@ -202,6 +202,7 @@ def open_executor(
         initializer=set_up_process,
         max_retries=0,
         logger=logger,
+        preload=("datamat.run.materializer",),  # a clone of datamat counts as code of the user's, which no server has
     )
 
 
