@@ -323,8 +323,11 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _legend() -> str:
-    keys = "".join(f'<i class="key" style="background:{colour}"></i>{name}' for name, colour in _COLOURS.items())
-    return f'<p class="faint">One lane per worker, one bar per part; the stages of a part side by side:{keys}</p>'
+    keys = " ".join(
+        f'<span style="white-space:nowrap"><i class="key" style="background:{colour}"></i>{name}</span>'
+        for name, colour in _COLOURS.items()
+    )
+    return f'<p class="faint">One lane per worker, one bar per part; the stages of a part side by side: {keys}</p>'
 
 
 def _span(timeline: Timeline) -> float:
@@ -384,9 +387,10 @@ def _svg(inner: str, height: float) -> str:
 
 
 def _axis(span: float) -> str:
+    digits = 1 if span >= 2 else 2
     labels = "".join(
         f'<text x="{min(max(_WIDTH * tick / 4, 2), _WIDTH - 2):.0f}" y="12" '
-        f'text-anchor="{("start", "middle", "middle", "middle", "end")[tick]}">{span * tick / 4:,.1f} s</text>'
+        f'text-anchor="{("start", "middle", "middle", "middle", "end")[tick]}">{span * tick / 4:,.{digits}f} s</text>'
         for tick in range(5)
     )
     return _svg(labels, 16)

@@ -15,7 +15,7 @@ import small_pairs
 
 from datamat import load, verify
 from datamat.codecs import decode_image, encode_png
-from datamat.run.timeline import PartTrace, Timeline, Totals, render_page
+from datamat.run.timeline import PartTrace, Timeline, Totals, _axis, render_page
 
 
 def trace(number=0, *, began_at=0.0, elapsed_s=1.0, busy_s=None, worker="h:1", stages=None, slowest=()):
@@ -231,3 +231,9 @@ def test_browser_shows_the_page_light_and_dark(run, tmp_path):
             assert (np.abs(pixels - colour).max(axis=2) < 3).sum() > 50, f"{scheme}: a stage is not drawn"
 
     assert means["light"] > 200 and means["dark"] < 80
+
+
+def test_axis_of_a_short_run_has_different_labels():
+    """A tenth of a second is too coarse for them."""
+    assert len(set(re.findall(r">([\d.]+) s<", _axis(0.3)))) == 5
+    assert ">750.0 s<" in _axis(1000)
