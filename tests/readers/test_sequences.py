@@ -125,6 +125,20 @@ def test_dicts_beside_packed_fields_are_dicts_of_lists(tmp_path):
     assert found == {n: sample["x"] for n, sample in enumerate(samples)}
 
 
+@pytest.mark.slow
+def test_lists_of_several_lengths_beside_packed_fields_are_ragged_tensors(tmp_path):
+    """In a dict, too; the records of one row may differ in length."""
+    pytest.importorskip("tensorflow")
+    samples = [{"x": [n, n], "y": [n] * (n % 3), "of": {"y": [n] * (n % 4)}} for n in range(6)]
+    Materializer(source=samples, output=tmp_path / "out").run(progress=False)
+
+    for batch in load(tmp_path / "out").to_tf(2, pack={"x": 4}):
+        numbers = [[int(row[start]) for start in range(0, len(row), 2)] for row in batch["x"].numpy()]
+        kept = [row[: len(keys)] for row, keys in zip(numbers, batch["key"].to_list(), strict=True)]
+        assert batch["y"].to_list() == [[[n] * (n % 3) for n in row] for row in kept]
+        assert batch["of"]["y"].to_list() == [[[n] * (n % 4) for n in row] for row in kept]
+
+
 def test_buckets_stay_within_the_budget_and_differ_in_each_epoch(rows):
     """`batch_size` is a limit, too."""
     batches = rows[0].to_numpy(5, bucket={"tokens": 12}, pad={"tokens": 0}, shuffle=True, seed=1)

@@ -465,7 +465,7 @@ class _Column:
             return [self._plain(values, keys)]
         lengths, rows, owners = [], list(values), list(range(len(values)))
         for depth in range(self.ragged_rank):
-            if any(np.ndim(row) == 0 and not isinstance(row, list) for row in rows):
+            if any(not isinstance(row, list) and np.ndim(row) == 0 for row in rows):
                 raise self._unlike(values, keys, 0)
             lengths.append(np.array([len(row) for row in rows], np.int64))
             if depth < self.ragged_rank - 1:
