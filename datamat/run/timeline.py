@@ -32,7 +32,7 @@ _REMEDIES = {
     "encode": "encoding: JPEG in place of PNG where its loss is no matter, or the bytes of files that need no change",
     "write": "writing shards: an uncompressed format, or a faster disk for the output",
 }
-_LEAST_AT_WORK, _LEAST_BUSY = 0.6, 0.5
+_LEAST_AT_WORK, _LEAST_BUSY, _LEAST_PARTS = 0.6, 0.5, 0.5
 _MOST_PARTS = 20_000  # of which a run remembers when and where they were made: 10 MB
 _MOST_SLOW = 10
 _MOST_FAILED = 200
@@ -108,6 +108,11 @@ class Totals:
         self._began_at = min(self._began_at, trace.began_at)
         self._ended_at = max(self._ended_at, trace.ended_at)
 
+    @property
+    def span_s(self) -> float:
+        """Seconds from the begin of the first part to the end of the last; 0 where there is none."""
+        return max(0.0, self._ended_at - self._began_at)
+
     def limit(self, num_workers: int) -> tuple[str, str]:
         """Return what limits the run, in a word and in a sentence that says what to change; "" where nothing is known.
 
@@ -116,7 +121,7 @@ class Totals:
         """
         if not self.at_work_s:
             return "", ""
-        whole_s = (self._ended_at - self._began_at) * num_workers
+        whole_s = self.span_s * num_workers
         if whole_s and self.at_work_s < _LEAST_AT_WORK * whole_s:
             return "too few parts", (
                 f"The {num_workers} workers were at a part {self.at_work_s / whole_s:.0%} of the time: there were too "
@@ -145,7 +150,8 @@ class Timeline:
         num_workers: number of datamat's own workers; 0 where an `executor` did the work.
         parts: the parts that the run made, in the order in which they were done; of very many the first.
         failed: samples that the run did without; of very many the first.
-        limit: what limited the run, in a word: a stage, "waiting" or "too few parts"; "" where nothing is known.
+        limit: what limited the run, in a word: a stage, "waiting", "too few parts" or "start and end"; "" where nothing
+            is known.
         advice: the same in a sentence, with what to change.
     """
 
@@ -233,6 +239,12 @@ class TimelineBuilder:
     def timeline(self, *, elapsed_s: float, num_workers: int) -> Timeline:
         """Return the timeline as it is now."""
         limit, advice = self.totals.limit(num_workers)
+        if limit and (parts_s := self.totals.span_s) < _LEAST_PARTS * elapsed_s:
+            limit = "start and end"
+            advice = (
+                f"The parts took {parts_s:.1f} of {elapsed_s:.1f} s; the rest went to index, plan, the start of the "
+                "workers and the manifest, which a larger run hardly lengthens: nothing has to change."
+            )
         return Timeline(
             began_at=self._began_at,
             elapsed_s=elapsed_s,

@@ -15,7 +15,7 @@ import small_pairs
 
 from datamat import load, verify
 from datamat.codecs import decode_image, encode_png
-from datamat.run.timeline import PartTrace, Timeline, Totals, _axis, render_page
+from datamat.run.timeline import PartTrace, Timeline, TimelineBuilder, Totals, _axis, render_page
 
 
 def trace(number=0, *, began_at=0.0, elapsed_s=1.0, busy_s=None, worker="h:1", stages=None, slowest=()):
@@ -103,6 +103,18 @@ def test_limit_is_named_with_what_to_change(parts, num_workers, word, advice):
     assert found[0] == word and advice in found[1]
 
 
+@pytest.mark.parametrize(("elapsed_s", "word"), [(1.9, "read"), (2.1, "start and end")])
+def test_short_run_is_limited_by_its_start_and_end(elapsed_s, word):
+    """What its workers did in less than half of its time is no reason to change anything."""
+    builder = TimelineBuilder(0.0)
+    builder.add(trace())
+
+    found = builder.timeline(elapsed_s=elapsed_s, num_workers=1)
+
+    assert found.limit == word
+    assert ("took 1.0 of 2.1 s" in found.advice) == (word == "start and end")
+
+
 class Page(html.parser.HTMLParser):
     """Text, tags and addresses of a page."""
 
@@ -132,7 +144,8 @@ def test_page_needs_nothing_else_and_says_everything(run, tmp_path):
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
     assert len(page.links) == 2, "the two samples that do not fit are pictures all the same"
     assert page.tags.count("svg") >= 5
-    for wanted in ("worker 1: ", "transform", "Slowest samples", "train003", "train005", "(skip)", report.limit):
+    assert report.limit.replace("`", "") in "".join(page.text)
+    for wanted in ("worker 1: ", "transform", "Slowest samples", "train003", "train005", "(skip)"):
         assert wanted in text
     assert re.search(r"\d+% busy", text)
 
