@@ -1184,7 +1184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words of the command line; None takes those of the process.
     """
-    options = build_parser().parse_args(arguments)
+    options, unknown = build_parser().parse_known_args(arguments)
+    if unknown:  # with the usage of the command, where argparse would show that of all commands
+        _parsers()[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with _console(options.command, as_json=options.json) as console:
             return _ended(options, console)

@@ -130,6 +130,15 @@ def test_wrong_command_line_gives_two(arguments, capsys):
     assert raised.value.code == 2 and "usage: datamat" in capsys.readouterr().err
 
 
+def test_usage_of_the_command_follows_an_argument_that_it_does_not_take(capsys):
+    """`convert DIR OUT` is what other tools take."""
+    with pytest.raises(SystemExit):
+        main(["convert", "x", "y"])
+
+    said = capsys.readouterr().err
+    assert "usage: datamat convert" in said and "--output OUT" in said and "unrecognized arguments: y" in said
+
+
 def test_help_lists_the_exit_codes(capsys):
     """Scripts need them."""
     with pytest.raises(SystemExit):
