@@ -146,7 +146,8 @@ def driver_at(programs, output, address, flags, known=frozenset()):
         wait_for(lambda driver=driver: driver.poll() is not None or waiting_pids(flags) - known, seconds=80)
         if driver.poll() is None:
             return driver, waiting_pids(flags) - known
-        assert "Starting Ray client server failed" in programs.log(driver), programs.log(driver)
+        said = programs.log(driver)
+        assert "Starting Ray client server failed" in said or "Initialization failure from server" in said, said
     raise AssertionError(programs.log(driver))
 
 
