@@ -18,7 +18,7 @@ import glob
 import importlib
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from datamat.directory.files import expand_home
 from datamat.errors import MissingDependencyError, OptionError
@@ -53,6 +53,8 @@ SOURCE_KINDS = ("arrow", "files", "huggingface", "litdata", "mds", "parquet", "t
 """Kinds of sources that need no class: each is the name of an `ImportWriter` that reads nothing else."""
 
 _IMPORT_WRITER = "datamat.writers.dataset:ImportWriter"
+
+_PARAMETER = {"index": "source", "read": "row"}
 
 
 class DatasetWriter(abc.ABC):
@@ -113,6 +115,15 @@ class DatasetWriter(abc.ABC):
     features: Features
     file_fields: ClassVar[Sequence[str] | None] = None
     files: Sequence[str | os.PathLike[str]] | Mapping[str, str] = ()
+
+    def __new__(cls, *_args: Any, **_options: Any) -> Self:
+        """Say what a subclass lacks, in more words than `abc` has for it."""
+        if missing := [f"{name}(self, {_PARAMETER[name]})" for name in sorted(cls.__abstractmethods__ & {*_PARAMETER})]:
+            raise TypeError(
+                f"the writer {cls.__qualname__} has no {' and no '.join(missing)}; define index(self, source), which "
+                "lists the rows, and read(self, row), which returns the sample of a row as a dict"
+            )
+        return super().__new__(cls)
 
     def bind(self, source: Any) -> None:  # noqa: B027 -- an optional hook: doing nothing is the default
         """Learn from the source what `features` needs, such as class names or columns.

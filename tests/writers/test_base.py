@@ -141,6 +141,22 @@ def test_writer_without_features_is_refused(features):
         resolve_writer(wrong, 3)
 
 
+@pytest.mark.parametrize(
+    ("methods", "lacks"),
+    [
+        ({"index": None}, r"no read\(self, row\);"),
+        ({"read": None}, r"no index\(self, source\);"),
+        ({}, r"no index\(self, source\) and no read\(self, row\);"),
+    ],
+)
+def test_writer_without_its_methods_is_told_which(methods, lacks):
+    """Python would name them, and not what they are for."""
+    kind = type("Half", (DatasetWriter,), methods)
+
+    with pytest.raises(TypeError, match=rf"the writer Half has {lacks} define index"):
+        kind()
+
+
 def test_source_is_bound_before_features_are_asked_for():
     """They may depend on it: class names, columns."""
     assert list(resolve_writer(Learning, 5).features) == ["key", "square", "of_5"]
