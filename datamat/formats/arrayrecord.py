@@ -1,28 +1,38 @@
 """ArrayRecord shards: `tf.train.Example` records that grain and TFDS read in any order, without TensorFlow.
 
-A part holds the records as TFRecord does. The shard is written by the package `array_record`: its blocks of 64 KiB and
-the positions at its end depend on where a record lies, so parts cannot be joined byte for byte. Nothing is encoded
-twice: the assembler passes payloads on, at about a gigabyte per second.
-
-One record per group (`group_size:1`) gives random access. `uncompressed` makes the bytes the same on every machine, and
-costs little: a single record hardly compresses, and images are compressed already.
+The record format is that of Riegeli (https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md),
+with a chunk of positions and one that points to it at the end of the file
+(https://github.com/google/array_record/blob/main/cpp/layout.proto):
 
     block of 65,536 bytes    header of 24 bytes | 65,512 bytes of chunks, which continue across blocks
     chunk of one record      header of 40 bytes | 0 | number of bytes of the length | length | the record
+    package's file           signature | chunk of one record ... | positions | padding to a block || block: their place
 
-That is the record format of Riegeli (https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md)
-with signature, chunks of single records, and a chunk of positions at the end.
+Headers of blocks and chunks hold distances, not positions, and a signature may stand anywhere at the start of a block.
+So files that end with a block can be joined byte for byte. A worker has the package `array_record` write the records
+of a part into files in memory, of some megabytes each, and writes them to the shard without their last block:
+
+    shard    package's file without its last block ... || positions of all records | padding || block: their place
+             └── a part ──┘                               └── trailer ──┘
+
+Readers begin at the end, and so never look at the positions in the middle. The package also writes the chunks of the
+trailer: those of positions are records to it. So datamat computes none of the hashes that each chunk and block has.
+
+One record per group (`group_size:1`) gives random access. `uncompressed` makes the bytes the same on every machine, and
+costs little: a single record hardly compresses, and images are compressed already.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-import itertools
+import io
+import mmap
 import os
+import struct
+import tempfile
 from array import array
-from typing import TYPE_CHECKING, Any, BinaryIO, final
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
 import numpy as np
 
@@ -34,30 +44,36 @@ from datamat.errors import (
     OutputError,
     want_of_resources,
 )
-from datamat.formats import Offsets, ShardAssembler, ShardFormat, ShardReader, ShardWriter
-from datamat.formats.example import decode_example, varint
-from datamat.formats.io import located
-from datamat.formats.tfrecord import TFRecordFormat, read_payload
+from datamat.formats import Offsets, ShardFormat, ShardReader, ShardWriter
+from datamat.formats.example import ExampleEncoder, buffers_of, decode_example, encode_examples, rows_of, varint
+from datamat.formats.io import located, refuse_finished, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from datamat.features import Column, Kind
-    from datamat.formats import RecordSpans
+    from datamat.formats import Block, Record, RecordSpans
 
 
 __all__ = ["ArrayRecordFormat"]
 
-OUTPUT_VERSION = 1
+OUTPUT_VERSION = 2
 """Incremented when the same records give different bytes; shards of the format are then rebuilt."""
 
 _OPTIONS = "group_size:1,uncompressed,max_parallelism:1"
+_PADDED_OPTIONS = "uncompressed,max_parallelism:1,pad_to_block_boundary:true"
 _READ_OPTIONS = "max_parallelism:1"
 _RECORDS_AT_ONCE = 64
 _BLOCK_BYTES = 65_536
 _BLOCK_HEADER_BYTES = 24
-_CHUNK_HEADER_BYTES = 40
-_FIRST_RECORD = 64  # after the header of the first block, and the signature, a chunk without data
+_USABLE_BYTES = _BLOCK_BYTES - _BLOCK_HEADER_BYTES
+_CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # hash | bytes of data | hash of data | type, number of records << 8 | bytes
+_TYPES = frozenset(b"mprst")  # metadata, padding, records, signature, transposed records
+_FILE_BYTES = 8 << 20  # of records in one file of the package, which is in memory
+_MAGIC = 0x71930E704FDAE05E  # ends each file; cpp/array_record_writer.cc
+_METADATA_OPTIONS = b"group_size:1,transpose:false,pad_to_block_boundary:false,uncompressed,max_parallelism:1"
 
 
 @final
@@ -71,7 +87,7 @@ class ArrayRecordFormat(ShardFormat):
 
     name = "arrayrecord"
     extension = "array_record"
-    joins_parts = False
+    joins_parts = True
     has_checksums = True
     packages = frozenset({"array_record"})
 
@@ -87,12 +103,24 @@ class ArrayRecordFormat(ShardFormat):
         return {"writer": _OPTIONS}
 
     def writer(self, file: BinaryIO, columns: Mapping[str, Kind]) -> ShardWriter:
-        """Return a writer of parts, which are TFRecords."""
-        return TFRecordFormat().writer(file, columns)
+        """Return a writer of the package's files."""
+        return _ArrayRecordWriter(file, columns)
 
-    def assembler(self, path: str | os.PathLike[str]) -> ShardAssembler:
-        """Return an assembler that passes the records of parts to the package's writer."""
-        return _ArrayRecordAssembler(os.fspath(path))
+    def trailer(self, file: BinaryIO, parts: Sequence[tuple[int, int]]) -> bytes:
+        """Return the positions of all records, found in the headers of their chunks, and the block behind these."""
+        footer = [b""]
+        for start, size in parts:
+            for chunk in _chunks(file, start, start + size):
+                if chunk.is_record:
+                    footer.append(_message((1, chunk.begin), (2, chunk.num_bytes), (3, 1)))
+        count = len(footer) - 1
+        metadata = _message((1, 1), (2, count), (3, count)) + _field(4, _METADATA_OPTIONS)
+        footer[0] = _field(1, metadata)
+        end = sum(parts[-1])
+        positions = _packed(footer, f"group_size:{len(footer)},{_PADDED_OPTIONS}")[: -2 * _BLOCK_BYTES]
+        last = [_message((1, end + _placed(_CHUNK_HEADER.size)), (2, _MAGIC))] * 3
+        # Behind another chunk, so that it stands at the start of a block, as the package expects.
+        return positions + _packed(last * 2, f"group_size:3,{_PADDED_OPTIONS}")[_BLOCK_BYTES : 2 * _BLOCK_BYTES]
 
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader that asks the package for records by number."""
@@ -100,56 +128,143 @@ class ArrayRecordFormat(ShardFormat):
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with offset and size of its chunk; the package opens the file again, by its name."""
-        number, begin = 0, _FIRST_RECORD
+        number, begin = 0, 0
         try:
             opened = _opened(os.fspath(file.name))
             num_records = opened.num_records()
+            chunks = (chunk for chunk in _chunks(file, 0, file.seek(0, io.SEEK_END)) if chunk.is_record)
             for start in range(0, num_records, _RECORDS_AT_ONCE):
                 for payload in opened.read(start, min(start + _RECORDS_AT_ONCE, num_records)):
-                    record, end = decode_example(payload), _end_of_chunk(begin, len(payload))
-                    yield record, (begin, end - begin)
-                    number, begin = number + 1, end
+                    chunk = next(chunks, None)
+                    if chunk is None or chunk.num_bytes != len(payload):
+                        raise CorruptDataError(
+                            f"the chunk has {chunk and chunk.num_bytes} bytes, but the package reads {len(payload)}"
+                        )
+                    begin = chunk.begin
+                    yield decode_example(payload), (begin, chunk.end - begin)
+                    number, begin = number + 1, chunk.end
         except (CorruptDataError, RuntimeError) as exc:
             raise located(exc, path, number, begin) from exc
 
 
 @final
-class _ArrayRecordAssembler(ShardAssembler):
-    """Passes payloads on and computes where each chunk lies."""
+class _ArrayRecordWriter(ShardWriter):
+    """Passes encoded records to the package's writer, and computes where their chunks lie."""
 
-    __slots__ = ("_path", "_sizes", "_writer")
+    __slots__ = (
+        "_begins",
+        "_columns",
+        "_encoder",
+        "_end",
+        "_file",
+        "_finished",
+        "_held",
+        "_lengths",
+        "_packed",
+        "_sizes",
+    )
 
-    def __init__(self, path: str) -> None:
-        from array_record.python.array_record_module import ArrayRecordWriter
+    def __init__(self, file: BinaryIO, columns: Mapping[str, Kind]) -> None:
+        self._columns = dict(columns)
+        self._encoder = ExampleEncoder(self._columns)
+        self._file = file
+        self._packed: _PackedFile | None = None
+        self._end = 0  # of what is in the file
+        self._held = 0  # bytes of records in the package's file
+        self._lengths = array("Q")  # of the chunks in it, without headers of blocks
+        self._begins: list[NDArray[np.uint64]] = []
+        self._sizes: list[NDArray[np.uint64]] = []
+        self._finished = False
 
-        self._path = path
-        self._writer = ArrayRecordWriter(path, _OPTIONS)
-        self._sizes = array("Q")
+    @property
+    def num_records(self) -> int:
+        """Number of records appended."""
+        return sum(map(len, self._sizes)) + len(self._lengths)
 
-    def add(self, part: str | os.PathLike[str]) -> None:
-        """Append the records of the next part."""
-        with open(part, "rb", buffering=1 << 20) as file:
-            try:
-                while (payload := read_payload(file)) is not None:
-                    self._writer.write(payload)
-                    self._sizes.append(len(payload))
-            except CorruptDataError as exc:
-                raise CorruptDataError(f"{part}: not complete ({exc}); remove it and run again") from exc
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that these records take in the file; without the positions behind those that are in memory."""
+        return self._end + (_placed(_CHUNK_HEADER.size + sum(self._lengths)) if self._lengths else 0)
+
+    def append(self, record: Record) -> None:
+        """Append one record."""
+        refuse_finished(self._finished)
+        pieces, _ = self._encoder.encode(record)
+        self._add(b"".join(pieces))
+
+    def append_block(self, columns: Block) -> None:
+        """Append n records, encoding a buffer of rows at a time."""
+        refuse_finished(self._finished)
+        for rows, are_large in buffers_of(columns, self._columns):
+            if are_large:
+                for row in rows_of(rows):
+                    self.append(row)
+                continue
+            for payload in encode_examples(rows, self._columns):
+                self._add(payload)
 
     def finish(self) -> Offsets:
-        """Write positions and metadata, and return where the chunk of each record lies."""
+        """Write what the package holds, and return where each chunk lies."""
+        refuse_finished(self._finished)
+        self._finished = True
+        self._write()
+        none = np.empty(0, np.uint64)
+        return Offsets(np.concatenate([none, *self._begins]), np.concatenate([none, *self._sizes]))
+
+    def _add(self, payload: bytes) -> None:
+        if self._packed is None:
+            self._packed = _PackedFile(_OPTIONS)
+        self._packed.write(payload)
+        self._lengths.append(_CHUNK_HEADER.size + 2 + len(varint(len(payload))) + len(payload))
+        self._held += len(payload)
+        if self._held >= _FILE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._packed is None:
+            return
+        kept = memoryview(self._packed.finish())[:-_BLOCK_BYTES]
+        write_all(self._file, kept)
+        ends = np.cumsum(np.array([_CHUNK_HEADER.size, *self._lengths], np.uint64))
+        bounds = _placed(ends) + np.uint64(self._end)
+        self._begins.append(bounds[:-1])
+        self._sizes.append(np.diff(bounds))
+        self._packed, self._held, self._lengths = None, 0, array("Q")
+        self._end += len(kept)
+
+
+@final
+class _PackedFile:
+    """A file in memory that the package writes."""
+
+    __slots__ = ("_file", "_writer")
+
+    def __init__(self, options: str) -> None:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        # The package opens files by name only; elsewhere than on Linux, memory has none.
+        if hasattr(os, "memfd_create"):
+            self._file: Any = os.fdopen(os.memfd_create("datamat"), "rb", buffering=0)
+            name = f"/proc/self/fd/{self._file.fileno()}"
+        else:
+            self._file = tempfile.NamedTemporaryFile(suffix=".array_record")  # noqa: SIM115 -- `finish` closes it
+            name = self._file.name
+        self._writer = ArrayRecordWriter(name, options)
+
+    def write(self, payload: bytes) -> None:
+        """Append a record."""
+        self._writer.write(payload)
+
+    def finish(self) -> mmap.mmap:
+        """Complete the file, and return its bytes."""
         try:
             self._writer.close()
         except RuntimeError as exc:  # of any earlier call: the package reports its errors here
-            raise OutputError(f"{self._path} could not be written: {exc}; make room or give another output") from exc
-        ends = list(itertools.accumulate(self._sizes, _end_of_chunk, initial=_FIRST_RECORD))
-        bounds = np.array(ends, np.uint64)
-        return Offsets(bounds[:-1], np.diff(bounds))
-
-    def close(self) -> None:
-        """Close the file."""
-        with contextlib.suppress(RuntimeError):
-            self._writer.close()
+            raise OutputError(
+                f"records could not be packed in memory: {exc}; make room, or write fewer at a time"
+            ) from exc
+        with self._file as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @final
@@ -207,9 +322,62 @@ def _opened(path: str) -> Any:
     return opened
 
 
-def _end_of_chunk(begin: int, size: int) -> int:
-    """Return the end of a chunk that begins at `begin` and holds a record of `size` bytes; tests compare real files."""
-    length = _CHUNK_HEADER_BYTES + 2 + len(varint(size)) + size
-    usable = _BLOCK_BYTES - _BLOCK_HEADER_BYTES
-    num_headers = (length + (begin + usable - 1) % _BLOCK_BYTES) // usable
-    return begin + length + num_headers * _BLOCK_HEADER_BYTES
+class _FoundChunk(NamedTuple):
+    """What the header of a chunk says."""
+
+    begin: int
+    end: int
+    is_record: bool
+    num_bytes: int
+
+
+def _chunks(file: BinaryIO, begin: int, stop: int) -> Iterator[_FoundChunk]:
+    """Yield the chunks that lie between two positions, of which the first is the start of a block.
+
+    Raises:
+        CorruptDataError: there is no chunk where one should begin, or it ends behind `stop`.
+    """
+    while begin < stop:
+        file.seek(begin)
+        found = file.read(_CHUNK_HEADER.size + _BLOCK_HEADER_BYTES)
+        to_block = -begin % _BLOCK_BYTES
+        if to_block < _CHUNK_HEADER.size:  # the header of a block interrupts that of the chunk
+            found = found[:to_block] + found[to_block + _BLOCK_HEADER_BYTES :]
+        if len(found) < _CHUNK_HEADER.size:
+            raise CorruptDataError(f"the data ends inside the header of a chunk, at byte {begin}")
+        num_bytes, type_and_count, decoded_bytes = _CHUNK_HEADER.unpack_from(found)
+        end = _placed(_unplaced(begin) + _CHUNK_HEADER.size + num_bytes)
+        if type_and_count & 255 not in _TYPES or end > stop:
+            raise CorruptDataError(f"byte {begin} is not the start of a chunk that ends before byte {stop}")
+        # Positions are records to Riegeli, too, but as many as those before them and one more.
+        yield _FoundChunk(begin, end, type_and_count == 1 << 8 | ord("r"), decoded_bytes)
+        begin = end
+
+
+def _placed(size: Any) -> Any:
+    """Return where `size` bytes end that begin with a block, and are interrupted by the headers of blocks."""
+    return size + (size + _USABLE_BYTES - 1) // _USABLE_BYTES * _BLOCK_HEADER_BYTES
+
+
+def _unplaced(end: int) -> int:
+    """Return how many bytes end there, without the headers of blocks: the inverse of `_placed`."""
+    return end - (end + _BLOCK_BYTES - 1) // _BLOCK_BYTES * _BLOCK_HEADER_BYTES
+
+
+def _packed(records: Iterable[bytes], options: str) -> bytes:
+    """Return the file that the package makes of records."""
+    packed = _PackedFile(options)
+    for record in records:
+        packed.write(record)
+    with packed.finish() as data:
+        return data[:]
+
+
+def _message(*fields: tuple[int, int]) -> bytes:
+    """Return a message of integers in protobuf's wire format (https://protobuf.dev/programming-guides/encoding)."""
+    return b"".join(varint(number << 3) + varint(value) for number, value in fields)
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """Return a field of bytes in the same format."""
+    return varint(number << 3 | 2) + varint(len(value)) + value

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ExampleEncoder",
     "as_ragged",
+    "buffers_of",
     "check_block",
     "checked_record",
     "decode_block",
     "decode_example",
     "encode_example",
+    "encode_examples",
     "fields",
     "pack_block",
     "pack_varints",
@@ -236,6 +238,12 @@ _OF_BYTES = {"bytes", "bytes_list"}
 _KIND_OF_FIELD: dict[int, Kind] = {1: "bytes", 2: "float32", 3: "int64"}
 _KIND_OF_TAG: dict[int, Kind] = {field << 3 | LEN: kind for field, kind in _KIND_OF_FIELD.items()}
 # Chunks up to this size are joined with their neighbours: copying them costs less than another CRC call.
+# From this size on, rows are written one by one: that copies no value.
+_LARGE_ROW_BYTES = 64 << 10
+# Rows are packed this many bytes at a time, so that the matrix stays in cache (measured: 0.51 us per record of 120
+# bytes, and 0.66 with all 20,000 at once), but at least as many rows at a time as make numpy's calls cheap.
+_BLOCK_BYTES = 128 << 10
+_LEAST_BLOCK_ROWS = 1000
 _LARGE_BYTES = 1024
 DTYPE: dict[Kind, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
@@ -698,6 +706,47 @@ def pack_block(
     head = _Field(header(sizes))
     fields = [head, *fields, _Field(bytes(trailer_size))]
     return _lay_out(fields, num_rows), sizes + (head.width + trailer_size)
+
+
+def buffers_of(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[tuple[Block, bool]]:
+    """Yield a block in pieces to be packed at a time, and whether the rows of a piece are too large for that.
+
+    Raises:
+        SchemaError: as `check_block`.
+    """
+    num_rows = check_block(columns, kinds)
+    step = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES * num_rows // _num_bytes(columns))
+    for start in range(0, num_rows, step):
+        rows = {name: values[start : start + step] for name, values in columns.items()}
+        yield rows, _num_bytes(rows) > _LARGE_ROW_BYTES * min(step, num_rows - start)
+
+
+def encode_examples(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[bytes]:
+    """Yield each of n > 0 rows as an Example.
+
+    Raises:
+        SchemaError: the columns are not those of `kinds`.
+    """
+    packed, sizes = pack_block(columns, kinds, header=_no_headers, trailer_size=0)
+    raw, start = packed.tobytes(), 0
+    for end in np.cumsum(sizes).tolist():
+        yield raw[start:end]
+        start = end
+
+
+def _no_headers(sizes: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return np.empty((len(sizes), 0), np.uint8)
+
+
+def _num_bytes(columns: Block) -> int:
+    """Estimate the bytes that a block takes in a file, at least 1."""
+    return 1 + sum(_column_bytes(values) for values in columns.values())
+
+
+def _column_bytes(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> int:
+    if isinstance(values, RaggedColumn):
+        return _column_bytes(values.values.tolist() if values.values.dtype == object else values.values)
+    return values.nbytes if isinstance(values, np.ndarray) else sum(map(len, values))
 
 
 def _list_fields(column: ColumnPrefix, values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> tuple[_Layout, _Size]:

@@ -21,18 +21,17 @@ import struct
 import weakref
 import zlib
 from array import array
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias, TypeVar, final
 
 import google_crc32c
 import numpy as np
 
 from datamat.errors import CorruptDataError
-from datamat.features import RaggedColumn
 from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat, ShardReader, ShardWriter
 from datamat.formats.example import (
     MAX_EXAMPLE_BYTES,
     ExampleEncoder,
-    check_block,
+    buffers_of,
     decode_block,
     decode_example,
     pack_block,
@@ -272,12 +271,6 @@ _MOST_SPREAD = 1 << 20  # of the lengths of records that are decoded together: a
 _GZIP_LEVEL = 6
 _USUAL_RATIO = 2  # of bytes to bytes in gzip, of rows and text
 _LEAST_GROUP_RECORDS = 16  # larger records are as soon read one by one, each with its member
-# From this size on, rows are written one by one: that copies no value.
-_LARGE_ROW_BYTES = 64 << 10
-# Rows are packed this many bytes at a time, so that the matrix stays in cache (measured: 0.51 us per record of 120
-# bytes, and 0.66 with all 20,000 at once), but at least as many rows at a time as make numpy's calls cheap.
-_BLOCK_BYTES = 128 << 10
-_LEAST_BLOCK_ROWS = 1000
 
 
 @final
@@ -542,28 +535,20 @@ class _TFRecordWriter(ShardWriter):
     def append_block(self, columns: Block) -> None:
         """Append n records, packing a buffer of rows at a time."""
         refuse_finished(self._finished)
-        num_rows = check_block(columns, self._columns)
-        if not num_rows:
-            return
-        step = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES * num_rows // _num_bytes(columns))
-        for start in range(0, num_rows, step):
-            rows = {name: values[start : start + step] for name, values in columns.items()}
-            self._append_rows(rows, min(step, num_rows - start))
+        for rows, are_large in buffers_of(columns, self._columns):
+            if are_large:
+                for row in rows_of(rows):
+                    self.append(row)
+                continue
+            packed, sizes = encode_block(rows, self._columns)
+            self._sink.add_block(packed.data, sizes)
+            self._sizes.frombytes(sizes.astype(np.uint64).tobytes())
 
     def finish(self) -> Offsets:
         """Flush the buffer and return where each record lies."""
         refuse_finished(self._finished)
         self._finished = True
         return self._sink.finish(np.array(self._sizes, np.uint64))
-
-    def _append_rows(self, rows: Block, num_rows: int) -> None:
-        if _num_bytes(rows) > _LARGE_ROW_BYTES * num_rows:
-            for row in rows_of(rows):
-                self.append(row)
-            return
-        packed, sizes = encode_block(rows, self._columns)
-        self._sink.add_block(packed.data, sizes)
-        self._sizes.frombytes(sizes.astype(np.uint64).tobytes())
 
 
 class _RecordSink(Protocol):
@@ -661,14 +646,3 @@ class _GzipSink:
         self._member_sizes.append(len(member))
         self._member.clear()
         self._member_bytes = self._member_records = 0
-
-
-def _num_bytes(columns: Block) -> int:
-    """Estimate the bytes that a block takes in a file, at least 1."""
-    return 1 + sum(_column_bytes(values) for values in columns.values())
-
-
-def _column_bytes(values: NDArray[Any] | RaggedColumn | Sequence[bytes]) -> int:
-    if isinstance(values, RaggedColumn):
-        return _column_bytes(values.values.tolist() if values.values.dtype == object else values.values)
-    return values.nbytes if isinstance(values, np.ndarray) else sum(map(len, values))

@@ -46,6 +46,8 @@ class TestParquet(ShardFormatConformance):
 
 @needs_array_record
 class TestArrayRecord(ShardFormatConformance):
+    hides_cuts = False
+
     def make_format(self):
         return get_format("arrayrecord")
 

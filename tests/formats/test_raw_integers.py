@@ -77,7 +77,8 @@ def test_numbers_take_the_bytes_of_their_dtype(dtype, shape, num_bytes):
 def test_integers_of_every_type_take_no_more_in_any_format(name, tmp_path):
     """Random bits, which nothing compresses: as many bytes as the array has, and what the format needs beside them.
 
-    Parquet stores integers of 8 and 16 bits in 32; a member of a tar archive has a header.
+    Parquet stores integers of 8 and 16 bits in 32; a member of a tar archive has a header; a part of ArrayRecord fills
+    its last block of 64 KiB, and the shard has two more.
     """
     if name == "arrayrecord":
         pytest.importorskip("array_record")
@@ -91,7 +92,8 @@ def test_integers_of_every_type_take_no_more_in_any_format(name, tmp_path):
     data = load(tmp_path / "out")
     num_bytes = sum(array.nbytes for array in values.values())
     most = {"parquet": 1.4, "webdataset": 1.7}.get(name, 1.1)
-    assert num_bytes < sum(os.path.getsize(path) for path in data.files) < most * num_bytes
+    blocks = sum(len(shard.parts) + 1 for shard in data.manifest.shards) if name == "arrayrecord" else 0
+    assert num_bytes < sum(os.path.getsize(path) for path in data.files) < most * num_bytes + blocks * 65_536
     for sample in data:
         for dtype, array in values.items():
             np.testing.assert_array_equal(sample[dtype], array[int(sample["key"])], strict=True)
