@@ -36,8 +36,10 @@ __all__ = [
     "is_shard_file",
     "key_hash",
     "mix64",
+    "ordered_by",
     "original_key",
     "packed_hashes",
+    "pieces",
     "records_by_row",
     "row_runs",
     "row_type",
@@ -295,6 +297,7 @@ def key_hash(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode(errors="surrogatepass"))  # anyone may look up what no index holds
 
 
+_PIECE_ROWS = 1 << 17  # that are worked on at once: so many take the time of more
 _MOST_NARROW = 1 << 32  # rows whose numbers take four bytes
 
 
@@ -320,10 +323,60 @@ def row_type(num_rows: int) -> np.dtype[Any]:
     return np.dtype("<u4" if num_rows <= _MOST_NARROW else "<u8")
 
 
-def packed_hashes(hashes: np.ndarray) -> bytes:
-    """Return `sorted_hashes` of the keys of rows as bytes: all hashes, then all numbers, little-endian."""
-    ordered, rows = sorted_hashes(hashes)
-    return ordered.astype("<u8", copy=False).tobytes() + rows.astype(row_type(len(rows)), copy=False).tobytes()
+def packed_hashes(num_rows: int, hashes_of: Callable[[np.ndarray], np.ndarray]) -> Iterator[bytes]:
+    """Yield `sorted_hashes` of the keys of rows as bytes: all hashes, then all numbers, little-endian.
+
+    Args:
+        num_rows: number of rows.
+        hashes_of: returns uint64 (n,), the hashes of rows by number: memory only holds those of a piece, and all
+            numbers.
+    """
+    order = ordered_by(hashes_of, np.arange(num_rows, dtype=row_type(num_rows)))
+    for piece in pieces(num_rows):
+        yield hashes_of(order[piece]).astype("<u8", copy=False).tobytes()
+    for piece in pieces(num_rows):
+        yield order[piece].tobytes()
+
+
+def pieces(count: int) -> Iterator[slice]:
+    """Yield the slices of so many rows that are worked on one at a time."""
+    for start in range(0, count, _PIECE_ROWS):
+        yield slice(start, min(start + _PIECE_ROWS, count))
+
+
+def ordered_by(values: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Return rows in ascending order of their values, those of equal values in their order.
+
+    Beside the rows and their order, memory only holds a piece of them: first they go where the first byte of their
+    value tells, and then each 256th is sorted.
+
+    Args:
+        values: returns uint64 (n,), evenly distributed, for rows by number.
+        rows: numbers of rows, any unsigned dtype, (n,).
+
+    Example:
+        >>> ordered_by(lambda rows: 9 - rows, np.array([1, 2, 3], np.uint32))
+        array([3, 2, 1], dtype=uint32)
+    """
+    if len(rows) <= _PIECE_ROWS:
+        return np.asarray(rows[np.argsort(values(rows), kind="stable")])
+    ends = np.cumsum(sum(np.bincount(_heads(values(rows[piece])), minlength=256) for piece in pieces(len(rows))))
+    begins = np.concatenate([[0], ends[:-1]])
+    found, free = np.empty_like(rows), begins.copy()
+    for piece in pieces(len(rows)):
+        heads = _heads(values(rows[piece]))
+        counts = np.bincount(heads, minlength=256)
+        targets = np.arange(len(heads)) + np.repeat(free - (np.cumsum(counts) - counts), counts)
+        found[targets] = rows[piece][np.argsort(heads, kind="stable")]
+        free += counts
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        here = found[begin:end]
+        found[begin:end] = here[np.argsort(values(here), kind="stable")]
+    return found
+
+
+def _heads(values: np.ndarray) -> np.ndarray:
+    return np.asarray((values >> np.uint64(56)).astype(np.uint8))
 
 
 class KeyLookup:

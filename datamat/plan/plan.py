@@ -22,11 +22,11 @@ import numpy as np
 import xxhash
 
 from datamat.directory.display import Table, render_html
-from datamat.directory.keys import DATASET_NAME, ShardName, mix64
+from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
 from datamat.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from datamat.directory.rows import RowStore
     from datamat.options import ShardOptions
@@ -47,7 +47,6 @@ _LARGEST_PART = 32 << 20
 _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
 _ROW_COST = 256  # bytes of input that one row costs at least: a tiny row takes as long as this much of an image
 _MOST_PART_ROWS = 65_536
-_PIECE_ROWS = 1 << 20  # that are worked on at once
 # Readers read records that are stored together as one piece, so parts end where groups do. Parts of less than this
 # share of a group stay as they are: few rows that take long should keep many cores busy, and little is read twice.
 _GROUP_SHARE = 4
@@ -365,15 +364,10 @@ def make_plan(
 # the order of the plan. All else is mapped from the files of the store.
 
 
-def _pieces(count: int) -> Iterator[slice]:
-    for start in range(0, count, _PIECE_ROWS):
-        yield slice(start, min(start + _PIECE_ROWS, count))
-
-
 def _totals(costs: np.ndarray, codes: np.ndarray, num_splits: int) -> list[int]:
     """Return what the rows of each split cost together, one record of each; 0 where there are none."""
     totals = [0] * num_splits
-    for piece in _pieces(len(codes)):
+    for piece in pieces(len(codes)):
         here = codes[piece]
         for code, count in enumerate(np.bincount(here, minlength=num_splits).tolist()):
             if count:
@@ -384,7 +378,7 @@ def _totals(costs: np.ndarray, codes: np.ndarray, num_splits: int) -> list[int]:
 def _rows_of(codes: np.ndarray, code: int) -> np.ndarray:
     """Return uint32 (n,): the numbers of the rows of a split."""
     found = [
-        np.flatnonzero(codes[piece] == code).astype(np.uint32) + np.uint32(piece.start) for piece in _pieces(len(codes))
+        np.flatnonzero(codes[piece] == code).astype(np.uint32) + np.uint32(piece.start) for piece in pieces(len(codes))
     ]
     return np.concatenate(found)
 
@@ -407,24 +401,7 @@ class _Places:
 
     def ordered(self, rows: np.ndarray) -> np.ndarray:
         """Return uint32 (n,): rows by number, in the order of their places."""
-        if len(rows) <= _PIECE_ROWS:
-            return rows[np.argsort(self.of(rows), kind="stable")]
-        ends = np.cumsum(sum(np.bincount(self._heads(rows[piece]), minlength=256) for piece in _pieces(len(rows))))
-        begins = np.concatenate([[0], ends[:-1]])
-        found, free = np.empty_like(rows), begins.copy()
-        for piece in _pieces(len(rows)):  # by the first byte of its place, ...
-            heads = self._heads(rows[piece])
-            counts = np.bincount(heads, minlength=256)
-            targets = np.arange(len(heads)) + np.repeat(free - (np.cumsum(counts) - counts), counts)
-            found[targets] = rows[piece][np.argsort(heads, kind="stable")]
-            free += counts
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):  # ... and then by the others
-            here = found[begin:end]
-            found[begin:end] = here[np.argsort(self.of(here), kind="stable")]
-        return found
-
-    def _heads(self, rows: np.ndarray) -> np.ndarray:
-        return (self.of(rows) >> np.uint64(56)).astype(np.uint8)
+        return ordered_by(self.of, rows)
 
     def before(self, rows: np.ndarray, limits: np.ndarray) -> list[int]:
         """Return how many of ordered rows lie before each of some places."""

@@ -287,7 +287,8 @@ def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list
     with commit(path, through=target / WORK) as file:
         parquet.write_table(whole, file, compression="zstd", row_group_size=_GROUP_ROWS)
     with commit(keys, through=target / WORK) as file:
-        file.write(packed_hashes(np.fromiter(map(key_hash, whole["key"].to_pylist()), np.uint64, len(whole))))
+        hashes = np.fromiter(map(key_hash, whole["key"].to_pylist()), np.uint64, len(whole))
+        file.writelines(packed_hashes(len(hashes), hashes.__getitem__))
     return [IndexInfo.of_file(path), IndexInfo.of_file(keys)]
 
 

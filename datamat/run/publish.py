@@ -145,7 +145,8 @@ def _write_split(
 
 
 def _write_keys(file: BinaryIO, store: RowStore, shards: Sequence[tuple[ShardSpec, ShardInfo]]) -> None:
-    file.write(packed_hashes(store.hashes[store.order[shards[0][0].start : shards[-1][0].stop]]))
+    order = store.order[shards[0][0].start : shards[-1][0].stop]
+    file.writelines(packed_hashes(len(order), lambda numbers: store.hashes[order[numbers]]))
 
 
 def _groups(

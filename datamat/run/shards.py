@@ -45,7 +45,6 @@ from datamat.directory.rows import INPUT
 from datamat.directory.sidecars.indexes import index_ahead, prepare_index
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError
 from datamat.features import Statistics
-from datamat.formats import Offsets
 from datamat.formats.io import write_all
 from datamat.plan.inputs import content_digest, read_inputs
 from datamat.run.receipts import (
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.manifest import ShardFiles
     from datamat.features import Kind
-    from datamat.formats import Block, Buffer, Record, ShardFormat
+    from datamat.formats import Block, Buffer, Offsets, Record, ShardFormat
     from datamat.plan.inputs import InputFiles
     from datamat.plan.plan import PartSpec, ShardSpec
     from datamat.run.receipts import Outcome
@@ -377,21 +376,26 @@ class GrowingShard:
                 trailer = made.trailer(file, [(part.start or 0, part.num_bytes) for part in mine])
             parts = [FilePart(part.num_bytes, part.digest) for part in mine]
             parts += [FilePart(len(trailer), xxhash.xxh3_128_hexdigest(trailer))] if trailer else []
-            offsets = Offsets.joined(
-                (self._offsets(receipt, made), receipt.file_of(made.extension).num_bytes) for receipt in receipts
-            )
+            lines = self._lines(receipts, made)
             self.check_run()
             with _opened(path, ends[made.extension]) as file:
                 write_all(file, memoryview(trailer))
         else:
-            offsets = self._assembled(made, receipts)
+            lines = self._assembled(made, receipts).text_blocks()
             parts = [FilePart(_size(path), digest_file(path))]
         _flush(path)
         with commit(self.index_files[made.extension]) as index:
-            index.writelines(offsets.text_blocks())
+            index.writelines(lines)
         if made.name == "webdataset":
             prepare_index(path, index_ahead(path.parent, f"{self._shard}.{made.extension}", tree_checksum(parts)))
         return SealedFile(made.extension, tuple(parts))
+
+    def _lines(self, receipts: Sequence[Receipt], made: ShardFormat) -> Iterator[bytes]:
+        """Yield the text of the offsets in the shard, one part at a time: those of a million records take 16 MB."""
+        start = 0
+        for receipt in receipts:
+            yield from self._offsets(receipt, made).shifted(start).text_blocks()
+            start += receipt.file_of(made.extension).num_bytes
 
     def _assembled(self, made: ShardFormat, receipts: Sequence[Receipt]) -> Offsets:
         path = self.files[made.extension]

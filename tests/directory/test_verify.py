@@ -409,7 +409,7 @@ def test_hashes_of_other_keys_are_named(copied):
     """Their checksum may fit, as above."""
     path = copied / "_index" / "train.keys"
     count = path.stat().st_size // 12
-    path.write_bytes(packed_hashes(np.arange(count, dtype=np.uint64)))
+    path.write_bytes(b"".join(packed_hashes(count, lambda rows: rows.astype(np.uint64))))
     change_manifest(copied, lambda values: values["index"][1].update(checksum=digest_file(path)))
 
     assert problems(copied) == ["_index/train.keys: it leads to other rows than those of _index/train.index"]

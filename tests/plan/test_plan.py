@@ -54,7 +54,7 @@ def test_pieces_that_rows_are_ordered_by_do_not_show(tmp_path, monkeypatch, opti
     splits = ["train", "val"] * 1500
     found = []
     for rows_at_once in (1 << 20, 100):
-        monkeypatch.setattr("datamat.plan.plan._PIECE_ROWS", rows_at_once)
+        monkeypatch.setattr("datamat.directory.keys._PIECE_ROWS", rows_at_once)
         plan, store = _plan(tmp_path, keys, options, split=splits)
         found.append((plan, store.order.tolist()))
 

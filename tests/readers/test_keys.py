@@ -156,7 +156,7 @@ def test_damaged_index_is_named(pairs, tmp_path, damage, message):
 def _with_hashes(folder, split, hashes):
     """Write the file of hashes of a split anew, and the manifest as if a run had done so."""
     path = folder / "_index" / f"{split}.keys"
-    path.write_bytes(packed_hashes(hashes))
+    path.write_bytes(b"".join(packed_hashes(len(hashes), hashes.__getitem__)))
     manifest = Manifest.read(folder)
     index = tuple(IndexInfo.of_file(path) if info.file == f"_index/{split}.keys" else info for info in manifest.index)
     dataclasses.replace(manifest, index=index).write(folder, through=folder)
