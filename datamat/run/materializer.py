@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import inspect
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import expand_home, locked, refuse_links
@@ -56,7 +58,7 @@ from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_a
 if TYPE_CHECKING:
     import datetime
     import logging
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from datamat.directory.ledger import FailedRow
     from datamat.directory.provenance import Provenance
@@ -77,6 +79,45 @@ __all__ = ["Materializer", "checked_hooks", "local_folder", "start"]
 
 _lease_s = LEASE_S  # tests make it short
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
+
+
+_Options = ParamSpec("_Options")
+_NAMES_OF_OTHERS = {
+    "chunk_bytes": "shard_bytes",
+    "max_shard_size": "shard_bytes",
+    "max_workers": "num_workers",
+    "maxsize": "shard_bytes",
+    "n_jobs": "num_workers",
+    "num_proc": "num_workers",
+    "num_processes": "num_workers",
+    "processes": "num_workers",
+    "size_limit": "shard_bytes",
+}
+
+
+def _where_option_is(name: str) -> str | None:
+    """Return how to write an option of that name, if there is one elsewhere, or by another name."""
+    found = _NAMES_OF_OTHERS.get(name, name)
+    for keyword, kind in (("workers", WorkerOptions), ("shards", ShardOptions), ("errors", ErrorPolicy)):
+        if found in {field.name for field in dataclasses.fields(kind)}:
+            return f"{keyword}={kind.__name__}({found}=...)"
+    if found in inspect.signature(Materializer.run).parameters:
+        return f"run({found}=...)"
+    return None
+
+
+def _naming_options(init: Callable[_Options, None]) -> Callable[_Options, None]:
+    """Have a constructor say where an option belongs that it does not have."""
+    accepted = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*args: _Options.args, **options: _Options.kwargs) -> None:
+        for name in options.keys() - accepted.keys():
+            if where := _where_option_is(name):
+                raise OptionError(f"{type(args[0]).__name__} has no option {name!r}; write {where}")
+        init(*args, **options)
+
+    return checked
 
 
 class Materializer:
@@ -135,6 +176,7 @@ class Materializer:
         >>> Materializer("camvid", source="CamVid", output="out/camvid").run()   # doctest: +SKIP
     """
 
+    @_naming_options
     def __init__(  # noqa: PLR0913 -- all options of a run, by name
         self,
         writer: DatasetWriter | type[DatasetWriter] | str | Any = None,

@@ -3,10 +3,12 @@
 import contextlib
 import functools
 import glob
+import inspect
 import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -859,3 +861,26 @@ def test_home_folder_of_nobody_is_refused(tmp_path, monkeypatch):
 
     with pytest.raises(OptionError, match=r"'~nobody-of-that-name/out': there is no such home folder; give the whole"):
         Materializer(small_pairs.Pairs(), tmp_path, "~nobody-of-that-name/out")
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("num_workers", "workers=WorkerOptions(num_workers=...)"),
+        ("num_proc", "workers=WorkerOptions(num_workers=...)"),  # of Hugging Face's `map`
+        ("chunk_bytes", "shards=ShardOptions(shard_bytes=...)"),  # of litdata's `optimize`
+        ("max_errors", "errors=ErrorPolicy(max_errors=...)"),
+        ("deadline", "run(deadline=...)"),
+    ],
+)
+def test_option_that_belongs_elsewhere_is_shown_there(tmp_path, name, where):
+    """People type the names of other libraries, or forget the object around an option."""
+    with pytest.raises(OptionError, match=re.escape(f"Materializer has no option {name!r}; write {where}")):
+        Materializer("files", tmp_path, tmp_path / "out", **{name: 2})
+
+
+def test_option_that_is_nowhere_is_pythons_error(tmp_path):
+    """And help, completion and pages show the options by name."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        Materializer("files", tmp_path, tmp_path / "out", nonsense=2)
+    assert {"format", "workers", "copies"} <= inspect.signature(Materializer).parameters.keys()
