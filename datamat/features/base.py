@@ -588,7 +588,10 @@ class Feature(abc.ABC):
         return holds_numbers(dtype) and (None in shape or math.prod(size or 1 for size in shape) > _SMALL_VALUES)
 
     def is_compressed(self) -> bool:
-        """Return whether its bytes are compressed already, as a PNG or MP4 is; Parquet stores them as they are."""
+        """Return whether its bytes are compressed already, as a PNG or MP4 is.
+
+        Parquet then stores them as they are, and readers decode them in a thread per core.
+        """
         return False
 
     def is_smooth(self) -> bool:

@@ -209,6 +209,8 @@ class ShardFormat(abc.ABC):
         has_checksums: whether a reader detects every change of a record's values by checksums in the file.
         reads_ranges: whether a reader reads nothing of a file but the range of a record in the offsets and, when it is
             created, whatever follows the last range: of files behind a URL, only these are then fetched.
+        gains_from_threads: whether several threads read small records faster than one: they do where most of the work
+            is done without the interpreter's lock, as decompression is. Otherwise they wait for each other.
         groups_at_once: number of groups of records that shuffling mixes at a time; about half of those that readers
             keep in memory, since one window ends while the next begins.
         packages: top-level modules of other packages that determine the bytes; a new version of one rebuilds the
@@ -224,6 +226,7 @@ class ShardFormat(abc.ABC):
     joins_parts: ClassVar[bool]
     has_checksums: ClassVar[bool] = False
     reads_ranges: ClassVar[bool] = False
+    gains_from_threads: ClassVar[bool] = True
     groups_at_once: ClassVar[int] = 4
     packages: ClassVar[frozenset[str]] = frozenset()
 

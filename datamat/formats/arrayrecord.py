@@ -45,7 +45,15 @@ from datamat.errors import (
     want_of_resources,
 )
 from datamat.formats import Offsets, ShardFormat, ShardReader, ShardWriter
-from datamat.formats.example import ExampleEncoder, buffers_of, decode_example, encode_examples, rows_of, varint
+from datamat.formats.example import (
+    ExampleEncoder,
+    buffers_of,
+    decode_block,
+    decode_example,
+    encode_examples,
+    rows_of,
+    varint,
+)
 from datamat.formats.io import located, refuse_finished, write_all
 
 if TYPE_CHECKING:
@@ -53,7 +61,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.features import Column, Kind
+    from datamat.features import Column, ColumnBlock, Kind
     from datamat.formats import Block, Record, RecordSpans
 
 
@@ -89,6 +97,7 @@ class ArrayRecordFormat(ShardFormat):
     extension = "array_record"
     joins_parts = True
     has_checksums = True
+    gains_from_threads = False
     packages = frozenset({"array_record"})
 
     def __post_init__(self) -> None:
@@ -125,6 +134,26 @@ class ArrayRecordFormat(ShardFormat):
     def reader(self, path: str | os.PathLike[str], spans: RecordSpans) -> ShardReader:
         """Return a reader that asks the package for records by number."""
         return _ArrayRecordReader(os.fspath(path), spans)
+
+    def read_block(
+        self,
+        readers: Sequence[ShardReader],
+        which: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        kinds: Mapping[str, Kind],
+    ) -> Mapping[str, ColumnBlock] | None:
+        """Return the columns of many records, if all have the form that this format writes."""
+        payloads = np.empty(len(numbers), object)
+        try:
+            for place in np.unique(which).tolist():
+                reader, mine = readers[place], which == place
+                assert isinstance(reader, _ArrayRecordReader), "the format's own"
+                payloads[mine] = reader.read_payloads(numbers[mine].tolist())
+        except (OSError, RuntimeError):
+            return None
+        stops = np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)))
+        starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])
+        return decode_block(b"".join(payloads), starts, stops, kinds)
 
     def read_file(self, file: BinaryIO, *, path: str) -> Iterator[tuple[dict[str, Column], tuple[int, ...]]]:
         """Yield each record with offset and size of its chunk; the package opens the file again, by its name."""
@@ -286,12 +315,21 @@ class _ArrayRecordReader(ShardReader):
     def read(self, number: int) -> dict[str, Column]:
         """Return one record."""
         try:
-            if self._process != os.getpid():  # the threads of the package's reader do not survive a fork
-                self._opened, self._process = _opened(self._path), os.getpid()
-            return decode_example(self._opened.read([number])[0])
+            return decode_example(self.read_payloads([number])[0])
         except (CorruptDataError, OSError, RuntimeError) as exc:
             want = want_of_resources(self._path, exc)
             raise want or located(exc, self._path, number, self._spans.span(number)[0]) from exc
+
+    def read_payloads(self, numbers: list[int]) -> list[bytes]:
+        """Return records by number, as they were encoded, after testing the hash of each.
+
+        Raises:
+            OSError, RuntimeError: the package cannot read one of them.
+        """
+        if self._process != os.getpid():  # the threads of the package's reader do not survive a fork
+            self._opened, self._process = _opened(self._path), os.getpid()
+        found: list[bytes] = self._opened.read(numbers)
+        return found
 
     def close(self, *, getpid: Callable[[], int] = os.getpid) -> None:
         """Close the file."""

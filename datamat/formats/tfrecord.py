@@ -282,6 +282,7 @@ class TFRecordFormat(ShardFormat):
     joins_parts = True
     has_checksums = True
     reads_ranges = True
+    gains_from_threads = False
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """Return no options: there is one way to write the format."""

@@ -197,6 +197,7 @@ class WebDatasetFormat(ShardFormat):
     extension = "tar"
     joins_parts = True
     reads_ranges = True
+    gains_from_threads = False
 
     features: Features | None = None
 

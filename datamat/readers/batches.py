@@ -16,7 +16,6 @@ import xxhash
 from datamat.directory.keys import MIX64_STEPS, mix64
 from datamat.errors import CorruptDataError, MissingDependencyError, OptionError
 from datamat.features import is_number_dtype
-from datamat.parallel import physical_cores
 from datamat.readers.loader import (
     BatchJob,
     BatchMaker,
@@ -1072,7 +1071,7 @@ class Batches:
         """
         here = Position(epoch, self._schedule(epoch), step)
         (job,) = here.jobs(self._known_order, self._units, self._options.rank, range(step, step + 1))
-        num_threads = self._options.num_threads or len(physical_cores())
+        num_threads = self._options.num_threads or self._maker.num_threads
         batch = made_here(job, dataclasses.replace(self._maker, num_threads=num_threads), self._memory)
         if batch and self._collate_fn is not None:
             return {"": self._collate_fn([self._client.convert(sample) for sample in batch[""]])}
@@ -1144,7 +1143,7 @@ class Batches:
             depth = self._depth(options.num_workers) + options.num_workers
             jobs = self._fetched(jobs, depth)
             return closed_at_exit(in_processes(jobs, self._maker, options.num_workers, depth, self._skipped))
-        num_threads = options.num_threads or (1 if is_worker else len(physical_cores()))
+        num_threads = options.num_threads or (1 if is_worker else self._maker.num_threads)
         maker = dataclasses.replace(self._maker, num_threads=num_threads)
         if maker.read_block is not None and maker.is_plain:
             in_block = -(-maker.block_records // (options.batch_size or 1))

@@ -25,6 +25,7 @@ from datamat.errors import OptionError
 from datamat.features import Statistics
 from datamat.features.statistics import summarized_in_words
 from datamat.formats import get_format
+from datamat.parallel.affinity import physical_cores
 from datamat.readers import preview as drawing
 from datamat.readers.batches import (
     Batches,
@@ -587,7 +588,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             world_size: number of ranks; all of them get the same number of batches.
             num_workers: worker processes that decode and transform, for transforms that hold the GIL; 0 decodes in
                 threads of this process.
-            num_threads: decoding threads; None takes one per physical core.
+            num_threads: decoding threads; None takes one per physical core, and a single one for small values that
+                are not compressed: there, others would only make it wait.
             prefetch: number of batches made ahead of their use.
             pad: fields whose values differ in their first dimension, each with what fills up the shorter ones: the
                 field becomes one array (n, longest, ...), and NAME_length int64 (n,) has the lengths.
@@ -838,6 +840,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             options.batch_size is not None or form.unit is not None,
             self._records.read_block if self._records.block_records else None,
             self._records.block_records,
+            self._records.num_threads if changes is None else len(physical_cores()),
             nesting=self.features.nesting,
             shapes=shapes,
             keeps_samples=form.collate_fn is not None,

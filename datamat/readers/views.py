@@ -177,6 +177,11 @@ class Records:
         """How many records to read at once by `read_block`; 0 where one by one is as fast."""
         return min(part.reader.block_records for part in self.parts)
 
+    @property
+    def num_threads(self) -> int:
+        """How many threads read fastest."""
+        return max(part.reader.num_threads for part in self.parts)
+
     def read_block(self, positions: NDArray[np.int64], num_threads: int = 1) -> dict[str, Any] | None:
         """Return many stored samples by field, or None where they are to be read one by one."""
         if len(self.parts) == 1:

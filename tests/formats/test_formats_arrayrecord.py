@@ -191,6 +191,22 @@ def shard_of(folder, count):
     return folder / "shard"
 
 
+def test_block_comes_from_several_files_in_the_order_asked_for(tmp_path):
+    """And is refused where one of its records is not there, which single reads then name."""
+    made, readers = get_format("arrayrecord"), []
+    for number in range(2):
+        path = tmp_path / f"{number}"
+        offsets = write_shard(path, RAW, [[{"key": b"%d-%d" % (number, n), "data": b"x" * n} for n in range(9)]])
+        readers.append(made.reader(path, offsets))
+    which, numbers = np.array([1, 0, 1, 1]), np.array([8, 3, 0, 8])
+
+    found = made.read_block(readers, which, numbers, RAW.columns)
+
+    assert found["key"] == [b"1-8", b"0-3", b"1-0", b"1-8"]
+    assert list(map(len, found["data"])) == [8, 3, 0, 8]
+    assert made.read_block(readers, which, numbers + 1, RAW.columns) is None
+
+
 def test_lack_of_memory_is_an_output_error():
     """The package reports its errors at the end only; they are raised then, from a real limit."""
     script = (

@@ -23,10 +23,14 @@ from datamat import (
     Materializer,
     OptionError,
     SampleError,
+    Tensor,
     WorkerOptions,
     codecs,
     load,
+    materialize,
 )
+from datamat.parallel import physical_cores
+from datamat.readers import loader
 
 FORMATS = ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"]
 
@@ -434,3 +438,30 @@ def test_transform_gets_memory_of_its_own(pairs):
     halves = next(iter(data.to_numpy(16, transform=lambda sample: {**sample, "image": sample["image"][::2]})))
 
     assert np.array_equal(halves["image"], next(iter(data.to_numpy(16)))["image"][:, ::2])
+
+
+@pytest.mark.parametrize(
+    ("name", "feature", "value", "alone"),
+    [
+        ("tfrecord", Tensor((9,), "int16"), np.zeros(9, np.int16), True),
+        ("tfrecord", Image((None, None, 3)), np.zeros((8, 8, 3), np.uint8), False),  # decoded without the lock
+        ("tfrecord", Tensor((600, 600), "int16"), np.zeros((600, 600), np.int16), False),  # copied without it
+        ("parquet", Tensor((9,), "int16"), np.zeros(9, np.int16), False),  # inflated without it
+    ],
+)
+def test_threads_do_not_wait_for_each_other(tmp_path, monkeypatch, name, feature, value, alone):
+    """One thread reads small values that are not compressed, unless the user wants several, or transforms them."""
+    materialize(lambda _: {"x": value}, range(8), tmp_path / "out", features=Features({"x": feature}), format=name)
+    data, made = load(tmp_path / "out"), []
+
+    class Counted(loader.DecodingThreads):
+        def __init__(self, count, name):
+            made.append(count)
+            super().__init__(count, name)
+
+    monkeypatch.setattr(loader, "DecodingThreads", Counted)
+    for options in ({}, {"num_threads": 3}, {"transform": lambda sample: sample}):
+        assert sum(len(batch["key"]) for batch in data.to_numpy(2, **options)) == 8
+
+    many = len(physical_cores())
+    assert made == [1 if alone else many, 3, many]
