@@ -1046,33 +1046,48 @@ class Batches:
                     yield self._collate_fn([self._client.convert(sample) for sample in batch[""]])
                 elif batch:
                     yield self._client.convert(batch)
-                elif self._options.world_size > 1:
-                    raise CorruptDataError(
-                        f"all records of batch {step} were damaged and skipped, so this rank would have one batch less "
-                        "than the others; run repair() on the directory, or use larger batches"
-                    )
+                else:
+                    self._check_skipped(step)
 
-    def num_steps(self, epoch: int) -> int:
+    def num_steps(self, epoch: int, start: int = 0) -> int:
         """Return the number of batches in an epoch.
 
         Args:
             epoch: number of the epoch, from 0.
+            start: place of the epoch at which the first of them begins, on all ranks.
         """
-        return self._schedule(epoch).num_steps
+        return self._schedule(epoch, start).num_steps
 
-    def at(self, epoch: int, step: int) -> dict[str, Any]:
+    def place_after(self, epoch: int, start: int) -> int:
+        """Return the place at which all ranks are after the step that begins at `start`, the end if none does.
+
+        Steps that begin one where the other ends are those of the whole epoch: any place of a step tells the rest.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            start: place of the epoch.
+        """
+        return self._schedule(epoch, start).place(1)
+
+    def at(self, epoch: int, step: int, start: int = 0) -> dict[str, Any]:
         """Return one batch, made in this thread with the help of others; empty where all of its records were skipped.
 
         What is iterated over is the same, and not affected. Thread-safe.
 
         Args:
             epoch: number of the epoch, from 0.
-            step: number of the batch in the epoch, from 0.
+            step: number of the batch, from 0.
+            start: place of the epoch at which step 0 begins.
+
+        Raises:
+            CorruptDataError: all of its records were skipped, and other ranks have a batch at this step.
         """
-        here = Position(epoch, self._schedule(epoch), step)
+        here = Position(epoch, self._schedule(epoch, start), step)
         (job,) = here.jobs(self._known_order, self._units, self._options.rank, range(step, step + 1))
         num_threads = self._options.num_threads or self._maker.num_threads
         batch = made_here(job, dataclasses.replace(self._maker, num_threads=num_threads), self._memory)
+        if not batch:
+            self._check_skipped(step)
         if batch and self._collate_fn is not None:
             return {"": self._collate_fn([self._client.convert(sample) for sample in batch[""]])}
         return batch
@@ -1124,6 +1139,13 @@ class Batches:
         self._epoch, self._resumed = here.epoch + 1, None
         self._now = here.for_worker(worker_id, num_workers)
         return self._now
+
+    def _check_skipped(self, step: int) -> None:
+        if self._options.world_size > 1:
+            raise CorruptDataError(
+                f"all records of batch {step} were damaged and skipped, so this rank would have one batch less "
+                "than the others; run repair() on the directory, or use larger batches"
+            )
 
     def _start(self, epoch: int) -> Position:
         return Position(epoch, self._schedule(epoch), 0)

@@ -302,8 +302,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return the dataset of one of several equal parts: neighbouring records, whose numbers differ by at most one.
 
         The part has the same records in every epoch, and a state belongs to the part. For training with several ranks,
-        `rank` and `world_size` of `to_numpy` and `to_torch` divide each epoch instead: shuffling then mixes all
-        records, all ranks get the same number of batches, and a state fits any number of ranks.
+        `rank` and `world_size` of the readers divide each epoch instead: shuffling then mixes all records, all ranks
+        get the same number of batches, and a state fits any number of ranks.
 
         Args:
             rank: number of the part, from 0 to world - 1.
@@ -411,6 +411,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         repeat: bool = False,
         drop_remainder: bool = False,
         deterministic: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
         pad: Mapping[str, float] | None = None,
         bucket: Mapping[str, int] | None = None,
         pack: Mapping[str, int] | None = None,
@@ -421,8 +423,8 @@ class ShardedDataset(Sequence[dict[str, Any]]):
 
         TensorFlow reads TFRecord itself, plain or gzip, and interleaves the shards; datamat's decoders decode images
         many at a time, in threads of TensorFlow and of this process. Python reads other formats, directories behind a
-        URL, views and batches of sequences, batch by batch. Iterators are saved and restored by `tf.train.Checkpoint`.
-        One of several programs that train together reads `shard(rank, world)`; there is no `rank` as in `to_numpy`.
+        URL, views, batches of sequences and those of several ranks, batch by batch. Iterators are saved and restored by
+        `tf.train.Checkpoint`.
 
         Args:
             batch_size: records per batch; None yields single samples.
@@ -449,9 +451,13 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             repeat: whether the dataset repeats forever.
             drop_remainder: whether to drop a last batch that is not full.
             deterministic: whether every unshuffled epoch has the same order; False is slightly faster.
-            pad: fields whose values differ in their first dimension, as in `to_numpy`. With this and the next three,
-                batches are those of `to_numpy` with the same arguments and seed: Python reads them, shuffles as
-                `to_numpy` does, and calls any `transform` with arrays.
+            rank: share of each step that is read here, from 0 to world_size - 1. With this and the next five, batches
+                are those of `to_numpy` with the same arguments and seed: Python reads them, shuffles as `to_numpy`
+                does, and calls any `transform` with arrays.
+            world_size: number of programs that train together, each with a rank of its own; all get the same number of
+                batches. The checkpoint of any of them resumes all, also if there are more or fewer by then: one that
+                goes on alone has rank=0 and world_size=1. None lets TensorFlow read.
+            pad: fields whose values differ in their first dimension, as in `to_numpy`.
             bucket: a field and the most tokens of a batch, as in `to_numpy`.
             pack: fields and the tokens of a row, as in `to_numpy`; `segment_ids` and `positions` tell the records of a
                 row apart, and every other field becomes a ragged tensor (rows, records, ...).
@@ -479,7 +485,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """
         check_seed(seed)
         form = Form(pad, bucket, pack, collate_fn)
-        if transform is not None and (tf_reader.wants_arrays(transform) or form.makes_batches):
+        ranks = _ranks(rank, world_size)
+        is_planned = form.makes_batches or ranks is not None
+        if transform is not None and (tf_reader.wants_arrays(transform) or is_planned):
             transform = self._sample_transform(transform, seed, untouched)
         elif transform is not None:
             FunctionStage(transform)  # raises where it cannot be called
@@ -500,9 +508,9 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             deterministic,
             supervised_fields(as_supervised, None if has_others else self.features),
         )
-        tf_reader.check_form(form, options)
+        tf_reader.check_form(form, options, world_size)
         once_shuffled = False if options.keeps_samples else shuffle
-        own_transform = transform if form.makes_batches else None
+        own_transform = transform if is_planned else None
 
         def own() -> ShardedDataset:
             apart = self._with_records(self._records.changed(_with_own_files))
@@ -510,7 +518,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             return apart
 
         def open_batches(size: int | None, drop_last: bool) -> Batches:
-            cut = BatchOptions(size, drop_last)
+            cut = BatchOptions(size, drop_last, *(ranks or (0, 1)))
             return own()._batches(cut, once_shuffled, seed, own_transform, Numpy(), form)
 
         @functools.cache
@@ -534,6 +542,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             self._records.is_skipping,
             self._records.damage_in,
             form,
+            ranks is not None,
             own_transform is not None,
             open_batches,
             some_samples,
@@ -885,6 +894,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
             made_of.append(self._selection.digest)
         records = made_of[0] if len(made_of) == 1 else xxhash.xxh3_64_hexdigest("|".join(made_of).encode())
         return {"num_records": len(self), "records": records}
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+    """Return rank and number of ranks; None where neither is given."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise OptionError(
+            f"rank is {rank!r} and world_size is {world_size!r}; give both, or none: under tf.distribute they are "
+            "input_pipeline_id and num_input_pipelines of the InputContext"
+        )
+    check_rank(rank, world_size, "world_size")
+    return rank, world_size
 
 
 def _with_own_files(part: Part) -> Part:

@@ -12,6 +12,7 @@ import numbered_rows
 import pytest
 
 from datamat import OptionError, load
+from datamat.readers.tf.pipeline import _Draws, _Seeds
 
 tf = pytest.importorskip("tensorflow")
 from tf_reader import WAYS, digest, digests  # noqa: E402 -- imports TensorFlow
@@ -111,3 +112,11 @@ def test_cache_is_in_the_checkpoint_only_where_it_is_memory(pairs, tmp_path, whe
         sizes.append(sum(file.stat().st_size for file in tmp_path.glob(f"checkpoint-{len(sizes)}.data*")))
 
     assert (sizes[1] > 2 * sizes[0]) == (where == "memory")
+
+
+def test_numbers_of_epochs_need_no_tuner():
+    """The end of an iterator waits for TensorFlow's tuner, up to a minute: programs that have such a one ended late."""
+    draws = _Draws(tf, 1)
+    draws.number(int(next(iter(_Seeds(tf, 1)._drawn()))))
+
+    assert draws._next._dataset.options().autotune.enabled is False

@@ -273,7 +273,7 @@ class _Draws:
         """
         if self._next is None:
             draws = _Seeds(self._tf, self._seed)._drawn().repeat().batch(_DRAWS_AT_ONCE)
-            self._next = feed_pipelines(iter(draws))
+            self._next = feed_pipelines(iter(_untuned(self._tf, draws)))
         while drawn not in self._known:
             if len(self._known) > _MOST_DRAWS:
                 raise OptionError(
@@ -289,7 +289,7 @@ _DRAWS_AT_ONCE = 64
 _MOST_DRAWS = 1 << 20  # several for each epoch
 
 
-_FIRST = np.int64(0)
+_FIRST, _AT_END = np.int64(0), np.int64(-1)
 
 
 def _not_saved(options: ReadOptions) -> str | None:
@@ -418,6 +418,12 @@ def _in_own_thread(function: Callable[..., Any], *, is_cheap: bool = False) -> C
 #     epoch        one number                       `_Seeds.epoch`: a checkpoint holds it
 #     steps        (epoch, step) of each batch      `tf.data.Dataset.range`: a checkpoint holds that, too
 #     batches      a call of Python for each one    a function of (epoch, step) alone, so nothing else is to be saved
+#
+# The checkpoint of one of several ranks fits any number of them:
+#
+#     steps        (epoch, place) of each one       `tf.data.Dataset.scan`: a checkpoint holds the place that all ranks
+#                                                   have reached
+#     batches      as above                         `_symbolic`: it holds none of those that wait, which are this rank's
 #
 # A generator of Python would be cheaper by a few microseconds a batch, and could not be resumed.
 
@@ -721,11 +727,20 @@ class _Reader:
         """Return the number of batches in an epoch, int64."""
         return np.int64(self._opened().num_steps(int(epoch)))
 
-    def at(self, epoch: int, step: int) -> dict[str, Any]:
+    def step_at(self, epoch: Any, start: Any) -> tuple[Any, Any]:
+        """Return where the step at a place begins, and where the next one does, int64; `_AT_END` for none."""
+        batches, epoch, start = self._opened(), int(epoch), int(start)
+        left = batches.num_steps(epoch, start)
+        if left < 1:
+            self._release()
+        after = batches.place_after(epoch, start) if left > 1 else _AT_END
+        return np.int64(start if left > 0 else _AT_END), np.int64(after)
+
+    def at(self, epoch: Any, step: Any, start: Any) -> dict[str, Any]:
         """Return a batch; empty where all of its records were skipped."""
-        batches = self._opened()
-        found = batches.at(epoch, step)
-        if step + 1 >= batches.num_steps(epoch):
+        batches, epoch, step, start = self._opened(), int(epoch), int(step), int(start)
+        found = batches.at(epoch, step, start)
+        if step + 1 >= batches.num_steps(epoch, start):
             self._release()
         return found
 
@@ -774,8 +789,8 @@ def _from_python(
     )
     features, names = source.features, {column.name for column in columns}
 
-    def read(epoch: Any, step: Any) -> list[np.ndarray]:
-        found = reader.at(int(epoch), int(step))
+    def read(*step: Any) -> list[np.ndarray]:
+        found = reader.at(*step)
         if not found:
             return [np.array(False), *(array for column in columns for array in column.none(is_batched=is_batched))]
         flat = features.nesting.split(found) if is_batched else as_one(found, features)
@@ -790,26 +805,27 @@ def _from_python(
     types = [tf.bool, *(kind for column in columns for kind in column.types(tf))]
     call = _in_own_thread(read) if source.is_mapped or source.is_changed else read
 
-    def traced(epoch: Any, step: Any) -> tuple[Any, dict[str, Any]]:
-        is_there, *parts = tf.numpy_function(call, [epoch, step], types, stateful=False)
+    def traced(*step: Any) -> tuple[Any, dict[str, Any]]:
+        is_there, *parts = tf.numpy_function(call, step, types, stateful=False)
         rest = iter(parts)
         made = {column.name: column.tensor(tf, [next(rest) for _ in column.types(tf)]) for column in columns}
         return tf.ensure_shape(is_there, ()), features.nesting.join_batch(made)
 
     found = _stepped(tf, source, options, reader, traced, size)
-    is_counted = not source.skips_damage and source.form.unit is None
-    return _counted(tf, found, batches.num_steps(0)) if is_counted else found
+    return _counted(tf, found, batches.num_steps(0)) if source.counts_steps else found
 
 
 def _stepped(
     tf: Any, source: TfSource, options: ReadOptions, reader: _Reader, traced: Callable[..., Any], size: int | None
 ) -> Any:
-    """Return what a function of (epoch, step) makes at each step of the epochs, and says that there is."""
+    """Return what a function of (epoch, step, place of step 0) makes at each step, and says that there is."""
     epochs = options.seeds.epoch() if options.seeds and not options.keeps_samples else _first_epoch(tf)
 
     def steps_of(epoch: Any) -> Any:
+        if source.has_ranks:
+            return _places_of(tf, epoch, reader)
         count = tf.numpy_function(reader.num_steps, [epoch], tf.int64, stateful=False)
-        return tf.data.Dataset.range(tf.ensure_shape(count, ())).map(_verbatim(tf, lambda step: (epoch, step)))
+        return tf.data.Dataset.range(tf.ensure_shape(count, ())).map(_verbatim(tf, lambda step: (epoch, step, _FIRST)))
 
     calls = max(_BLOCKS_AT_WORK, 2 * num_cpus() // (size or 1))  # more batches at once if they are small
     found = epochs.flat_map(_verbatim(tf, steps_of)).map(
@@ -819,6 +835,22 @@ def _stepped(
     if source.skips_damage:
         found = found.filter(_verbatim(tf, lambda is_there, _: is_there))
     return found.map(_verbatim(tf, lambda _, made: made))
+
+
+def _places_of(tf: Any, epoch: Any, reader: _Reader) -> Any:
+    """Return (epoch, 0, place) of each step of an epoch: one that begins at a place is step 0 of what is left."""
+
+    def next_step(start: Any) -> tuple[Any, Any]:
+        found = tf.numpy_function(reader.step_at, [epoch, start], (tf.int64, tf.int64), stateful=False)
+        here, after = (tf.ensure_shape(one, ()) for one in found)
+        return after, here
+
+    def scanned(start: Any, _: Any) -> Any:
+        return tf.cond(start == _AT_END, lambda: (start, start), lambda: next_step(start))
+
+    places = _first_epoch(tf).repeat().scan(_FIRST, _verbatim(tf, scanned))
+    places = places.take_while(_verbatim(tf, lambda start: start != _AT_END))
+    return places.map(_verbatim(tf, lambda start: (epoch, _FIRST, start)))
 
 
 def _first_epoch(tf: Any) -> Any:
@@ -840,8 +872,8 @@ def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches,
         sizes = (None,) * array.ndim if array.ndim < 3 else (None,) * (array.ndim - 1) + array.shape[-1:]
         columns.append(_Column(name, _type_name(name, array), sizes))
 
-    def read(epoch: Any, step: Any) -> list[np.ndarray]:
-        found = reader.at(int(epoch), int(step))
+    def read(*step: Any) -> list[np.ndarray]:
+        found = reader.at(*step)
         if not found:
             return [np.array(False), *(column.none(is_batched=False)[0] for column in columns)]
         leaves = _leaves(found[""])
@@ -855,14 +887,13 @@ def _collated(tf: Any, source: TfSource, options: ReadOptions, batches: Batches,
 
     types = [tf.bool, *(column.types(tf)[0] for column in columns)]
 
-    def traced(epoch: Any, step: Any) -> tuple[Any, Any]:
-        is_there, *parts = tf.numpy_function(_in_own_thread(read), [epoch, step], types, stateful=False)
+    def traced(*step: Any) -> tuple[Any, Any]:
+        is_there, *parts = tf.numpy_function(_in_own_thread(read), step, types, stateful=False)
         values = iter([column.tensor(tf, [part]) for column, part in zip(columns, parts, strict=True)])
         return tf.ensure_shape(is_there, ()), _refilled(first, values)
 
     found = _stepped(tf, source, options, reader, traced, options.batch_size)
-    is_counted = not source.skips_damage and source.form.unit is None
-    return _counted(tf, found, batches.num_steps(0)) if is_counted else found
+    return _counted(tf, found, batches.num_steps(0)) if source.counts_steps else found
 
 
 def _as_leaf(name: str, value: Any) -> np.ndarray:
@@ -1043,6 +1074,7 @@ class TfSource:
         skips_damage: whether damaged records are skipped and counted, which TensorFlow does not do.
         explain: function of the path of a shard that returns its damage.
         form: what becomes of sequences in batches; Python plans these, so it reads them.
+        has_ranks: whether the batches are those of one of several ranks, which Python plans, too.
         is_changed: whether a transform that Python calls is a part of `open_batches`.
         open_batches: returns the batches that Python reads, by batch_size and drop_last of `to_numpy`: in the order of
             the records if samples are kept, through files of their own.
@@ -1062,6 +1094,7 @@ class TfSource:
     skips_damage: bool
     explain: Callable[[str], Exception]
     form: Form
+    has_ranks: bool
     is_changed: bool
     open_batches: Callable[[int | None, bool], Batches]
     some_samples: Callable[[int], list[dict[str, Any]]]
@@ -1069,8 +1102,18 @@ class TfSource:
     @property
     def is_native(self) -> bool:
         """Whether TensorFlow reads the shards itself."""
-        is_ours = self.skips_damage or self.is_remote or self.is_mapped or not self.is_whole or self.form.makes_batches
+        is_ours = self.skips_damage or self.is_remote or self.is_mapped or not self.is_whole or self.is_planned
         return self.format_name in _COMPRESSION and not is_ours
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether Python decides which records make a batch."""
+        return self.form.makes_batches or self.has_ranks
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether each iterator has as many steps as any other, also one that is restored."""
+        return not (self.skips_damage or self.form.unit is not None or self.has_ranks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -1155,16 +1198,24 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
-def check_form(form: Form, options: ReadOptions) -> None:
+def check_form(form: Form, options: ReadOptions, world_size: int | None) -> None:
     """Raise `OptionError` where batches that Python plans are asked for together with steps of TensorFlow.
 
     Args:
         form: what becomes of sequences in batches.
         options: all other arguments of `to_tf`.
+        world_size: number of ranks; None for a program that trains alone.
     """
-    name = next((name for name in ("pack", "bucket", "pad", "collate_fn") if getattr(form, name) is not None), None)
+    planned = {name: getattr(form, name) for name in ("pack", "bucket", "pad", "collate_fn")}
+    planned["world_size"] = world_size
+    name = next((name for name, value in planned.items() if value is not None), None)
     if name is None:
         return
+    if world_size is not None and not options.deterministic:
+        raise OptionError(
+            "deterministic=False together with world_size: all ranks are at one place of the same order, where any of "
+            "their checkpoints resumes; leave deterministic out"
+        )
     if options.static_transform is not None:
         raise OptionError(
             f"static_transform together with {name}: TensorFlow traces the one, and Python plans the other before it; "
@@ -1195,7 +1246,7 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
     calls_python = not source.is_native or isinstance(options.transform, SampleTransform)
     if options.service is None and (options.window or calls_python):  # a generator stays in this process
         options = dataclasses.replace(options, seeds=_Seeds(tf, options.seed))
-    if source.form.makes_batches or (options.in_whole_batches and _in_blocks(source, options)):
+    if source.is_planned or (options.in_whole_batches and _in_blocks(source, options)):
         dataset = _batches(tf, source, options)
     else:
         dataset = _batched(tf, _samples(tf, source, options), source, options)
@@ -1209,6 +1260,8 @@ def make_dataset(source: TfSource, options: ReadOptions) -> Any:
     dataset = _untuned(tf, dataset).prefetch(_WAITING)
     if options.seeds is not None and not options.repeat:
         dataset = _untuned(tf, options.seeds.saved_with(dataset))
+    if source.has_ranks:
+        dataset = _symbolic(tf, dataset)
     reason = _not_saved(options)
     return dataset if reason is None else _refusing_checkpoints(tf, dataset, reason)
 
@@ -1221,6 +1274,13 @@ def _untuned(tf: Any, dataset: Any) -> Any:
     return dataset.with_options(without_tuner)
 
 
+def _symbolic(tf: Any, dataset: Any) -> Any:
+    """Return a dataset whose checkpoints hold positions, and no batch that waits: also in steps that users add."""
+    positions_only = tf.data.Options()
+    positions_only.experimental_symbolic_checkpoint = True
+    return dataset.with_options(positions_only)
+
+
 def _check_for_service(source: TfSource) -> None:
     """Raise `OptionError` where the workers of a service cannot read the records."""
     if source.skips_damage:
@@ -1230,10 +1290,10 @@ def _check_for_service(source: TfSource) -> None:
             f"the workers of a service open the shards themselves, and {next(iter(source.files), 'these')} "
             "lies behind a URL; copy the directory to a disk that they share, or read without a service"
         )
-    if source.form.makes_batches:
+    if source.is_planned:
         raise OptionError(
-            "the workers of a service have no Python, which plans pad, bucket, pack and collate_fn; read these without "
-            "a service"
+            "the workers of a service have no Python, which plans pad, bucket, pack, collate_fn and ranks; read these "
+            "without a service, whose consumers share each epoch in any case"
         )
     if source.is_mapped or not source.is_whole:
         raise OptionError(
@@ -1270,7 +1330,7 @@ def _batches(tf: Any, source: TfSource, options: ReadOptions) -> Any:
     size, drop = options.batch_size or 1, options.drop_remainder
     if source.is_native:
         return _decoded(tf, _record_blocks(tf, source, options, size), size, source, options)
-    if source.form.makes_batches:
+    if source.is_planned:
         return _samples_repeated(_from_python(tf, source, options, options.batch_size, drops=drop), options)
     if source.skips_damage or options.repeat:  # fill up short batches in the middle
         samples = _from_python(tf, source, options, size, drops=False).unbatch()
