@@ -36,7 +36,16 @@ from datamat.features.base import (
     tf_value,
 )
 from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, Video
-from datamat.features.schema import FLAT, Features, Nesting, Optional, Sequence, register_feature
+from datamat.features.schema import (
+    FLAT,
+    Features,
+    Nesting,
+    Optional,
+    Sequence,
+    register_feature,
+    value_at,
+    with_value,
+)
 from datamat.features.statistics import Counts, Numbers, Statistics
 from datamat.features.values import (
     Audio,
@@ -93,6 +102,8 @@ __all__ = [
     "register_feature",
     "tf_dtype",
     "tf_value",
+    "value_at",
+    "with_value",
 ]
 
 OUTPUT_VERSION = 4

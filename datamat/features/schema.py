@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -61,7 +61,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["FLAT", "NO_MEMORY", "Features", "Nesting", "Optional", "Sequence", "register_feature"]
+__all__ = [
+    "FLAT",
+    "NO_MEMORY",
+    "Features",
+    "Nesting",
+    "Optional",
+    "Sequence",
+    "register_feature",
+    "value_at",
+    "with_value",
+]
 
 _ENTRY_POINTS = "datamat.features"
 _registered: dict[str, type[Feature]] = {}
@@ -133,6 +143,12 @@ class Nesting:
         """Return the columns of a batch with a dict of columns for each dict."""
         return self._joined(columns, is_batch=True) if self.groups else dict(columns)
 
+    def with_fields(self, names: Collection[str]) -> Nesting:
+        """Return the nesting of batches whose dicts may hold more fields: those among these names, `DICT/FIELD`."""
+        more = {path: [name for name in names if name.rpartition("/")[0] == path] for path in self.groups}
+        children = {path: [*dict.fromkeys([*own, *more[path]])] for path, own in self.children.items()}
+        return Nesting(self.groups, children)
+
     def _joined(self, values: Mapping[str, Any], *, is_batch: bool) -> dict[str, Any]:
         found = dict(values)
         for path in reversed([*self.groups]):
@@ -174,6 +190,26 @@ class Nesting:
 
 FLAT = Nesting({}, {})
 """No field is a dict."""
+
+
+def value_at(fields: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field of a sample or batch, also of one in a dict: `DICT/FIELD`.
+
+    Raises:
+        KeyError: there is none.
+    """
+    head, _, rest = name.partition("/")
+    if name not in fields and rest and isinstance(fields.get(head), Mapping):
+        return value_at(fields[head], rest)
+    return fields[name]
+
+
+def with_value(fields: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return a sample or batch with another value of a field, also of one in a dict, if there is such a dict."""
+    head, _, rest = name.partition("/")
+    if name not in fields and rest and isinstance(fields.get(head), Mapping):
+        return {**fields, head: with_value(fields[head], rest, value)}
+    return {**fields, name: value}
 
 
 def _no_dict(path: str, wanted: str, names: list[str], value: Any) -> SchemaError:

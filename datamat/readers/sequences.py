@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError
+from datamat.features import value_at, with_value
 from datamat.readers.batches import permuted, supervised_fields
 
 if TYPE_CHECKING:
@@ -194,11 +195,9 @@ class Padding:
             rows: ignored.
         """
         del rows
-        found = dict(batch)
+        found = batch
         for name, value in self.values.items():
-            if name not in batch:
-                raise OptionError(f"pad: the batch has no field {name!r}; it has {', '.join(batch)}")
-            items = _of_one_dtype([np.asarray(item) for item in batch[name]])
+            items = _of_one_dtype([np.asarray(item) for item in _values_of("pad", batch, name)])
             if len({(item.dtype, item.shape[1:]) for item in items}) > 1 or not items[0].ndim:
                 shapes = ", ".join(sorted({f"{item.dtype} {item.shape}" for item in items}))
                 raise OptionError(
@@ -210,7 +209,7 @@ class Padding:
             padded = np.full(shape, _filler(name, value, items[0].dtype), items[0].dtype)
             for row, item in zip(padded, items, strict=True):
                 row[: len(item)] = item
-            found[name], found[f"{name}_length"] = padded, lengths
+            found = with_value(with_value(found, name, padded), f"{name}_length", lengths)
         return found
 
 
@@ -247,15 +246,14 @@ class Packing:
         num_rows = int(rows.max()) + 1
         segments, places = np.zeros((2, num_rows, self.length), np.int32)
         columns: dict[str, np.ndarray] = {}
-        for name in self.fields:
-            if name not in batch:
-                raise OptionError(f"pack: the batch has no field {name!r}; it has {', '.join(batch)}")
-            first = _of_one_dtype([np.asarray(item) for item in batch[name]])[0]
+        packed = {name: _values_of("pack", batch, name) for name in self.fields}
+        for name, items in packed.items():
+            first = _of_one_dtype([np.asarray(item) for item in items])[0]
             shape = (num_rows, self.length, *first.shape[1:])
             columns[name] = np.full(shape, _filler(name, self.values.get(name, 0), first.dtype), first.dtype)
         used, count = [0] * num_rows, [0] * num_rows
         for record, row in enumerate(rows.tolist()):
-            values = [np.asarray(batch[name][record]) for name in self.fields]
+            values = [np.asarray(items[record]) for items in packed.values()]
             size, start = len(values[0]), used[row]
             if any(len(value) != size for value in values) or start + size > self.length:
                 lengths = ", ".join(f"{name}: {len(value)}" for name, value in zip(self.fields, values, strict=True))
@@ -270,8 +268,17 @@ class Packing:
             segments[row, start : start + size] = count[row]
             places[row, start : start + size] = np.arange(size)
             used[row] = start + size
-        others = {name: _by_row(values, rows, num_rows) for name, values in batch.items() if name not in self.fields}
-        return {**others, **columns, "segment_ids": segments, "positions": places}
+        found: dict[str, Any] = _by_row(batch, rows, num_rows)
+        for name, column in columns.items():
+            found = with_value(found, name, column)
+        return {**found, "segment_ids": segments, "positions": places}
+
+
+def _values_of(use: str, batch: Mapping[str, Any], name: str) -> Any:
+    try:
+        return value_at(batch, name)
+    except KeyError as error:
+        raise OptionError(f"{use}: the batch has no field {name!r}; it has {', '.join(batch)}") from error
 
 
 def _of_one_dtype(items: list[np.ndarray]) -> list[np.ndarray]:
@@ -330,7 +337,7 @@ class Budget:
         """
         del rows
         samples = batch.get("")
-        values = batch.get(self.field, []) if samples is None else [sample.get(self.field, ()) for sample in samples]
+        values = _lengthy(batch, self.field) if samples is None else [_lengthy(one, self.field) for one in samples]
         lengths = [len(value) for value in values]
         if lengths and len(lengths) * max(lengths) > self.tokens:
             longest = lengths.index(max(lengths))
@@ -342,6 +349,14 @@ class Budget:
                 "in each epoch, or after they are batched",
             )
         return batch
+
+
+def _lengthy(fields: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field; an empty one if a function has left it out."""
+    try:
+        return value_at(fields, name)
+    except KeyError:
+        return ()
 
 
 def _by_row(values: Any, rows: NDArray[np.int64], num_rows: int) -> Any:

@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from datamat.errors import OptionError, SampleError
+from datamat.features import value_at
 from datamat.parallel import physical_cores
 from datamat.readers.batches import Order, Selected, records_at
 from datamat.readers.loader import DecodingThreads
@@ -524,7 +525,7 @@ def lengths_of(records: Records, positions: NDArray[np.int64], field: str) -> ND
         for position in own.tolist():
             sample = records.sample_or_skip(position)
             if sample is not None:
-                found[position] = len(sample[field])
+                found[position] = len(value_at(sample, field))
 
     try:
         with DecodingThreads(len(physical_cores()), "datamat-measure") as threads:

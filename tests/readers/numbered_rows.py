@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 from every_feature import ONE_WORKER
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, Tensor, Text, load
+from datamat import (
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Materializer,
+    Scalar,
+    Sequence,
+    ShardOptions,
+    Tensor,
+    Text,
+    Tokens,
+    load,
+)
 
 
 class Rows(DatasetWriter):
@@ -48,3 +60,31 @@ def numbers_of(data):
 def batched(batches):
     """Return the numbers of all batches, in order."""
     return [int(number) for batch in batches for number in batch["number"]]
+
+
+class NestedRows(DatasetWriter):
+    """Tokens beside all others, the same in a dict, and in a list of dicts."""
+
+    name = "nested"
+    features = Features(
+        {
+            "tokens": Tokens(),
+            "of": Features({"tokens": Tokens(), "number": Scalar("int64")}),
+            "words": Sequence({"token": Scalar("int32"), "half": Scalar("float32")}),
+        }
+    )
+
+    def index(self, source):
+        return [IndexRow(f"k{number}") for number in range(24)]
+
+    def read(self, row):
+        number = int(row.key[1:])
+        tokens = np.arange(number, number + number % 5, dtype=np.int32)
+        words = [{"token": token, "half": np.float32(token) / 2} for token in tokens]
+        return {"tokens": tokens, "of": {"tokens": tokens, "number": number}, "words": words}
+
+
+def nested_rows(folder):
+    """Return a dataset of `NestedRows`."""
+    Materializer(NestedRows(), None, folder, workers=ONE_WORKER).run(progress=False)
+    return load(folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numbered_rows import batched, written
+from numbered_rows import batched, nested_rows, written
 
 from datamat import Materializer, OptionError, SampleError, concat, load, mix
 from datamat.readers.batches import Order
@@ -270,3 +270,59 @@ def test_padding_of_what_differs_in_more_than_length_is_refused(rows):
 
     with pytest.raises(OptionError, match="differ in more than their length"):
         list(odd.to_numpy(5, pad={"tokens": 0}))
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory):
+    """24 rows with the same tokens beside all other fields, in a dict, and in a list of dicts."""
+    return nested_rows(tmp_path_factory.mktemp("nested"))
+
+
+FORMS_IN_DICTS = {
+    "pad": (7, "pad", -1),
+    "bucket": (None, "bucket", 12),
+    "pack": (3, "pack", 10),
+}
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(("size", "form", "value"), FORMS_IN_DICTS.values(), ids=FORMS_IN_DICTS)
+def test_fields_in_dicts_are_shaped_like_all_others(nested, kind, size, form, value):
+    """Also those in lists of dicts, and after a function; lengths stand beside what they are of."""
+    pytest.importorskip(kind)
+    places = {"tokens": "tokens", "of/tokens": "tokens", "words/token": "token"}
+
+    def batches(name, changed):
+        pad = {"pad": {name: 0}} if form == "bucket" else {}
+        found = getattr(changed, f"to_{kind}")(size, shuffle=True, seed=1, **{form: {name: value}}, **pad)
+        head, _, rest = name.partition("/")
+        for batch in found:
+            fields = batch[head] if rest else batch
+            shaped = [fields[places[name]], fields.get(f"{places[name]}_length"), batch.get("segment_ids")]
+            yield [None if one is None else np.asarray(one).tolist() for one in shaped]
+
+    wanted = list(batches("tokens", nested))
+
+    assert wanted
+    assert list(batches("of/tokens", nested)) == wanted
+    assert list(batches("words/token", nested)) == wanted
+    assert list(batches("of/tokens", nested.map(lambda sample: sample))) == wanted
+
+
+def test_field_that_no_dict_has_is_named(nested):
+    """Before anything is read, unless a function decides the fields."""
+    for form in ("pad", "bucket", "pack"):
+        with pytest.raises(OptionError, match=rf"{form} names 'of/text'; want a field of the samples: key, of/number"):
+            nested.to_numpy(2, **{form: {"of/text": 9}})
+    with pytest.raises(OptionError, match="pad: the batch has no field 'of/text'; it has"):
+        list(nested.map(lambda sample: sample).to_numpy(2, pad={"of/text": 9}))
+
+
+def test_bucket_of_a_field_in_a_dict_keeps_its_budget(nested):
+    """Where a transform has changed the lengths that were planned with."""
+
+    def longer(sample):
+        return {**sample, "of": {**sample["of"], "tokens": np.repeat(sample["of"]["tokens"], 2)}}
+
+    with pytest.raises(SampleError, match="its field 'of/tokens' has 2 tokens now"):
+        list(nested.to_numpy(bucket={"of/tokens": 12}, transform=longer))

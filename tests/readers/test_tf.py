@@ -376,7 +376,9 @@ def test_samples_that_differ_are_refused(pairs, changed, told):
 
 def test_service_that_would_need_python_is_refused(pairs):
     """Its workers have none."""
-    with pytest.raises(OptionError, match="have no Python, which plans pad, bucket, pack and collate_fn; read these"):
+    with pytest.raises(
+        OptionError, match="have no Python, which plans pad, bucket, pack, collate_fn and ranks; read these"
+    ):
         load(pairs, "train").to_tf(4, service="grpc://localhost:1", collate_fn=lambda samples: samples)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from numbered_rows import written
+from numbered_rows import nested_rows, written
 
 from datamat import OptionError, concat, mix
 
@@ -318,3 +318,24 @@ def test_nonsense_is_refused(rows, options, message):
     """At once, as by `to_numpy`, and where TensorFlow's own steps do not fit."""
     with pytest.raises(OptionError, match=message):
         rows["tfrecord"].to_tf(**{"batch_size": 4, "pad": {"tokens": 0}, **options})
+
+
+def test_fields_in_dicts_are_shaped_like_all_others(tmp_path):
+    """Those of dicts, of lists of dicts, and what `map` returns; with lengths beside what they are of."""
+    data = nested_rows(tmp_path)
+    padded = {"pad": {"of/tokens": 0, "words/token": 0, "tokens": 0}}
+    packed = {"pack": {"words/token": 10, "words/half": 10}, "pad": {"words/half": -1}}
+
+    for one in (data, data.map(lambda sample: sample)):
+        found = one.to_tf(bucket={"of/tokens": 12}, shuffle=True, **padded)
+        assert list(found.element_spec["of"]) == ["number", "tokens", "tokens_length"]
+        for batch, wanted in zip(found, one.to_numpy(bucket={"of/tokens": 12}, shuffle=True, **padded), strict=True):
+            for fields, name in ((batch, "tokens"), (batch["of"], "tokens"), (batch["words"], "token")):
+                assert plain(fields[name]) == plain(wanted["tokens"])
+                assert plain(fields[f"{name}_length"]) == plain(wanted["tokens_length"])
+    found = data.to_tf(3, **packed)
+    for batch, wanted in zip(found, data.to_numpy(3, **packed), strict=True):
+        assert {name: plain(value) for name, value in batch["words"].items()} == {
+            name: plain(value) for name, value in wanted["words"].items()
+        }
+        assert plain(batch["of"]["tokens"]) == plain(wanted["of"]["tokens"])

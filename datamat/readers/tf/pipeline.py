@@ -788,12 +788,13 @@ def _from_python(
         drops=drops,
     )
     features, names = source.features, {column.name for column in columns}
+    nesting = features.nesting.with_fields(names)
 
     def read(*step: Any) -> list[np.ndarray]:
         found = reader.at(*step)
         if not found:
             return [np.array(False), *(array for column in columns for array in column.none(is_batched=is_batched))]
-        flat = features.nesting.split(found) if is_batched else as_one(found, features)
+        flat = nesting.split(found) if is_batched else as_one(found, features)
         keys = flat.get("key", ()) if is_batched else [flat["key"]]
         if flat.keys() != names:
             raise SampleError(str(next(iter(keys), "?")), _other_fields(flat, names))
@@ -809,7 +810,7 @@ def _from_python(
         is_there, *parts = tf.numpy_function(call, step, types, stateful=False)
         rest = iter(parts)
         made = {column.name: column.tensor(tf, [next(rest) for _ in column.types(tf)]) for column in columns}
-        return tf.ensure_shape(is_there, ()), features.nesting.join_batch(made)
+        return tf.ensure_shape(is_there, ()), nesting.join_batch(made)
 
     found = _stepped(tf, source, options, reader, traced, size)
     return _counted(tf, found, batches.num_steps(0)) if source.counts_steps else found
