@@ -1,6 +1,7 @@
 """Object stores and other places behind URLs, written whole object by whole object.
 
     a file ──> parts, several at once, each with its MD5 ──> completed once, on a condition ──> size and ETag compared
+    chunks that are there, of its first bytes ──> copied within the store
 
 An object is visible whole or not at all. Requests are made again as in `remote`; a refusal (403, 404, no such bucket)
 is reported at once.
@@ -14,11 +15,12 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import math
 import os
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
 
 import xxhash
 
@@ -28,10 +30,10 @@ from datamat.errors import DatamatError, OptionError, OutputError
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = ["ObjectStore", "StoredObject"]
+__all__ = ["ObjectStore", "StoredChunk", "StoredObject"]
 
 Result = TypeVar("Result")
 
@@ -42,7 +44,8 @@ Result = TypeVar("Result")
 # stores and in memory); where it does not, an object is written under another name and moved.
 
 
-_PART_BYTES = 8 << 20  # S3 takes no part below 5 MiB but the last one
+_PART_BYTES = 8 << 20
+_LEAST_PART = 5 << 20  # S3 takes none below but the last one
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
 _ATTEMPTS = 3
@@ -66,6 +69,23 @@ class StoredObject:
     num_bytes: int
     identity: str
     checksum: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """An object that holds a range of the bytes of a larger one, which is put together from such.
+
+    Attributes:
+        name: its name.
+        num_bytes: its size.
+        md5: MD5 of its bytes, as hex digits.
+        identity: what the store says of it, as in `StoredObject`.
+    """
+
+    name: str
+    num_bytes: int
+    md5: str
+    identity: str
 
 
 @final
@@ -106,6 +126,11 @@ class ObjectStore:
     @property
     def keeps_conditions(self) -> bool:
         """Whether `create` is known to work in such stores; `check_conditions` finds out about one."""
+        return self._is_s3
+
+    @property
+    def joins_chunks(self) -> bool:
+        """Whether `upload` takes the beginning of an object from chunks that are there, instead of sending it."""
         return self._is_s3
 
     def url_of(self, name: str) -> str:
@@ -172,6 +197,11 @@ class ObjectStore:
         """Write a small object whole; what was there under its name is replaced."""
         with self._explained(name, "cannot be written"):
             return retried(lambda: self._put(name, content, {}))
+
+    def put_chunk(self, name: str, content: bytes) -> StoredChunk:
+        """Write an object as `put` does, for `upload` to take as a part of a larger one."""
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        return StoredChunk(name, len(content), md5, self.put(name, content).identity)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small object where there is none of its name; return whether this call did, and no other.
@@ -251,7 +281,13 @@ class ObjectStore:
         return StoredObject(len(content), str(found["ETag"]).strip('"'))
 
     def upload(
-        self, path: str | os.PathLike[str], name: str, checksum: str, *, notes: pathlib.Path | None = None
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        checksum: str,
+        *,
+        notes: pathlib.Path | None = None,
+        beginning: Sequence[StoredChunk] = (),
     ) -> StoredObject:
         """Write a file as an object, which appears whole, unless it is there already.
 
@@ -261,6 +297,7 @@ class ObjectStore:
             checksum: checksum of the content, which the store keeps with the object where it can.
             notes: folder in which the number of an upload in parts is noted: whoever uploads the file after a kill
                 sends the parts that the store does not have.
+            beginning: chunks whose bytes, one after another, the file begins with: the store copies them, if it can.
 
         Raises:
             OutputError: the store refuses it, or has something else than what was sent.
@@ -273,7 +310,7 @@ class ObjectStore:
             if not self._is_s3:
                 return retried(lambda: self._put_file(path, name, size))
             note = None if notes is None else notes / f"{xxhash.xxh3_64_hexdigest(name.encode())}.json"
-            return self._upload_s3(os.fspath(path), name, size, checksum, before, note)
+            return self._upload_s3(os.fspath(path), name, _ranges(size, beginning), checksum, before, note)
 
     def _put_file(self, path: str | os.PathLike[str], name: str, size: int) -> StoredObject:
         filesystem, target = self._open(name)
@@ -298,12 +335,13 @@ class ObjectStore:
         self,
         path: str,
         name: str,
-        size: int,
+        ranges: Sequence[_UploadRange],
         checksum: str,
         before: StoredObject | None,
         note: pathlib.Path | None,
     ) -> StoredObject:
         # Whoever completes an object that has changed since it was looked at is told so, instead of replacing it.
+        size = sum(part.num_bytes for part in ranges)
         condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": f'"{before.identity}"'}
         kept = {"Metadata": {_CHECKSUM: checksum}}
         try:
@@ -313,7 +351,7 @@ class ObjectStore:
                 retried(lambda: self._conditional(lambda more: self._put(name, content, {**kept, **more}), condition))
                 identity = hashlib.md5(content, usedforsecurity=False).hexdigest()
             else:
-                identity = self._upload_parts(path, name, size, kept, condition, note)
+                identity = self._upload_parts(path, name, ranges, kept, condition, note)
         except OSError as error:
             if status_of(error)[0] not in {404, 412}:
                 raise
@@ -346,7 +384,7 @@ class ObjectStore:
         self,
         path: str,
         name: str,
-        size: int,
+        ranges: Sequence[_UploadRange],
         kept: Mapping[str, Any],
         condition: Mapping[str, Any],
         note: pathlib.Path | None,
@@ -354,8 +392,6 @@ class ObjectStore:
         """Upload a file in parts and complete it; return the ETag that it should have."""
         filesystem, target = self._open(name)
         place = self._place(target)
-        part_bytes = max(_PART_BYTES, math.ceil(size / _MOST_PARTS))
-        numbers = range(math.ceil(size / part_bytes))
         upload, there = self._continued(filesystem, place, kept, note)
         if not upload:
             upload = retried(lambda: filesystem.call_s3("create_multipart_upload", **place, **kept))["UploadId"]
@@ -364,21 +400,15 @@ class ObjectStore:
                 commit_json(note, {"name": name, "upload": upload, "kept": kept})
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-        def send(number: int) -> bytes:
-            content = os.pread(descriptor, part_bytes, number * part_bytes)
-            made = hashlib.md5(content, usedforsecurity=False).digest()
-            if there.get(number + 1, "").strip('"') == made.hex():  # sent before a kill, and what it should be
-                tags[number] = there[number + 1]
-                return made
-            more = {"UploadId": upload, "PartNumber": number + 1, "ContentMD5": _base64(made)}
-            answer = retried(lambda: filesystem.call_s3("upload_part", **place, **more, Body=content))
-            tags[number] = answer["ETag"]
+        def send(number: int, part: _UploadRange) -> bytes:
+            call = {**place, "UploadId": upload, "PartNumber": number + 1}
+            made, tags[number] = self._send(filesystem, call, descriptor, part, there.get(number + 1, ""))
             return made
 
-        tags = [""] * len(numbers)
+        tags = [""] * len(ranges)
         try:
             with concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-                digests = list(pool.map(send, numbers))
+                digests = list(pool.map(send, range(len(ranges)), ranges))
             parts = [{"PartNumber": number + 1, "ETag": tag} for number, tag in enumerate(tags)]
             call = {**place, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
             retried(
@@ -399,7 +429,44 @@ class ObjectStore:
         if note is not None:
             note.unlink(missing_ok=True)
         together = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
-        return f"{together}-{len(numbers)}"
+        return f"{together}-{len(ranges)}"
+
+    def _send(
+        self, filesystem: Any, call: Mapping[str, Any], descriptor: int, part: _UploadRange, there: str
+    ) -> tuple[bytes, str]:
+        """Send one part, unless the store has it; return its MD5 and its ETag.
+
+        Args:
+            filesystem: filesystem of the store.
+            call: place of the part.
+            descriptor: the file.
+            part: its range.
+            there: ETag of the part that a killed process has sent; "" for none.
+        """
+        chunk = part.chunk
+        if chunk is not None:
+            if there.strip('"') == chunk.md5:
+                return bytes.fromhex(chunk.md5), there
+            if tag := self._copied(filesystem, call, chunk):
+                return bytes.fromhex(chunk.md5), tag
+        content = os.pread(descriptor, part.num_bytes, part.start)
+        made = hashlib.md5(content, usedforsecurity=False).digest()
+        if there.strip('"') == made.hex():  # and it is what it should be
+            return made, there
+        answer = retried(lambda: filesystem.call_s3("upload_part", **call, ContentMD5=_base64(made), Body=content))
+        return made, answer["ETag"]
+
+    def _copied(self, filesystem: Any, call: Mapping[str, Any], chunk: StoredChunk) -> str:
+        """Have the store copy a chunk as a part; return the ETag of the part, "" where the chunk is to be sent."""
+        place = self._place(self._open(chunk.name)[1])
+        more = {"CopySource": place, "CopySourceIfMatch": f'"{chunk.identity}"'}
+        try:
+            answer = retried(lambda: filesystem.call_s3("upload_part_copy", **call, **more))
+            tag = str(answer["CopyPartResult"]["ETag"])
+        except Exception:  # noqa: BLE001 -- it is gone or changed, or the store answers in its own way: the bytes are here
+            return ""
+        is_whole = tag.strip('"') == chunk.md5 or chunk.identity != chunk.md5  # else its ETags are no MD5: it encrypts
+        return tag if is_whole else ""
 
     @staticmethod
     def _continued(
@@ -515,6 +582,31 @@ class ObjectStore:
             remedy = "check the address, the network and storage_options, and run again to resume"
         # An error that names a secret is not carried along: its traceback would show it.
         raise OutputError(f"{self.url_of(name)} {problem}: {shown}; {remedy}") from (error if shown == reason else None)
+
+
+class _UploadRange(NamedTuple):
+    """A range of a file that is one part of its upload; `chunk` holds its bytes, where the store has them."""
+
+    start: int
+    num_bytes: int
+    chunk: StoredChunk | None = None
+
+
+def _ranges(size: int, beginning: Sequence[StoredChunk]) -> list[_UploadRange]:
+    """Return the parts in which a file is uploaded, of which there is at least one.
+
+    Args:
+        size: size of the file.
+        beginning: chunks that it begins with; they count if S3 takes each as a part.
+    """
+    start = sum(chunk.num_bytes for chunk in beginning)
+    if start > size or len(beginning) > _MOST_PARTS // 2 or any(one.num_bytes < _LEAST_PART for one in beginning):
+        beginning, start = (), 0
+    ends = itertools.accumulate(chunk.num_bytes for chunk in beginning)
+    ranges = [_UploadRange(end - one.num_bytes, one.num_bytes, one) for end, one in zip(ends, beginning, strict=True)]
+    step = max(_PART_BYTES, math.ceil((size - start) / (_MOST_PARTS - len(ranges))))
+    ranges += [_UploadRange(first, min(step, size - first)) for first in range(start, size, step)]
+    return ranges or [_UploadRange(0, 0)]
 
 
 def _identity(info: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ import os
 import queue
 import signal
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from datamat.directory.ledger import FailedRow
 from datamat.errors import BrokenPoolError, SampleError, TaskTimeout, WorkerDied
@@ -34,7 +34,7 @@ from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
 from datamat.run.report import WorkerLost, WorkersStarted
 from datamat.run.shards import remove_folder
-from datamat.run.upload import Uploaded, UploadTask, upload_shard
+from datamat.run.upload import PieceTask, Uploaded, UploadedPiece, UploadTask, upload
 from datamat.run.worker import RowMark, set_up_process
 
 if TYPE_CHECKING:
@@ -67,6 +67,12 @@ _MOST_LOST = 8
 
 _MOST_UNBEGUN = 8
 """Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
+
+
+Task: TypeAlias = PartSpec | ShardSpec | UploadTask | PieceTask
+"""What a worker has to do: make a part, seal a shard, or upload one or a piece of one."""
+
+Result: TypeAlias = Receipt | Sealed | Uploaded | UploadedPiece
 
 
 class Tasks(Protocol):
@@ -246,9 +252,9 @@ class PartQueue:
         self._reused: Mapping[str, ReusedRows] = {}
         self._waiting = PartOrder(appends=self._is_own)
         self._to_seal: collections.deque[ShardSpec] = collections.deque()
-        self._to_upload: collections.deque[UploadTask] = collections.deque()
+        self._to_upload: collections.deque[UploadTask | PieceTask] = collections.deque()
         self._to_remove: collections.deque[pathlib.Path] = collections.deque()
-        self._under_way: dict[Future[Any], PartSpec | ShardSpec | UploadTask] = {}
+        self._under_way: dict[Future[Any], Task] = {}
         self._removing: dict[Future[Any], pathlib.Path] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._lost: dict[tuple[str, int], list[FailedRow]] = {}
@@ -261,8 +267,8 @@ class PartQueue:
 
     def of(
         self, parts: Sequence[PartSpec], reused: Mapping[str, ReusedRows], feed: Feed | None = None
-    ) -> Generator[Receipt | Sealed | Uploaded]:
-        """Yield the receipt of each part, and each sealed or uploaded shard, in the order in which they finish.
+    ) -> Generator[Result]:
+        """Yield the receipt of each part, and each sealed or uploaded shard or piece of one, as they finish.
 
         Args:
             parts: parts to make, those of a shard in their order.
@@ -294,8 +300,8 @@ class PartQueue:
         """Have a worker complete a shard whose parts are done; before `of`, or while it yields."""
         self._to_seal.append(shard)
 
-    def upload(self, task: UploadTask) -> None:
-        """Have a worker upload a finished shard; before `of`, or while it yields."""
+    def upload(self, task: UploadTask | PieceTask) -> None:
+        """Have a worker upload a finished shard, or a piece of one; before `of`, or while it yields."""
         self._to_upload.append(task)
 
     def remove(self, folder: pathlib.Path) -> None:
@@ -305,7 +311,7 @@ class PartQueue:
         else:
             self._to_remove.append(folder)
 
-    def _results(self, executor: Executor) -> Iterator[Receipt | Sealed | Uploaded]:
+    def _results(self, executor: Executor) -> Iterator[Result]:
         try:
             if self._deadline.has_come:
                 self.stopped = "deadline"
@@ -348,11 +354,11 @@ class PartQueue:
         """
         self._submit_removals(executor)
         while self._to_upload:  # first: what is uploaded makes room
-            upload = self._to_upload.popleft()
-            if upload.store.scheme == "memory" and self._is_own:
-                self._add(_done_here(upload), upload)  # the memory that is meant is that of this process
+            task = self._to_upload.popleft()
+            if task.store.scheme == "memory" and self._is_own:
+                self._add(_done_here(task), task)  # the memory that is meant is that of this process
             else:
-                self._hand_out(executor, upload, upload_shard, upload)
+                self._hand_out(executor, task, upload, task)
         while self._to_seal:
             shard = self._to_seal.popleft()
             call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
@@ -390,20 +396,18 @@ class PartQueue:
     def _costs_under_way(self) -> list[int]:
         return [task.cost for task in self._under_way.values() if isinstance(task, PartSpec)]
 
-    def _add(self, future: Future[Any], task: PartSpec | ShardSpec | UploadTask) -> None:
+    def _add(self, future: Future[Any], task: Task) -> None:
         self._under_way[future] = task
         future.add_done_callback(self._done.put)
 
-    def _hand_out(
-        self, executor: Executor, task: PartSpec | ShardSpec | UploadTask, function: Callable[..., Any], *args: Any
-    ) -> None:
+    def _hand_out(self, executor: Executor, task: Task, function: Callable[..., Any], *args: Any) -> None:
         try:
             future = executor.submit(function, *args)
         except CallLost as error:
             raise self._lost_for_good(task, error) from error
         self._add(future, task)
 
-    def _next(self) -> Receipt | Sealed | Uploaded | None:
+    def _next(self) -> Result | None:
         """Return the next result; None where a worker died, or the deadline came first."""
         waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
         try:
@@ -414,7 +418,7 @@ class PartQueue:
         if isinstance(task, PartSpec):
             self._waiting.end(task)
         try:
-            result: Receipt | Sealed | Uploaded = future.result()
+            result: Result = future.result()
         except WorkerDied as error:
             if not self._is_own:
                 raise
@@ -458,7 +462,7 @@ class PartQueue:
                 self._passed_on.add(remark)
                 self._job.logger.warning("%s", remark)
 
-    def _last_results(self) -> Iterator[Receipt | Sealed | Uploaded]:
+    def _last_results(self) -> Iterator[Result]:
         """Yield what arrives within the grace period."""
         self._let_end(self._deadline.grace_s)
         while not self._done.empty():
@@ -488,7 +492,7 @@ class PartQueue:
 
     # ------------------------------------------------------------ deaths
 
-    def _repeat(self, task: PartSpec | ShardSpec | UploadTask, error: CallLost) -> None:
+    def _repeat(self, task: Task, error: CallLost) -> None:
         """Queue a task again that the user's engine has lost, as when its scheduler was started anew.
 
         Raises:
@@ -500,27 +504,27 @@ class PartQueue:
         self._job.logger.warning("%s is handed out again: %s", self._name_of(task), error)
         if isinstance(task, PartSpec):
             self._waiting.add([task])
-        elif isinstance(task, UploadTask):
+        elif isinstance(task, UploadTask | PieceTask):
             self._to_upload.append(task)
         else:
             self._to_seal.append(task)
 
-    def _lost_for_good(self, task: PartSpec | ShardSpec | UploadTask, error: CallLost) -> BrokenPoolError:
+    def _lost_for_good(self, task: Task, error: CallLost) -> BrokenPoolError:
         return BrokenPoolError(
             f"{self._name_of(task)} was lost: {error}. Finished parts stay: run again to resume once the engine works. "
             "If a row ends the process that reads it, a run without executor finds out which one, and errors='skip' "
             "there does without it"
         )
 
-    def _name_of(self, task: PartSpec | ShardSpec | UploadTask) -> str:
-        if isinstance(task, UploadTask):
+    def _name_of(self, task: Task) -> str:
+        if isinstance(task, UploadTask | PieceTask):
             return f"the upload of {task.shard}"
         if not isinstance(task, PartSpec):
             return f"the end of {task.name}"
         first, last = self._key(task.start), self._key(task.stop - 1)
         return f"part {task.number} of {task.shard} (rows {first!r} to {last!r})"
 
-    def _lose(self, task: PartSpec | ShardSpec | UploadTask, error: WorkerDied) -> None:
+    def _lose(self, task: Task, error: WorkerDied) -> None:
         """Queue a task again whose worker died, without the row that caused it if that has happened too often.
 
         Raises:
@@ -534,7 +538,7 @@ class PartQueue:
             lost = self._lost.setdefault((task.shard, task.number), [])  # one row at a time from now on
             place = (task.shard, task.number, None if mark is None else mark.position)
             self._waiting.add([task])
-        elif isinstance(task, UploadTask):
+        elif isinstance(task, UploadTask | PieceTask):
             place = (task.shard, -1, None)
             self._to_upload.append(task)
         else:
@@ -564,14 +568,14 @@ class PartQueue:
 
     def _report_death(
         self,
-        task: PartSpec | ShardSpec | UploadTask,
+        task: Task,
         mark: RowMark | None,
         cause: TaskTimeout | WorkerDied,
         message: str,
     ) -> None:
         if isinstance(task, PartSpec):
             shard, part = task.shard, task.number
-        elif isinstance(task, UploadTask):
+        elif isinstance(task, UploadTask | PieceTask):
             shard, part = task.shard, 0
         else:
             shard, part = task.name, len(task.parts) - 1
@@ -590,11 +594,11 @@ class PartQueue:
         return self._store.keys(self._store.order[position : position + 1])[0]
 
 
-def _done_here(task: UploadTask) -> Future[Any]:
+def _done_here(task: UploadTask | PieceTask) -> Future[Any]:
     """Return the future of an upload that this process has done."""
     future: Future[Any] = Future()
     try:
-        future.set_result(upload_shard(task))
+        future.set_result(upload(task))
     except Exception as error:  # noqa: BLE001 -- handed to whoever asks for the result
         future.set_exception(error)
     return future

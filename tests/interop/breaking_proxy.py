@@ -20,6 +20,7 @@ class Proxy(http.server.ThreadingHTTPServer):
             "cut" to close the connection, "lose" to hand it on and to close the connection instead of answering,
             "hang" to say nothing until the client gives up, or "slow" to answer piece by piece.
         seen: method and path of each request.
+        headers: its headers.
     """
 
     daemon_threads = True
@@ -29,6 +30,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.behind = behind
         self.meet = lambda number, handler: None
         self.seen = []
+        self.headers = []
         self.lock = threading.Lock()
 
     def handle_error(self, request, address):
@@ -48,6 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self.server.lock:
             self.server.seen.append(f"{self.command} {self.path}")
+            self.server.headers.append(self.headers)
             number = len(self.server.seen)
             what = self.server.meet(number, self)
         if what in {"cut", "hang"}:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import os
 import pickle
 
@@ -115,6 +117,82 @@ def test_upload_that_a_kill_left_is_continued(store, tmp_path, proxy):
     assert sent == ["2", "3"]
     assert store.get("file") == path.read_bytes()
     assert not [*notes.iterdir()]
+
+
+def chunks_of(store, content, sizes):
+    """Write the beginning of a content as chunks of these sizes; return them."""
+    ends = list(itertools.accumulate(sizes))
+    return [
+        store.put_chunk(f"chunks/{number}", content[end - size : end])
+        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+
+
+def sent_parts(proxy, first):
+    """Return the numbers of the parts that were copied and sent since a request, by their headers."""
+    found = {True: [], False: []}
+    for line, headers in zip(proxy.seen[first:], proxy.headers[first:], strict=True):
+        if line.startswith("PUT") and "partNumber=" in line:
+            number = int(line.partition("partNumber=")[2].partition("&")[0])
+            found["x-amz-copy-source" in headers].append(number)
+    return sorted(found[True]), sorted(found[False])
+
+
+@pytest.mark.parametrize("fault", ["", "gone", "changed", "refused", "small", "other-bytes", "too-long"])
+def test_beginning_is_copied_from_chunks(store, proxy, tmp_path, fault):
+    """Whatever is wrong with a chunk, the object has the bytes of the file: they are sent."""
+    content = os.urandom((19 << 20) + 5)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    through = ObjectStore(store.url, {**store.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    sizes = [(5 << 20) - 1, 9 << 20] if fault == "small" else [9 << 20, 6 << 20]
+    chunks = chunks_of(store, content, sizes)
+    if fault == "gone":
+        store.delete(["chunks/1"])
+    elif fault == "changed":
+        store.put("chunks/1", bytes(6 << 20))
+    elif fault == "refused":
+        proxy.meet = lambda number, handler: 403 if "x-amz-copy-source" in handler.headers else None
+    elif fault == "other-bytes":
+        chunks[1] = dataclasses.replace(chunks[1], md5=chunks[0].md5, identity=chunks[0].md5)
+    elif fault == "too-long":
+        path.write_bytes(content[: 15 << 20][:-1])
+    first = len(proxy.seen)
+
+    made = through.upload(path, "file", "abc", beginning=chunks)
+
+    copied, sent = sent_parts(proxy, first)
+    expected = {
+        "": ([1, 2], [3]),
+        "gone": ([1, 2], [2, 3]),
+        "changed": ([1, 2], [2, 3]),
+        "refused": ([1, 2], [1, 2, 3]),
+        "other-bytes": ([1, 2], [2, 3]),
+    }
+    assert (copied, sent) == expected.get(fault, ([], sent))
+    assert store.get("file") == path.read_bytes()
+    assert made.num_bytes == path.stat().st_size
+    assert not calls(store, "list_multipart_uploads").get("Uploads")
+
+
+def test_copies_that_a_kill_left_are_not_made_again(store, proxy, tmp_path):
+    """They have the ETags of their chunks."""
+    content = os.urandom((19 << 20) + 5)
+    path, notes = tmp_path / "file", tmp_path / "notes"
+    path.write_bytes(content)
+    through = ObjectStore(store.url, {**store.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    chunks = chunks_of(store, content, [9 << 20, 6 << 20])
+    proxy.meet = lambda number, handler: 403 if handler.command == "POST" and "uploadId=" in handler.path else None
+    with pytest.raises(OutputError, match="file cannot be written"):
+        through.upload(path, "file", "abc", notes=notes, beginning=chunks)
+    proxy.meet = lambda number, handler: None
+    store.delete([chunk.name for chunk in chunks])
+    first = len(proxy.seen)
+
+    through.upload(path, "file", "abc", notes=notes, beginning=chunks)
+
+    assert sent_parts(proxy, first) == ([], [])
+    assert store.get("file") == content
 
 
 def test_other_stores_are_written_through_fsspec(tmp_path):

@@ -36,15 +36,15 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPT = """
 import json, sys
 import numpy as np
-from datamat import ShardOptions, materialize
+from datamat import ShardOptions, WorkerOptions, materialize
 
 def sample(number):
     noise = np.random.default_rng(number)
     return {"number": np.int64(number), "noise": noise.integers(0, 255, 1 << 17, dtype=np.uint8)}
 
-def make(output, num_rows=150, num_shards=2, **options):
-    shards = ShardOptions(num_shards=num_shards)
-    return materialize(sample, list(range(num_rows)), output, shards=shards, progress=False, **options)
+def make(output, num_rows=150, num_shards=2, num_workers=None, **options):
+    options |= {"shards": ShardOptions(num_shards=num_shards), "workers": WorkerOptions(num_workers=num_workers)}
+    return materialize(sample, list(range(num_rows)), output, progress=False, **options)
 
 if __name__ == "__main__":
     print(make(sys.argv[1], **json.loads(sys.argv[2])))
@@ -80,6 +80,21 @@ class Place:
         out = job.communicate()[0]
         assert job.returncode == 0, out
         return out
+
+    def run_killed_at(self, is_last, **more):
+        """Run the job until a request comes of which `is_last` is true, and kill it."""
+        job = self.start(**more)
+
+        def meet(_, handler):
+            if job.poll() is None and is_last(handler):
+                job.send_signal(signal.SIGKILL)
+                job.wait()
+            return "cut" if job.returncode is not None else None
+
+        self.proxy.meet = meet
+        out = job.communicate()[0]
+        self.proxy.meet = lambda number, handler: None
+        assert job.returncode == -signal.SIGKILL, out
 
     def run_killed(self, at, **more):
         """Run the job, and kill it when the request of this number arrives; return its exit status and output."""
@@ -124,6 +139,12 @@ class Place:
         assert found == expected
         assert work <= {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
         assert self.uploads() == []
+
+
+def num_parts_made(folder):
+    """Return how many parts the ledgers below a folder tell of."""
+    lines = [line for path in folder.rglob("ledger.jsonl") for line in path.read_text().splitlines()]
+    return sum(json.loads(line)["event"] == "part_committed" for line in lines)
 
 
 @pytest.fixture
@@ -281,6 +302,37 @@ def test_kill_in_an_upload_loses_no_part(place):
 
 
 @pytest.mark.slow
+def test_lost_machines_lose_little(place):
+    """Each is killed in the middle of a shard, and the next has an empty disk: what pieces hold is not made again."""
+    options = {"num_shards": 1, "num_rows": 160, "num_workers": 1, "format": "webdataset"}
+    expected = place.local(**options)
+    seen = {"pieces": 0}
+
+    def behind_first_piece(handler):
+        seen["pieces"] += seen["pieces"] > 0 or (handler.command == "PUT" and "/00000.json" in handler.path)
+        return seen["pieces"] == 2
+
+    def at_second_copy(handler):
+        return "x-amz-copy-source" in handler.headers and "partNumber=2" in handler.path
+
+    made = [num_parts_made(place.tmp_path / "local")]
+    for number, is_last in enumerate([behind_first_piece, at_second_copy]):
+        place.run_killed_at(is_last, scratch=f"lost-{number}", **options)
+        found, work = place.there()
+        assert {path for path in found if "-00000-of-" not in path} == set()
+        held = [place.files.cat_file(f"{place.url}/.datamat/{path}") for path in work]
+        assert not [content for content in held if SECRET.encode() in content or KEY.encode() in content]
+        if number:
+            made.append(num_parts_made(place.tmp_path / f"lost-{number}"))
+    place.run(scratch="last", **options)
+    made.append(num_parts_made(place.tmp_path / "last"))
+
+    assert made[0] > made[1] == made[2] > 0
+    assert sum("00000-0.tar" in line and line.startswith("PUT") for line in place.proxy.seen) == 1
+    place.check(expected)
+
+
+@pytest.mark.slow
 def test_another_server_gives_the_same(tmp_path):
     """One without conditions, without lists of uploads, and with other ETags, written in another language."""
     program = shutil.which("s3rver")
@@ -299,10 +351,10 @@ def test_another_server_gives_the_same(tmp_path):
                     break
             threading.Thread(target=proxy.serve_forever, daemon=True).start()
             place = Place(proxy, behind, tmp_path, key="S3RVER", secret="S3RVER")
-            expected = place.local()
+            expected = place.local(num_shards=1)
             proxy.meet = lambda number, handler: "cut" if number % 9 == 0 else None
 
-            place.run()
+            place.run(num_shards=1)
 
             assert place.there()[0] == expected
             tasks = Materializer(
