@@ -363,12 +363,20 @@ class ObjectStore:
                 f"{self.url_of(name)} holds {found or 'nothing'} where {size} bytes with the checksum {checksum} were "
                 "sent; something else writes there: end that, and run again"
             )
-        if _are_comparable(found.identity, identity) and found.identity != identity:
+        is_as_sent = found.identity == identity or not _are_comparable(found.identity, identity)
+        if not is_as_sent and self._has_md5_tags(name):
             raise OutputError(
                 f"{self.url_of(name)} has the ETag {found.identity}, what was sent has {identity}: it was damaged on "
                 "its way; delete the object, and run again"
             )
         return found
+
+    def _has_md5_tags(self, name: str) -> bool:
+        """Return whether the ETag of an object is made of MD5s: not where the store encrypts it with a key of KMS."""
+        filesystem, path = self._open(name)
+        found = retried(lambda: filesystem.call_s3("head_object", **self._place(path)))
+        is_encrypted = str(found.get("ServerSideEncryption", "")).startswith("aws:kms")
+        return not is_encrypted and not found.get("SSECustomerAlgorithm")
 
     @staticmethod
     def _conditional(call: Callable[[Mapping[str, Any]], Result], condition: Mapping[str, Any]) -> Result:

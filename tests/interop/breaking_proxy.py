@@ -21,6 +21,7 @@ class Proxy(http.server.ThreadingHTTPServer):
             "hang" to say nothing until the client gives up, or "slow" to answer piece by piece.
         seen: method and path of each request.
         headers: its headers.
+        alter: gets the headers of each answer that is handed on, and returns those to answer with.
     """
 
     daemon_threads = True
@@ -29,6 +30,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behind = behind
         self.meet = lambda number, handler: None
+        self.alter = lambda headers: headers
         self.seen = []
         self.headers = []
         self.lock = threading.Lock()
@@ -72,7 +74,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.connection.close()
             self.close_connection = True
             return
-        self.answer(found.status, dict(found.getheaders()), content, is_slow=what == "slow")
+        self.answer(found.status, self.server.alter(dict(found.getheaders())), content, is_slow=what == "slow")
 
     def answer(self, status, headers, content, *, is_slow=False):
         """Send an answer."""

@@ -195,6 +195,20 @@ def test_copies_that_a_kill_left_are_not_made_again(store, proxy, tmp_path):
     assert store.get("file") == content
 
 
+@pytest.mark.parametrize("more", [{}, {"x-amz-server-side-encryption": "aws:kms"}])
+def test_other_tag_is_damage_unless_the_store_encrypts(store, proxy, tmp_path, more):
+    """ETags of objects that are encrypted with a key of KMS look like an MD5, and are none."""
+    (tmp_path / "file").write_bytes(b"content")
+    through = ObjectStore(store.url, {**store.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    proxy.alter = lambda headers: {**headers, **({"ETag": f'"{"0" * 32}"', **more} if "ETag" in headers else {})}
+
+    if more:
+        assert through.upload(tmp_path / "file", "file", "abc").checksum == "abc"
+    else:
+        with pytest.raises(OutputError, match=r"has the ETag 0+, what was sent has .* it was damaged on its way"):
+            through.upload(tmp_path / "file", "file", "abc")
+
+
 def test_other_stores_are_written_through_fsspec(tmp_path):
     """Memory and local files: the same calls, without parts."""
     path = tmp_path / "file"

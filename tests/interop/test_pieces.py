@@ -228,7 +228,7 @@ def test_pieces_of_no_use_are_deleted(store, tmp_path, why):
     """They are found by what names them: no listing is relied upon."""
     failed = (FailedRow(0, "key0", "ValueError", "no", "skip"),)
     machine = Machine(tmp_path / "one", store, ("tfrecord",))
-    machine.send(machine.make(6, **({"failed": failed} if why == "failed" else {})))
+    machine.send(machine.make(6, **({"failed": failed, "num_done": 1} if why == "failed" else {})))
     other = Machine(tmp_path / "other", store, ("parquet" if why == "format" else "tfrecord",))
     plan, chosen = PLAN, [SPEC]
     if why == "changed":
@@ -255,6 +255,15 @@ def test_pieces_of_shards_that_are_not_chosen_stay(store, tmp_path):
     Machine(tmp_path / "other", store, ("tfrecord",)).pieces.adopt(PLAN, [], None)
 
     assert machine.listed() == before
+
+
+def test_parts_in_which_a_row_failed_are_taken_over(store, tmp_path):
+    """Unless the run is to try these rows again."""
+    failed = (FailedRow(0, "key0", "ValueError", "no", "skip"),)
+    machine = Machine(tmp_path / "one", store, ("tfrecord",))
+    machine.send(machine.make(6, failed=failed, num_done=1))
+
+    assert len(Machine(tmp_path / "other", store, ("tfrecord",)).adopt()) >= 4
 
 
 def test_small_disk_gets_no_pieces(store, proxy, tmp_path):
