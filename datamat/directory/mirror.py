@@ -9,35 +9,74 @@
 So every writer works, also one that knows nothing of URLs. What is made again is decided as for folders: by sizes and
 times, and where these differ, by content. An object whose ETag or generation changes gets another time.
 A placeholder can be opened by nobody but root, who finds zeros, which are no picture and no table.
+
+Rows of a table may each name a URL of their own, of any host or store (`UrlFiles`). These have no placeholders: a
+process fetches those of its part ahead, under names of its own, and one that fails is a matter of its row.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import getpass
 import glob
 import hashlib
 import os
 import pathlib
+import re
+import shutil
 import stat
 import sys
 import tempfile
+import threading
 from typing import TYPE_CHECKING, Any, final
 
 import xxhash
 
-from datamat.directory.remote import RemotePath, is_url, open_filesystem, reason_of, redacted, retried, without_secrets
-from datamat.errors import DatamatError, InputError, OptionError, SourceError, require_posix
+from datamat.directory.remote import (
+    RemotePath,
+    is_url,
+    lasting,
+    open_filesystem,
+    options_for,
+    reason_of,
+    redacted,
+    retried,
+    status_of,
+    without_secrets,
+)
+from datamat.errors import (
+    DatamatError,
+    InputError,
+    MissingDependencyError,
+    OptionError,
+    SourceError,
+    require_posix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = ["FetchAhead", "SourceMirror", "fill", "mirrored", "urls_in_errors", "with_urls"]
+__all__ = [
+    "FetchAhead",
+    "SourceMirror",
+    "UrlFiles",
+    "fetches_files",
+    "fill",
+    "is_path_of_url",
+    "mirrored",
+    "stamp_of_url",
+    "url_folder",
+    "url_path",
+    "urls_in_errors",
+    "with_urls",
+]
 
 _AT_ONCE = 32  # requests of a process
 _AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
@@ -53,7 +92,7 @@ _FIRST_NS, _SPAN_NS = 946_684_800 * 10**9, 10**18  # from 2000 on, for some thir
 _IDENTITIES = ("md5Hash", "content_settings", "ETag", "etag", "generation", "blob_id", "sha", "mtime", "LastModified",
                "Last-Modified", "created")  # fmt: skip
 
-_active: dict[str, SourceMirror] = {}  # of this process, by folder and a slash
+_active: dict[str, SourceMirror | UrlFiles] = {}  # of this process, by folder and a slash
 _has_hook = False
 
 
@@ -136,11 +175,7 @@ class SourceMirror:
 
     def activate(self) -> None:
         """Have this process fetch the files of the folder that Python opens from now on."""
-        global _has_hook  # noqa: PLW0603 -- a hook belongs to the process, for good
-        _active[self._files] = self
-        if not _has_hook:
-            sys.addaudithook(_hear)
-            _has_hook = True
+        _activate(self._files, self)
 
     def _listed(self) -> dict[str, _Entry]:
         try:
@@ -313,6 +348,22 @@ class SourceMirror:
                     return descriptor
             os.close(descriptor)
 
+    def ahead(self, path: str) -> None:
+        """Fetch a file before its row is read; raises as `fetch`."""
+        self.fetch(path)
+
+    def lacks(self, path: str) -> int:
+        """Return the bytes that a file will take where it is not there yet, or takes already."""
+        return _size(path)
+
+    def shown(self, text: str) -> str:
+        """Return a text with the URL in place of the path of the folder."""
+        url = str(self._root).rstrip("/")
+        return text.replace(self._files, f"{url}/").replace(self._files.rstrip(os.sep), url)
+
+    def forget(self) -> None:
+        """Do nothing: the folder is that of all parts."""
+
     def files_in(self, path: str) -> list[str]:
         """Return the paths of the files that a path of a row stands for, as far as they are in the folder."""
         full = os.path.abspath(path)
@@ -321,6 +372,290 @@ class SourceMirror:
         if not os.path.isdir(full):
             return [full]
         return [os.path.join(folder, name) for folder, _, names in os.walk(full) for name in sorted(names)]
+
+
+_MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end
+_LIKELY_BYTES = 1 << 18
+_SUFFIX = re.compile(r"\.\w{1,8}")
+_CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
+_PAGES = ("text/html", "application/xhtml+xml")
+
+
+@final
+class UrlFiles:
+    """The files behind the URLs that rows name, each fetched when its row is read. Thread-safe and picklable.
+
+    A file that cannot be fetched is an `InputError` of whoever opens it: other rows need other hosts.
+
+    Args:
+        folder: local folder; each process has its own below it, which goes with the process.
+        options: options for fsspec, by scheme; or those of all stores, which web servers do not get.
+    """
+
+    def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
+        self.folder = os.path.join(folder, "")
+        self._options = dict(options)
+        self._urls: dict[str, str] = {}
+        self._states: dict[str, tuple[int, int]] = {}
+        self._failed: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._owner = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived_urls, (self.folder, self._options)
+
+    def activate(self) -> None:
+        """Have this process fetch the files that Python opens from now on."""
+        _activate(self.folder, self)
+
+    def path_of(self, url: str, place: str) -> str:
+        """Return the path at which the file behind a URL will be found in this process.
+
+        Args:
+            url: the URL, in full.
+            place: what tells it from all others: row and field.
+        """
+        suffix = os.path.splitext(lasting(url).partition("?")[0])[1]
+        name = f"{place}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
+        path = os.path.join(self.folder, str(os.getpid()), name)
+        self._urls[path] = url
+        return path
+
+    def fetch(self, path: str) -> None:
+        """Put the file at its path, unless it is there.
+
+        Args:
+            path: path that `path_of` returned; whatever else it is, nothing happens.
+
+        Raises:
+            InputError: it cannot be fetched, or is a page in place of a file.
+        """
+        url = self._urls.get(path)
+        if url is None or os.path.exists(path):
+            return
+        problem = self._failed.pop(path, "")
+        if not problem:
+            self._make_folder(os.path.dirname(path))
+            problem = self._fetched(url, path)
+        if problem:
+            raise InputError(problem)
+
+    def ahead(self, path: str) -> None:
+        """Fetch a file before its row is read; what fails now is raised when the row opens it."""
+        try:
+            self.fetch(path)
+        except InputError as error:
+            self._failed[path] = str(error)
+            raise
+
+    def _fetched(self, url: str, path: str) -> str:
+        """Fetch a file; return what is wrong with it, or ""."""
+        part = f"{path}.part"
+        options = self._options_of(url)
+        try:
+            if not is_url(url):
+                return f"{url!r} is no URL, and no file below the source; want one of them"
+            _refuse_local(url)
+            with open(part, "wb") as file:
+                size, said = RemotePath(url, options).download(file, _MOST_BYTES)
+            kind = str(said.get("content-type", "")).partition(";")[0].strip().lower()
+            if kind in _PAGES and not lasting(url).partition("?")[0].lower().endswith((".html", ".htm")):
+                return (
+                    f"{without_secrets(url)} answers with a page ({kind}) in place of a file; remove the row, or "
+                    "correct the URL"
+                )
+            self._states[path] = size, _stamp(_identity(_as_info(said, size)))
+            os.replace(part, path)
+        except Exception as error:
+            if _is_of_disk(error) or isinstance(error, (MissingDependencyError, OptionError)):
+                raise  # it is none of this row
+            return f"{without_secrets(url)} {_problem(error, url, options)}"
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+        return ""
+
+    def ask(self, url: str) -> tuple[int, int]:
+        """Return size and stamp of the file behind a URL, or two zeros where nothing answers for it."""
+        with contextlib.suppress(Exception):
+            _refuse_local(url)
+            size, said = RemotePath(url, self._options_of(url)).ask()
+            return size, _stamp(_identity(_as_info(said, size)))
+        return 0, 0
+
+    def ask_all(self, urls: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Return what `ask` returns for each of many URLs, asked many at a time."""
+        names = list(dict.fromkeys(urls))
+        return dict(zip(names, _each(self.ask, names), strict=True))
+
+    def _options_of(self, url: str) -> dict[str, Any]:
+        is_web = url.lower().startswith(("http://", "https://"))
+        options = options_for(url, self._options)
+        if not is_web:
+            return options
+        from aiohttp import ClientTimeout
+
+        options = {} if options == self._options else options
+        timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        options = {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
+        # Signatures are over the very characters.
+        return {"encoded": True, **options} if "%" in url and url.isascii() and " " not in url else options
+
+    def _make_folder(self, folder: str) -> None:
+        """Make the folder of this process, and remove those of processes that are gone."""
+        import fcntl
+
+        with self._lock:
+            if self._owner == os.getpid():
+                return
+            os.makedirs(folder, exist_ok=True)
+            for lock in glob.glob(f"{glob.escape(self.folder)}*.lock"):
+                with contextlib.suppress(OSError), open(lock, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(lock.removesuffix(".lock"), ignore_errors=True)
+                    os.unlink(lock)
+            os.makedirs(folder, exist_ok=True)  # one of the same number may have been there
+            descriptor = os.open(f"{folder}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # closed by the end of the process
+            atexit.register(_remove, folder, os.getpid())
+            self._owner = os.getpid()
+
+    def state(self, path: str) -> tuple[int, int] | None:
+        """Return size and stamp of a file that this process has fetched for the part at work."""
+        return self._states.get(path)
+
+    def drop(self, path: str) -> bool:
+        """Remove a file; it is fetched again where it is opened once more."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return True
+
+    def held(self, path: str) -> int | None:
+        """Return None: a process drops nothing but its own files."""
+        del path
+        return None
+
+    def lacks(self, path: str) -> int:
+        """Return the bytes of a file, or a guess where it is not there yet."""
+        return _size(path) or _LIKELY_BYTES
+
+    def files_in(self, path: str) -> list[str]:
+        """Return the path where it is that of a URL."""
+        return [path] if path in self._urls else []
+
+    def shown(self, text: str) -> str:
+        """Return a text with URLs in place of their paths."""
+        if self.folder not in text:
+            return text
+        found = re.findall(re.escape(self.folder) + r"\d+/[\w:.-]+", text)
+        for path in sorted(set(found), key=len, reverse=True):
+            known = path if path in self._urls else path.rstrip(".")
+            if known in self._urls:
+                text = text.replace(known, without_secrets(self._urls[known]))
+        return text
+
+    def forget(self) -> None:
+        """Forget the files of a part."""
+        for known in (self._urls, self._states, self._failed):
+            known.clear()
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(f"{folder}.lock")
+
+
+def _refuse_local(url: str) -> None:
+    """Raise `InputError` for a URL of this machine: a table of somebody else's must not read its files."""
+    scheme = url.partition("::")[0].partition("://")[0].lower()
+    if "::" in url.partition("://")[0] or scheme in {"file", "local", "memory"}:
+        raise InputError(f"is of the scheme {scheme!r}, which tables of URLs must not use; give a path")
+
+
+def _is_of_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE}
+
+
+def _problem(error: BaseException, url: str, options: Mapping[str, Any]) -> str:
+    """Return what is wrong with a URL, and what to do, without its secrets and those of where it leads."""
+    status, _ = status_of(error)
+    if isinstance(error, InputError):
+        return redacted(str(error), url, options)
+    if isinstance(error, FileNotFoundError) or status in {404, 410}:
+        return f"is not there ({status or 404}); remove the row, or correct the URL"
+    if isinstance(error, PermissionError) or status in {401, 403}:
+        return f"may not be read ({status or 403}); sign it anew, or give source_options that may read it"
+    said = f"the server answers {status}" if status else redacted(reason_of(error), url, options)
+    return f"cannot be fetched: {said}; run again later, or remove the row"
+
+
+def _as_info(said: Mapping[str, Any], size: int) -> dict[str, Any]:
+    return {**said, "Last-Modified": said.get("last-modified"), "size": size}
+
+
+def stamp_of_url(path: str) -> tuple[int, int] | None:
+    """Return size and stamp of a fetched file of a row's URL; None for other paths, and where it was not fetched."""
+    for mirror in _active.values():
+        if isinstance(mirror, UrlFiles) and (found := mirror.state(path)):
+            return found
+    return None
+
+
+def is_path_of_url(paths: Sequence[str]) -> bool:
+    """Return whether one of some paths is that of a URL of a row."""
+    return any(isinstance(files, UrlFiles) and files.files_in(path) for files in _active.values() for path in paths)
+
+
+def url_path(folder: str, url: str, place: str) -> str:
+    """Return the path of the file behind a URL of a row, in this process.
+
+    Args:
+        folder: folder of `UrlFiles`.
+        url: the URL, in full.
+        place: what tells it from all others: row and field.
+    """
+    files = _active.get(folder)
+    if not isinstance(files, UrlFiles):
+        files = UrlFiles(folder, {})
+        files.activate()
+    return files.path_of(url, place)
+
+
+def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] | None) -> str:
+    """Return the folder in which files behind URLs of rows wait for them.
+
+    Args:
+        output: output of the run.
+        scratch: folder below which it lies; None for one below `TMPDIR`.
+    """
+    return os.path.join(_scratch(scratch), f"urls-{xxhash.xxh3_64_hexdigest(os.fspath(output).encode())}")
+
+
+def _scratch(scratch: str | os.PathLike[str] | None) -> str:
+    below = os.path.join(tempfile.gettempdir(), f"datamat-{getpass.getuser()}") if scratch is None else scratch
+    return os.path.abspath(os.path.expanduser(below))
+
+
+def _arrived_urls(folder: str, options: Mapping[str, Any]) -> UrlFiles:
+    """Return the files that were sent to this process, at work."""
+    found = UrlFiles(folder, options)
+    found.activate()
+    return found
+
+
+def _activate(folder: str, files: SourceMirror | UrlFiles) -> None:
+    global _has_hook  # noqa: PLW0603 -- a hook belongs to the process, for good
+    _active[folder] = files
+    if not _has_hook:
+        sys.addaudithook(_hear)
+        _has_hook = True
+
+
+def fetches_files() -> bool:
+    """Return whether this process fetches files of a source behind a URL, or of URLs in rows."""
+    return bool(_active)
 
 
 def fill(paths: Iterable[str]) -> None:
@@ -335,9 +670,8 @@ def fill(paths: Iterable[str]) -> None:
 
 def with_urls(text: str) -> str:
     """Return a text with the URLs of sources that this process mirrors, in place of the paths of their folders."""
-    for prefix, mirror in _active.items():
-        url = str(mirror.root).rstrip("/")
-        text = text.replace(prefix, f"{url}/").replace(prefix.rstrip(os.sep), url)
+    for mirror in _active.values():
+        text = mirror.shown(text)
     return text
 
 
@@ -374,18 +708,26 @@ class FetchAhead:
     """Fetches the files of the rows of a part in their order, ahead of their use. For one thread.
 
     Args:
-        mirror: the source.
-        rows: paths of the files of each row.
+        rows: paths of the files of each row, and of folders; those that no source of this process fetches do not
+            matter.
     """
 
-    def __init__(self, mirror: SourceMirror, rows: Sequence[Iterable[str]]) -> None:
-        self._mirror = mirror
-        self._rows = [list(row) for row in rows]
+    def __init__(self, rows: Sequence[Iterable[str]]) -> None:
+        self._mirrors: dict[str, SourceMirror | UrlFiles] = {}
+        self._rows = [[file for path in row for file in self._files_in(path)] for row in rows]
         self._next = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "datamat-fetch")
         self._running: dict[str, concurrent.futures.Future[None]] = {}
         self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._held: list[int] = []
+
+    def _files_in(self, path: str) -> list[str]:
+        for prefix, mirror in _active.items():
+            if path.startswith(prefix):
+                files = mirror.files_in(path)
+                self._mirrors |= dict.fromkeys(files, mirror)
+                return files
+        return []
 
     def __enter__(self) -> FetchAhead:
         return self
@@ -394,7 +736,9 @@ class FetchAhead:
         self._let_go()
         self._pool.shutdown(cancel_futures=True)
         for path in self._fetched:
-            self._mirror.drop(path)
+            self._mirrors[path].drop(path)
+        for mirror in set(self._mirrors.values()):
+            mirror.forget()
 
     def reach(self, first: int, stop: int) -> None:
         """Wait for the files of some rows; those of rows before may go.
@@ -410,10 +754,10 @@ class FetchAhead:
                 with contextlib.suppress(InputError):
                     if running is not None:
                         running.result()
-                    if stop - first == 1:
-                        self._held.append(self._mirror.held(path))
-                    else:
-                        self._mirror.fetch(path)
+                    if stop - first > 1:
+                        self._mirrors[path].fetch(path)
+                    elif (held := self._mirrors[path].held(path)) is not None:
+                        self._held.append(held)
 
     def _begin(self, first: int, stop: int) -> None:
         """Begin to fetch what comes next, and drop the oldest where much is here."""
@@ -426,11 +770,11 @@ class FetchAhead:
             self._next < stop or (num_files < _AHEAD_FILES and num_bytes < _AHEAD_BYTES)
         ):
             for path in self._rows[self._next]:
-                size = _size(path)
+                size = self._mirrors[path].lacks(path)
                 num_files += 1
                 num_bytes += size
                 if path not in self._fetched and size:
-                    self._running[path] = self._pool.submit(self._mirror.fetch, path)
+                    self._running[path] = self._pool.submit(self._mirrors[path].ahead, path)
                 self._fetched[path] = size
                 self._fetched.move_to_end(path)
             self._next += 1
@@ -439,7 +783,7 @@ class FetchAhead:
         for path in [*self._fetched] if total > _KEPT_BYTES else ():
             if total > _KEPT_BYTES and path not in ahead:
                 total -= self._fetched.pop(path)
-                self._mirror.drop(path)
+                self._mirrors[path].drop(path)
 
     def _let_go(self) -> None:
         for descriptor in self._held:
@@ -529,9 +873,8 @@ def mirrored(
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
         return None
     head, pattern = _parted(source)
-    below = os.path.join(tempfile.gettempdir(), f"datamat-{getpass.getuser()}") if scratch is None else scratch
     folder = f"source-{xxhash.xxh3_64_hexdigest(source.encode())}"
-    root = RemotePath(head, dict(options or {}))
-    made = SourceMirror(root, pattern, pathlib.Path(os.path.abspath(os.path.expanduser(below)), folder))
+    root = RemotePath(head, options_for(source, options or {}))
+    made = SourceMirror(root, pattern, pathlib.Path(_scratch(scratch), folder))
     made.update()
     return made

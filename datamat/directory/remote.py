@@ -24,6 +24,7 @@ from datamat.errors import CorruptDataError, DatamatError, MissingDependencyErro
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
+    from typing import BinaryIO
 
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "chain_of",
     "is_transient",
     "is_url",
+    "lasting",
     "open_filesystem",
+    "options_for",
     "reason_of",
     "redacted",
     "retried",
@@ -107,6 +110,20 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     return filesystem, path
 
 
+def options_for(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for a URL, where they may be given by scheme: `{"s3": {...}, "https": {...}}`.
+
+    Args:
+        url: URL, `SCHEME://PLACE`.
+        options: options for fsspec, or options by scheme.
+    """
+    from fsspec import available_protocols
+
+    if options and set(options) <= set(available_protocols()):
+        return dict(options.get(url.partition("://")[0].lower(), {}))
+    return dict(options)
+
+
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options that give up a web server after a minute of silence, however long a file takes."""
     from aiohttp import ClientTimeout
@@ -137,8 +154,35 @@ def without_secrets(url: str) -> str:
     return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}{'?...' if query else ''}" if mark else url
 
 
+_SIGNS = re.compile(
+    r"(?i)x-(amz|goog|oss|cos|obs|bz)-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|signature|sig|expires|policy|"
+    r"key-pair-id|.*token|auth|authorization|api_?key|key|secret|password|hdnea|hdnts"
+)
+_SIGNS_AZURE = frozenset({"st", "se", "sp", "sv", "sr", "spr", "skoid", "sktid", "skt", "ske", "sks", "skv"})
+
+
+def lasting(url: str) -> str:
+    """Return what stays of a URL when it is signed anew: no user and password, and no part of the query that signs it.
+
+    Example:
+        >>> lasting("https://host/get?id=7&X-Amz-Expires=600&X-Amz-Signature=abcd")
+        'https://host/get?id=7'
+    """
+    head, query = _halves(url)
+    if not query and "@" not in head:
+        return url
+    parts = query.split("&") if query else []
+    names = [urllib.parse.unquote(part.partition("=")[0]) for part in parts]
+    signs = _SIGNS_AZURE if "sig" in names else frozenset()
+    kept = [part for part, name in zip(parts, names, strict=True) if name not in signs and not _SIGNS.fullmatch(name)]
+    return f"{without_secrets(head)}{'?' if kept else ''}{'&'.join(kept)}"
+
+
+_QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]+")
+
+
 def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
-    """Return a text without the secrets of a URL, of its options and of the environment.
+    """Return a text without the secrets of a URL, of its options and of the environment, and without queries of others.
 
     Args:
         text: message of another library, which may quote both.
@@ -151,7 +195,7 @@ def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
     """
     for secret in sorted(_secrets(url, options), key=len, reverse=True):
         text = text.replace(secret, "...")
-    return text
+    return _QUERY.sub(r"\1?...", text)
 
 
 def _halves(url: str) -> tuple[str, str]:
@@ -367,6 +411,56 @@ class RemotePath:
                 self._raise(failed)
             _wait_before(attempt, failed)
 
+    def download(self, file: BinaryIO, max_bytes: int) -> tuple[int, Mapping[str, Any]]:
+        """Write the whole file to another; return its size, and what the store says of it: headers, or fsspec's `info`.
+
+        Args:
+            file: file that is open for writing, and empty.
+            max_bytes: most bytes that are written.
+
+        Raises:
+            Exception: whatever the filesystem raises, when the attempts are used up.
+        """
+
+        def attempt() -> tuple[int, Mapping[str, Any]]:
+            file.seek(0)
+            file.truncate()
+            said: dict[str, Any] = {}
+            if self._is_http:
+                blocks = self._streamed(0, max_bytes, heard=said)
+            else:
+                said = self._info()
+                blocks = self._blocks_from(0, min(int(said["size"] or 0), max_bytes))
+            with contextlib.closing(blocks):
+                for block in blocks:
+                    file.write(block)
+            return file.tell(), said
+
+        return retried(attempt)
+
+    def ask(self) -> tuple[int, Mapping[str, Any]]:
+        """Return the size of the file and what the store says of it, and read at most a byte; raises as `download`.
+
+        Web servers are asked by GET for the first byte: a URL that is signed for GET is good for nothing else.
+        """
+
+        def attempt() -> tuple[int, Mapping[str, Any]]:
+            if not self._is_http:
+                found = self._info()
+                return int(found["size"] or 0), found
+            said: dict[str, Any] = {}
+            with contextlib.closing(self._streamed(0, 1, is_range=True, heard=said)) as blocks:
+                next(blocks, b"")
+            total = str(said.get("content-range", "")).rpartition("/")[2]
+            return int(total if total.isdigit() else said.get("content-length", 0)), said
+
+        return retried(attempt)
+
+    def _info(self) -> dict[str, Any]:
+        filesystem, path = self._filesystem()
+        filesystem.invalidate_cache(path)
+        return dict(filesystem.info(path))
+
     def read_range(self, start: int, stop: int) -> bytes:
         """Return some bytes of the file, in one request if the server answers it; raises as `blocks` does.
 
@@ -444,10 +538,13 @@ class RemotePath:
         found: bytes = filesystem.cat_file(path, start=start, end=stop)
         return found
 
-    def _streamed(self, start: int, stop: int, *, is_range: bool = False) -> Generator[bytes, None, None]:
+    def _streamed(
+        self, start: int, stop: int, *, is_range: bool = False, heard: dict[str, Any] | None = None
+    ) -> Generator[bytes, None, None]:
         """Yield what one response of a web server holds: not every one serves ranges, and fsspec assumes that it does.
 
         Ranges are asked for, and what comes of a file before its range is dropped where the server sends all of it.
+        `heard` receives the headers, by their names in lower case.
         """
         filesystem, path = self._filesystem()
         headers = {"Accept-Encoding": "identity", **self.options.get("headers", {})}
@@ -455,6 +552,8 @@ class RemotePath:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         # A size, so that fsspec does not ask for it first.
         with filesystem.open(path, "rb", block_size=0, size=1, headers=headers) as file:
+            if heard is not None:
+                heard.update((name.lower(), value) for name, value in file.r.headers.items())
             before = 0 if getattr(file.r, "status", 200) == 206 else start
             left = stop - start if is_range else stop
             while left > 0 and (block := file.read(_READ_BYTES)):

@@ -25,11 +25,15 @@ import xxhash
 
 from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
+from datamat.directory.mirror import url_path
+from datamat.directory.remote import is_url, lasting
 from datamat.errors import READ_FLAGS, SourceError, join_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import BinaryIO
+
+    from datamat.directory.mirror import UrlFiles
 
 
 __all__ = [
@@ -55,6 +59,7 @@ __all__ = [
     "files_in",
     "files_of_text",
     "follows_links",
+    "input_of_urls",
     "links_followed",
     "listed",
     "looks_like_path",
@@ -367,8 +372,8 @@ def encode_value(value: Any, is_file: Callable[[str | pathlib.PurePath], bool]) 
     return json.dumps(_tagged(value, is_file))
 
 
-def decode_value(text: str, source: str) -> Any:
-    """Return the value of a text; paths of input files are joined to the source.
+def decode_value(text: str, source: str | Callable[[str], str]) -> Any:
+    """Return the value of a text; paths of input files are joined to the source, or what a function makes of them.
 
     Example:
         >>> decode_value('{"tuple": [1, [null, {"file": "a/b.png"}]]}', source="/data")
@@ -442,15 +447,16 @@ def _tagged(value: Any, is_file: Callable[[str | pathlib.PurePath], bool]) -> An
     raise TypeError(kind.__name__)
 
 
-def _untagged(tagged: dict[str, Any], source: str) -> Any:
+def _untagged(tagged: dict[str, Any], source: str | Callable[[str], str]) -> Any:
     ((name, value),) = tagged.items()
     if name == "tuple":
         return tuple(value)
     if name == "dict":
         return dict(value)
-    if name == "file":
-        return os.path.join(source, value)
-    return pathlib.Path(source, value) if name == "file_path" else pathlib.Path(value)
+    if name == "path":
+        return pathlib.Path(value)
+    full = source(value) if callable(source) else os.path.join(source, value)
+    return full if name == "file" else pathlib.Path(full)
 
 
 def _is_no_file(_: str | pathlib.PurePath) -> bool:
@@ -767,6 +773,7 @@ def _moved_path(
 #     FIELD.text FIELD.ends       a field of strings, of paths, or of other values as JSON (`encode_value`)
 #     FIELD.numbers               a field of int64 or float64
 #     FIELD.inputs                of input files: path, size, time of change and digest, see `INPUT`
+#     FIELD.signed                of URLs: the whole one, where FIELD has it without what signs it; several as JSON
 #     split.codes hash.codes      uint16 number of the split; uint64 hash of the key
 #     digest.codes                uint64 digest of everything in the row, and of sizes and times of its files
 #     identity.codes              the same without the times, for fingerprints; only where rows have files
@@ -803,6 +810,7 @@ class RowField:
         kind: how its values are stored; some texts and paths may be None.
         holds_file: whether input files are among its values.
         types: sorted names of the Python types of its values, where the kind is "json".
+        holds_urls: whether they may be URLs.
     """
 
     name: str
@@ -810,6 +818,7 @@ class RowField:
     kind: FieldKind
     holds_file: bool
     types: tuple[str, ...] = ()
+    holds_urls: bool = False
 
     @property
     def stem(self) -> str:
@@ -833,6 +842,7 @@ class RowStore:
         self.splits: list[str] = found["splits"]
         self._fields = [RowField(**{**field, "types": tuple(field["types"])}) for field in found["fields"]]
         self._file_fields = [field for field in self._fields if field.holds_file]
+        self.url_folder: str = found.get("url_folder", "")
         self._blocks = [(start, stop, Origin(*origin)) for start, stop, origin in found["origins"]]
 
     def __len__(self) -> int:
@@ -904,6 +914,11 @@ class RowStore:
     def input_paths(self, positions: np.ndarray) -> list[list[list[str]]]:
         """Return the paths, as they can be opened, of the files of rows by number: row, file field, files."""
         columns = [self._paths(field, positions) for field in self._file_fields]
+        return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in positions]
+
+    def input_names(self, positions: np.ndarray) -> list[list[str]]:
+        """Return what the index calls the files of rows by number, as it is stored: row, file field."""
+        columns = [self._text(field.stem, positions) for field in self._file_fields]
         return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in positions]
 
     def set_digests(self, positions: np.ndarray, digests: np.ndarray) -> None:
@@ -989,8 +1004,16 @@ class RowStore:
             numbers: list[Any] = self._codes(f"{field.stem}.numbers", np.dtype(field.kind))[positions].tolist()
             return numbers
         if field.kind == "json":
-            return [decode_value(text, self.source) for text in self._text(field.stem, positions)]
+            texts = self._text(field.stem, positions)
+            places = self._url_places(field, positions) if field.holds_urls else [{}] * len(texts)
+            return [
+                decode_value(text, lambda name, urls=urls: urls.get(name) or os.path.join(self.source, name))  # type: ignore[misc]
+                for text, urls in zip(texts, places, strict=True)
+            ]
         values = self._nullable(field.stem, positions)
+        if field.holds_urls:
+            places = self._url_places(field, positions)
+            values = [value and urls.get(value, value) for value, urls in zip(values, places, strict=True)]
         if field.holds_file:
             paths = self._inputs(field)["path"][positions].tolist()
             values = [
@@ -1003,10 +1026,34 @@ class RowStore:
         texts = self._text(field.stem, positions)
         paths = self._inputs(field)["path"][positions].tolist()
         found = map(files_of_text, texts) if field.kind == "json" else ([text] for text in texts)
+        places = self._url_places(field, positions) if field.holds_urls else [{}] * len(paths)
         return [
-            [os.path.join(self.source, name) for name in names] if path else []
-            for names, path in zip(found, paths, strict=True)
+            [urls.get(name) or os.path.join(self.source, name) for name in names] if path else []
+            for names, path, urls in zip(found, paths, places, strict=True)
         ]
+
+    def _url_places(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:
+        """Return the path of each URL of rows by number, by the URL as the row has it."""
+        return [
+            {
+                name: url_path(self.url_folder, url, f"{row}-{field.number}-{number}")
+                for number, (name, url) in enumerate(urls.items())
+            }
+            for row, urls in zip(np.asarray(positions).tolist(), self.input_urls(field, positions), strict=True)
+        ]
+
+    def input_urls(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:
+        """Return the whole URLs of rows by number, each by what the row calls it."""
+        texts, signed = self._text(field.stem, positions), self._text(f"{field.stem}.signed", positions)
+        found = []
+        for text, whole in zip(texts, signed, strict=True):
+            names = files_of_text(text) if field.kind == "json" else [text] if text and text != _NO_TEXT else []
+            urls = names if not whole else json.loads(whole) if field.kind == "json" else [whole]
+            found.append({name: url for name, url in zip(names, urls, strict=True) if name and not self._is_file(name)})
+        return found
+
+    def _is_file(self, name: str) -> bool:
+        return not is_url(name) and os.path.lexists(os.path.join(self.source, name))
 
     def _inputs(self, field: RowField) -> np.ndarray:
         return self._codes(f"{field.stem}.inputs", INPUT)
@@ -1086,6 +1133,8 @@ def write_rows(
     splits: Mapping[str, float] | None = None,
     file_fields: Sequence[str] | None = None,
     identity: str = "stat",
+    url_fields: Collection[str] = (),
+    urls: UrlFiles | None = None,
 ) -> RowStore:
     """Check the rows of an index and write them to `folder`, by columns.
 
@@ -1098,6 +1147,8 @@ def write_rows(
         file_fields: names of the fields that hold paths of input files, or of folders of them, blank in rows without;
             None finds them by the first values that are not blank, and by samples of the others.
         identity: what decides whether an input file is the same, as in `ShardOptions`.
+        url_fields: names of the fields that hold URLs of input files, or paths.
+        urls: the files behind them.
 
     Returns:
         The rows, readable, in the order of the index.
@@ -1107,15 +1158,15 @@ def write_rows(
             message names the line or row.
     """
     with contextlib.ExitStack() as stack:
-        writer = _RowWriter(folder, source, splits, file_fields, stack)
+        writer = _RowWriter(folder, source, splits, file_fields, stack, url_fields)
         for block in _blocks(rows):
             writer.append(block)
         if not writer.num_rows:
             raise SourceError(
                 f"the index of {source} is empty; check the path, and that the writer's index finds files there"
             )
-        fields = writer.finish(identity)
-    _InputFinder(RowStore(folder), file_fields).find_files(fields)
+        fields = writer.finish(identity, "" if urls is None else urls.folder)
+    _InputFinder(RowStore(folder), file_fields, urls).find_files(fields)
     store = RowStore(folder)
     _check_unique(store)
     return store
@@ -1129,8 +1180,10 @@ class _RowWriter:
         splits: Mapping[str, float] | None,
         file_fields: Sequence[str] | None,
         stack: contextlib.ExitStack,
+        url_fields: Collection[str],
     ) -> None:
         self.num_rows = 0
+        self._url_fields = frozenset(url_fields)
         self._folder = folder
         self._source = source
         self._file_fields = file_fields
@@ -1151,6 +1204,11 @@ class _RowWriter:
             self._columns = [
                 _FieldWriter(name, n, self._files, self._file_test(name)) for n, name in enumerate(self._names)
             ]
+            if missing := sorted(self._url_fields - set(self._names)):
+                raise SourceError(
+                    f"{block.origin_of(0, before)}: there is no field {missing[0]!r}, which is to hold URLs; the row "
+                    f"has {', '.join(self._names)}"
+                )
         if block.fields.keys() != set(self._names):
             raise _other_fields(block.origin_of(0, before), block.fields, self._names)
         hashes = self._files.write_text("key", keys)
@@ -1159,7 +1217,11 @@ class _RowWriter:
         self._write_origins(block)
         self._files.write("split.codes", self._split_codes(block, hashes))
         for column in self._columns:
-            digests = _mixed(digests, column.append(block.fields[column.name], block, before))
+            values = block.fields[column.name]
+            if column.name in self._url_fields:
+                values, signed = _unsigned(values)
+                self._files.write_text(f"{column.stem}.signed", signed, hashed=False)
+            digests = _mixed(digests, column.append(values, block, before))
         digests = self._append_further(block, digests)
         self._files.write("digest.codes", digests)
         self.num_rows += count
@@ -1187,14 +1249,16 @@ class _RowWriter:
             start, _, origin = self._origins.pop()
         self._origins.append((start, stop, origin))
 
-    def finish(self, identity: str) -> list[RowField]:
+    def finish(self, identity: str, url_folder: str) -> list[RowField]:
         columns = [*(self._columns or ()), *([self._listed_files] if self._listed_files else [])]
         fields = [column.finish() for column in columns]
+        fields = [dataclasses.replace(field, holds_urls=field.name in self._url_fields) for field in fields]
         _write_head(
             self._folder,
             num_rows=self.num_rows,
             source=self._source,
             identity=identity,
+            url_folder=url_folder,
             splits=list(self._codes),
             fields=[dataclasses.asdict(field) for field in fields],
             origins=self._origins,
@@ -1221,6 +1285,8 @@ class _RowWriter:
 
     def _file_test(self, name: str) -> Callable[[str | pathlib.PurePath], bool]:
         """Return the test for input files among the texts and paths in lists, tuples and dicts of a field."""
+        if name in self._url_fields:
+            return lambda path: bool(str(path))
         if self._file_fields is not None:
             is_declared = name in self._file_fields
             return lambda path: is_declared and bool(str(path))
@@ -1381,6 +1447,11 @@ class _FieldWriter:
         """Name of the index field."""
         return self._field.name
 
+    @property
+    def stem(self) -> str:
+        """What the names of its files begin with."""
+        return self._field.stem
+
     def append(self, values: np.ndarray | Texts | list[Any], block: RowBlock, first: int) -> np.ndarray:
         """Write the values of a block of rows; return uint64 (n,): their digests, which depend on no other value."""
         types: set[type]
@@ -1502,11 +1573,13 @@ class _InputFinder:
     Args:
         store: the rows, with no file known yet.
         file_fields: names of the fields that hold files; None where that is not declared.
+        urls: the files behind URLs.
     """
 
-    def __init__(self, store: RowStore, file_fields: Sequence[str] | None) -> None:
+    def __init__(self, store: RowStore, file_fields: Sequence[str] | None, urls: UrlFiles | None) -> None:
         self._store = store
         self._declared = file_fields
+        self._urls = urls
         self._files = SourceFiles(store.source)
 
     def find_files(self, fields: Sequence[RowField]) -> None:
@@ -1524,7 +1597,10 @@ class _InputFinder:
             with open(store.folder / f"{field.stem}.inputs", "xb") as file:
                 for start in range(0, store.num_rows, _BATCH_ROWS):
                     rows = np.arange(start, min(start + _BATCH_ROWS, store.num_rows))
-                    found, names = self._look_at(field, rows, is_strict=is_strict[field.name])
+                    if field.holds_urls:
+                        found, names = self._look_at_urls(field, rows)
+                    else:
+                        found, names = self._look_at(field, rows, is_strict=is_strict[field.name])
                     file.write(found.data)
                     here, sizes, times = found["path"] > 0, found["size"].view(np.uint64) ^ names, found["stamp"]
                     identities[rows] = np.where(here, _mixed(identities[rows], sizes), identities[rows])
@@ -1542,7 +1618,8 @@ class _InputFinder:
     def _fields_with_files(self, fields: Sequence[RowField]) -> dict[str, bool]:
         """Return the fields that hold files, and whether each value that is not blank must be one."""
         found = {field.name: True for field in fields if field.kind == "json" and field.holds_file}
-        texts = [field for field in fields if field.kind in {"text", "path"}]
+        found |= {field.name: True for field in fields if field.holds_urls}
+        texts = [field for field in fields if field.kind in {"text", "path"} and not field.holds_urls]
         if self._declared is not None:
             return found | {field.name: True for field in texts if field.name in self._declared}
         samples = {field.name: self._samples(field) for field in texts}
@@ -1646,6 +1723,35 @@ class _InputFinder:
             )
         return found, names
 
+    def _look_at_urls(self, field: RowField, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `_look_at` returns, of URLs: no request unless content is to decide, and no row is refused."""
+        found = np.zeros(len(rows), INPUT)
+        if field.kind == "json":
+            texts = self._store.texts(field, rows)
+            named = [files_of_text(text) for text in texts]
+        else:
+            texts = ["" if value is None else str(value) for value in self._store.column(field, rows)]
+            named = [[text] if text else [] for text in texts]
+        asked: dict[str, tuple[int, int]] = {}
+        if self._store.identity == "content" and self._urls is not None:
+            places = self._store.input_urls(field, rows)
+            whole = {name: url for urls in places for name, url in urls.items()}
+            answers = self._urls.ask_all(whole.values())
+            asked = {name: answers[url] for name, url in whole.items()}
+        for number, (text, names) in enumerate(zip(texts, named, strict=True)):
+            local = [self._state_of(name) for name in names if not is_url(name)]
+            if field.kind != "json" and any(local):
+                path = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
+                found[number] = (path, *local[0], b"")
+            elif names:
+                found[number] = input_of_urls(text, [asked[name] for name in names if name in asked] + local)
+        return found, np.zeros(len(rows), np.uint64)
+
+    def _state_of(self, name: str) -> tuple[int, int]:
+        with contextlib.suppress(OSError, ValueError):
+            return self._files.state(name)[:2]
+        return 0, 0
+
     def _targets(self, field: RowField, value: str) -> str:
         """Return where the links of a value lead out of the source, so that another target is another file."""
         if not follows_links():
@@ -1664,6 +1770,51 @@ class _InputFinder:
         if is_strict and self._declared is None:  # among files, a folder is a mistake
             self._files.check_file(value)
         return self._files.state(value)
+
+
+def input_of_urls(text: str, states: Sequence[tuple[int, int]]) -> tuple[int, int, int, bytes]:
+    """Return an `INPUT` of URLs: what they are called decides, and what their stores say of them, where that is asked.
+
+    Args:
+        text: the URLs, as the row has them.
+        states: size and stamp of each; none where nobody has asked.
+    """
+    path = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
+    size, stamp = sum(size for size, _ in states), 0
+    if states:
+        stamp = xxhash.xxh3_64_intdigest(repr(states).encode()) >> 1
+    said = repr((text, states)).encode("utf-8", "surrogateescape")
+    return path, size, stamp, xxhash.xxh3_128_digest(said)
+
+
+def _unsigned(values: np.ndarray | Texts | list[Any]) -> tuple[np.ndarray | Texts | list[Any], Texts]:
+    """Return URLs without what signs them, and the whole ones, "" where both are the same; of several, as JSON."""
+    if isinstance(values, np.ndarray):
+        return values, Texts.of([""] * len(values))
+    if isinstance(values, Texts) and not any(letter in values.data for letter in b"?@"):
+        return values, Texts(b"", np.zeros(len(values), np.uint64))
+    kept, signed = [], []
+    for value in listed(values):
+        if isinstance(value, str):
+            kept.append(lasting(value))
+            signed.append("" if kept[-1] == value else value)
+            continue
+        kept.append(_each_text(value, lasting))
+        whole: list[str] = []
+        _each_text(value, lambda text, whole=whole: whole.append(text) or text)  # type: ignore[misc]
+        signed.append("" if kept[-1] == value else json.dumps(whole))
+    return (Texts.of(kept) if isinstance(values, Texts) else kept), Texts.of(signed)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value with each text in it changed, in the order of `files_of_text`."""
+    if isinstance(value, str):
+        return change(value)
+    if type(value) in {list, tuple}:
+        return type(value)([_each_text(part, change) for part in value])
+    if type(value) is dict:
+        return {name: _each_text(part, change) for name, part in value.items()}
+    return value
 
 
 def _mixed(digests: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
-    from datamat.directory.mirror import SourceMirror
+    from datamat.directory.mirror import SourceMirror, UrlFiles
     from datamat.directory.rows import IndexRow, RowStore
     from datamat.directory.sidecars import Sidecar
     from datamat.directory.stores import ObjectStore
@@ -80,7 +80,7 @@ _DRAWN = "drawn."
 _PACKAGE, _VARIABLE, _FILE = "package.", "environment.", "file."
 
 _MAKING = frozenset({"read", "read_block", "augment", "setup_worker"})
-_BEFORE = ("bind", "index", "features", "name", "file_fields")
+_BEFORE = ("bind", "index", "features", "name", "file_fields", "url_fields")
 
 _ALWAYS = ("datamat.features", "datamat.plan.pipeline", "datamat.plan.plan", "datamat.transforms.seeding")
 _WHERE_DRAWN = ("datamat.transforms", "numpy")  # numpy: the streams of its generators may change
@@ -370,6 +370,7 @@ class Job:
         remedies: what the caller can write next, for messages.
         follow_links: whether links that lead out of the source are followed.
         mirror: what brings files of a source behind a URL; `source` is then the local path that stands for it.
+        urls: what brings the files behind URLs that rows name.
 
     Raises:
         OptionError: an argument makes no sense.
@@ -396,6 +397,7 @@ class Job:
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     follow_links: bool = False
     mirror: SourceMirror | None = None
+    urls: UrlFiles | None = None
 
     def __post_init__(self) -> None:
         _check_kinds(shards=self.shards, workers=self.workers, errors=self.errors)
@@ -449,6 +451,8 @@ class Job:
         """Index the source, check its rows, and write them to a folder; raises `SourceError`."""
         if self.mirror is not None:
             self.mirror.renew()
+        if self.urls is not None:
+            self.urls.activate()
         with links_followed(self.follow_links), urls_in_errors():
             rows = self.records.index(self.source)
             if _is_path(self.source) and not os.path.isabs(self.source):
@@ -460,6 +464,8 @@ class Job:
                 splits=self.splits,
                 file_fields=self.records.file_fields,
                 identity=self.shards.identity,
+                url_fields=self.records.url_fields,
+                urls=self.urls,
             )
 
     def digests(self) -> JobDigests:

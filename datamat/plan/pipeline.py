@@ -26,6 +26,7 @@ import xxhash
 
 from datamat.directory.keys import RecordKey, RecordNames, safe_key
 from datamat.directory.mirror import fill, with_urls
+from datamat.directory.remote import is_url, redacted, without_secrets
 from datamat.directory.rows import nested_paths, stored_rows
 from datamat.errors import OptionError, OutputError, SampleError, SchemaError, Skip, described
 from datamat.features import dtype_of, holds_numbers, num_bytes_of
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     """The columns of a record, or why it was left out."""
 
 
-__all__ = ["MadeColumns", "Pipeline", "RecordSource"]
+__all__ = ["MadeColumns", "Pipeline", "RecordSource", "without_urls"]
 
 OUTPUT_VERSION = 2
 """Incremented when rows give other records or keys: all shards are then rebuilt."""
@@ -136,6 +137,10 @@ class RecordSource(Protocol):
     @property
     def file_fields(self) -> Sequence[str] | None:
         """Names of the index fields that hold paths of input files; None finds them by their values."""
+
+    @property
+    def url_fields(self) -> Sequence[str]:
+        """Names of the index fields that hold URLs of input files."""
 
     @property
     def files(self) -> Sequence[str | os.PathLike[str]] | Mapping[str, str]:
@@ -250,6 +255,11 @@ class Pipeline:
     def file_fields(self) -> Sequence[str] | None:
         """The file fields that the writer declares."""
         return self.writer.file_fields
+
+    @property
+    def url_fields(self) -> Sequence[str]:
+        """The fields that the writer declares to hold URLs."""
+        return self.writer.url_fields
 
     @property
     def files(self) -> Sequence[str | os.PathLike[str]] | Mapping[str, str]:
@@ -730,5 +740,19 @@ def _let_go(error: BaseException) -> None:
 
 def _reason(row: IndexRow, error: BaseException) -> str:
     files = [path for value in (*row.fields.values(), list(row.files)) for path in nested_paths(value) if "/" in path]
+    text = described(error)
     where = f" ({files[0]})" if files else ""
-    return with_urls(f"{described(error)}{where}")
+    return without_urls(f"{text}{where}", files)
+
+
+def without_urls(text: str, paths: Iterable[str]) -> str:
+    """Return a message or traceback with URLs in place of local copies, and without the secrets of any.
+
+    Args:
+        text: what may quote paths and URLs.
+        paths: paths and URLs of the row that it is about.
+    """
+    text = with_urls(text)
+    for url in filter(is_url, paths):  # which `read` opens by itself: libraries quote them
+        text = redacted(text.replace(url, without_secrets(url)), url, {})
+    return text

@@ -83,6 +83,7 @@ class StoredRecords:
     """
 
     file_fields: Sequence[str] = ()
+    url_fields: Sequence[str] = ()
     files: Sequence[str] = ()
     pipeline = None
 

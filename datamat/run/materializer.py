@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 from datamat.directory.display import feature_table, render_html, shorten
 from datamat.directory.files import expand_home, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
-from datamat.directory.mirror import mirrored, urls_in_errors
+from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_errors
 from datamat.directory.provenance import find_provenance
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.rows import links_followed
@@ -165,7 +165,7 @@ class Materializer:
             and one to a folder is not searched, because whoever packed an archive chose where its links lead.
         storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
         source_options: the same for the URL of the source; None takes `storage_options`, unless the output is in
-            another kind of store.
+            another kind of store. For URLs in rows (`url_fields` of a writer), by scheme: `{"s3": ..., "https": ...}`.
         scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
             rows; None takes one in `TMPDIR`. A killed run is resumed from it.
 
@@ -213,7 +213,7 @@ class Materializer:
         source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
         fields = {"columns": columns, "rename": rename, "drop": drop}
         chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
-        store, folder = _output_place(output, storage_options, scratch, source)
+        store, folder = _output_place(output, storage_options, scratch)
         if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
             source_options = storage_options
         mirror = mirrored(source, source_options, scratch)
@@ -221,6 +221,11 @@ class Materializer:
         source = source if mirror is None else mirror.path
         with links_followed(follow_links), urls_in_errors():  # a writer may look into its source when it is bound to it
             writer = resolve_writer(writer, source, chosen)
+        if scratch is not None and store is None and mirror is None and not writer.url_fields:
+            raise OptionError(
+                f"scratch is given, but output {os.fspath(output)!r} is no URL, and neither is the source: shards are "
+                "made where they stay; leave scratch out"
+            )
         self.job = Job(
             records=Pipeline.of(writer, transform, seed, field_names(untouched)),
             source=source,
@@ -242,6 +247,7 @@ class Materializer:
             logger=logger or get_logger("datamat"),
             follow_links=follow_links,
             mirror=mirror,
+            urls=UrlFiles(url_folder(output, scratch), source_options or {}) if writer.url_fields else None,
         )
         self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 
@@ -711,7 +717,6 @@ def _output_place(
     output: str | os.PathLike[str],
     options: Mapping[str, Any] | None,
     scratch: str | os.PathLike[str] | None,
-    source: Any,
 ) -> tuple[ObjectStore | None, pathlib.Path]:
     """Return the store of an output and its scratch folder; for one on a disk None and its folder.
 
@@ -721,11 +726,6 @@ def _output_place(
     if is_url(output) and not os.fspath(output).startswith("file://"):
         store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
         return store, scratch_folder(store, scratch)
-    if scratch is not None and not (isinstance(source, str) and is_url(source)):
-        raise OptionError(
-            f"scratch is given, but output {os.fspath(output)!r} is no URL, and neither is the source: shards are made "
-            "where they stay; leave scratch out"
-        )
     return None, local_folder(os.fspath(output).removeprefix("file://"))
 
 

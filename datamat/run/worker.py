@@ -30,8 +30,8 @@ import numpy as np
 from datamat.codecs.files import noting_files
 from datamat.directory.keys import RecordKey
 from datamat.directory.ledger import FailedRow, cut_text
-from datamat.directory.mirror import FetchAhead
-from datamat.directory.rows import RowStore
+from datamat.directory.mirror import FetchAhead, fetches_files
+from datamat.directory.rows import RowStore, nested_paths
 from datamat.errors import (
     FingerprintError,
     InputError,
@@ -51,7 +51,7 @@ from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.changes import open_reused
 from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest
 from datamat.plan.job import JobDigests
-from datamat.plan.pipeline import MadeColumns, stage_clock
+from datamat.plan.pipeline import MadeColumns, stage_clock, without_urls
 from datamat.run.module_state import ModuleState
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
@@ -300,7 +300,6 @@ class _SharedByParts:
         self.store = RowStore(folder)
         self.work = folder.parent
         self.source = job.records
-        self.mirror = job.mirror
         self._columns = job.records.features.columns
         self.errors = job.errors
         self.is_checked = False  # whether a row, read twice in this process, draws from its seed alone
@@ -334,7 +333,7 @@ class _SharedByParts:
                 with self._opened_files(spec) as undeclared, self._reused(reused) as find_reused:
                     part = _PartTask(self, spec, writer, watch, find_reused, notes)
                     try:
-                        outcome = part.do(lost, by_row=reused is not None)
+                        outcome = part.do(lost, reused)
                     except MemoryError:
                         # Too little memory even to report it. The note still names the row.
                         if self._no_limit is not None:
@@ -610,11 +609,11 @@ class _PartTask:
         # Makes many rows at once: blocks of them, or samples read one at a time. None where copies are drawn.
         self._pipeline = None if spec.augmented or spec.copies > 1 else self._source.pipeline
 
-    def do(self, lost: Sequence[FailedRow] | None, *, by_row: bool) -> Outcome:
+    def do(self, lost: Sequence[FailedRow] | None, reused: ReusedRows | None) -> Outcome:
         """Write the records of all rows except the lost ones."""
-        if by_row:
+        if reused is not None:
             self._pipeline = None
-        with self._fetching():
+        with self._fetching(lost or (), reused):
             self._write(lost)
             self._watch.rest()
             self._note_inputs()
@@ -622,15 +621,18 @@ class _PartTask:
         return self._outcome
 
     @contextlib.contextmanager
-    def _fetching(self) -> Iterator[None]:
-        """Fetch the files of the rows ahead, where they are behind a URL; they go at the end."""
-        if self._shared.mirror is None or not self._shared.store.file_fields:
+    def _fetching(self, lost: Sequence[FailedRow], reused: ReusedRows | None) -> Iterator[None]:
+        """Fetch the files of the rows that are to be read ahead, where they are behind a URL; they go at the end."""
+        if not fetches_files() or not self._shared.store.file_fields:
             yield
             return
-        files_in = self._shared.mirror.files_in
         rows = self._shared.store.input_paths(self._positions)
-        named = [[file for field in row for path in field for file in files_in(path)] for row in rows]
-        with FetchAhead(self._shared.mirror, named) as self._ahead:
+        named = [[path for field in row for path in field] for row in rows]
+        for position in {failed.position for failed in lost}:
+            named[position - self._spec.start] = []
+        for number in np.flatnonzero(reused.count) if reused is not None else ():
+            named[number] = []
+        with FetchAhead(named) as self._ahead:
             yield
         self._ahead = None
 
@@ -845,7 +847,10 @@ class _PartTask:
         action = self._shared.errors.action
         if action == "raise":
             raise error
-        text = "".join(traceback.format_exception(error.__cause__ or error)) if action == "quarantine" else ""
+        text = ""
+        if action == "quarantine":
+            whole = "".join(traceback.format_exception(error.__cause__ or error))
+            text = without_urls(whole, nested_paths(row.fields))
         self._leave_out(row, _failed_row(position, error, action, attempts), text)
 
     def _leave_out(self, row: IndexRow, failed: FailedRow, text: str) -> None:

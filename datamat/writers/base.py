@@ -93,6 +93,9 @@ class DatasetWriter(abc.ABC):
         file_fields: names of the index fields that hold paths of input files. Those files are checked when the source
             is indexed, become part of the fingerprint, and reach `read` as absolute paths. None lets datamat find the
             fields by their values.
+        url_fields: names of the index fields that hold URLs of input files, or lists and dicts of URLs, of any hosts
+            and stores, with or without a signature in the query. Each is fetched shortly before `read`, which gets the
+            path of a local copy; one that cannot be fetched fails its row. A path counts as in `file_fields`.
         files: paths of further input files and folders that every sample depends on, such as a label map that
             `setup_worker` opens; relative to the source, or absolute; or the paths by the names to show in the
             manifest. It may be a property. A change to one of them rebuilds all shards.
@@ -114,6 +117,7 @@ class DatasetWriter(abc.ABC):
     name: str = ""
     features: Features
     file_fields: ClassVar[Sequence[str] | None] = None
+    url_fields: Sequence[str] = ()
     files: Sequence[str | os.PathLike[str]] | Mapping[str, str] = ()
 
     def __new__(cls, *_args: Any, **_options: Any) -> Self:

@@ -17,6 +17,7 @@ import xxhash
 
 from datamat.directory.files import expand_home
 from datamat.directory.keys import original_key
+from datamat.directory.remote import is_url, lasting
 from datamat.directory.rows import Origin, RowBlock, Rows, Texts, nested_paths
 from datamat.errors import OptionError, SourceError
 from datamat.features import Features
@@ -181,8 +182,8 @@ def _key_of_text(text: str, ordinal: int) -> str:
 
 
 def _text_of(item: Any) -> str:
-    """Return a path, string or bytes path as text."""
-    return str(os.fsdecode(item))
+    """Return a path, string or bytes path as text; a URL without what signs it, which is another the next time."""
+    return lasting(str(os.fsdecode(item))) if isinstance(item, str) and is_url(item) else str(os.fsdecode(item))
 
 
 def _items_of(inputs: Any) -> Sequence[Any]:

@@ -5,8 +5,12 @@
 
     Materializer("table", source="rows.csv", output="out/rows", splits={"train": 0.9, "val": 0.1}).run()
 
+    url,caption                 TableWriter(features={"image": Image(), "caption": Text()}, files={"image": "url"})
+    https://a.org/x.jpg,A cat
+
 Columns of integers become int64, other numbers float64, text str. A column `key` holds the keys, which otherwise are
-the row numbers; a column `split` holds the splits. Blocks of rows are encoded at once, without a call per row.
+the row numbers; a column `split` holds the splits. Blocks of rows are encoded at once, without a call per row. Files
+that a column names, by path or URL, are read in their rows' turn.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.errors import SourceError
+from datamat.codecs import read_file
+from datamat.errors import OptionError, SourceError
 from datamat.features import Features, Scalar, Text
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index
@@ -42,6 +47,10 @@ class TableWriter(DatasetWriter):
         split: name of the column that holds the splits; None takes the column "split" if there is one.
         features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; None reads all columns,
             with the feature that fits their values.
+        files: the column that names the file of each of these features, by URL or by path, such as {"image": "url"}.
+
+    Raises:
+        OptionError: a feature of `files` is not declared.
 
     Example:
         >>> import pathlib, tempfile
@@ -58,11 +67,24 @@ class TableWriter(DatasetWriter):
     file_fields = ()
 
     def __init__(
-        self, *, key: str | None = None, split: str | None = None, features: Mapping[str, Feature] | None = None
+        self,
+        *,
+        key: str | None = None,
+        split: str | None = None,
+        features: Mapping[str, Feature] | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self._key = key
         self._split = split
         self._declared = None if features is None else Features(features)
+        self._files_in = dict(files or {})
+        for name in self._files_in:
+            if name not in (features or {}):
+                raise OptionError(
+                    f"TableWriter: files has {name!r}, which features does not declare; add it there, as in "
+                    f"features={{{name!r}: Image(), ...}}"
+                )
+        self.url_fields = sorted({*self._files_in.values()})
 
     def bind(self, source: Any) -> None:
         """Derive the features from the first row.
@@ -81,9 +103,13 @@ class TableWriter(DatasetWriter):
             {name: _feature_of(value, name, table) for name, value in first.fields.items()}
         )
         self._names = [name for name in self.features if name != "key"]
-        missing = [name for name in self._names if name not in first.fields]
+        missing = [name for name in self._columns if name not in first.fields]
         if missing:
             raise SourceError(f"{table} has no column {missing[0]!r}; it has {', '.join(first.fields)}")
+
+    @property
+    def _columns(self) -> list[str]:
+        return [self._files_in.get(name, name) for name in self._names]
 
     def index(self, source: Any) -> Iterable[IndexRow]:
         """Return one row per row of the table, in its order.
@@ -94,7 +120,13 @@ class TableWriter(DatasetWriter):
         return Index.from_table(source, key=self._key, split=self._split)
 
     def read(self, row: IndexRow) -> Sample:
-        return {name: row.fields[name] for name in self._names}
+        return {name: self._cell(name, row) for name in self._names}
+
+    def _cell(self, name: str, row: IndexRow) -> Any:
+        if name not in self._files_in:
+            return row.fields[name]
+        path = row.fields[self._files_in[name]]
+        return None if path is None else read_file(path)
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the columns unchanged; None where declared features must check each value."""

@@ -109,7 +109,7 @@ def test_files_of_rows_come_ahead_and_go(web, tmp_path):
         (folder / f"{number:02d}.bin").write_bytes(bytes([number]) * 100)
     mirror = mirrored(url, None, tmp_path)
     paths = [f"{mirror.path}/{number:02d}.bin" for number in range(20)]
-    with FetchAhead(mirror, [[path] for path in paths]) as ahead:
+    with FetchAhead([[path] for path in paths]) as ahead:
         for number, path in enumerate(paths):
             ahead.reach(number, number + 1)
 

@@ -12,8 +12,9 @@ import pytest
 from breaking_proxy import SECRET
 from PIL import Image
 
-from datamat import DatasetWriter, Features, IndexRow, Materializer, SampleError, ShardOptions
+from datamat import DatasetWriter, Features, IndexRow, Materializer, SampleError, ShardOptions, Text, load
 from datamat import Image as Picture
+from datamat.writers.table import TableWriter
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -116,3 +117,30 @@ def test_object_that_vanishes_fails_its_row(raw, proxy, tmp_path):
     proxy.meet = meet
     with pytest.raises(SampleError, match=r"p05.*raw/p05\.png is gone since it was listed"):
         job.run(progress=False)
+
+
+@pytest.mark.slow
+def test_table_of_urls_of_a_bucket_and_of_its_web_address(raw, proxy, tmp_path):
+    """A row may name an object by `s3://` or by a signed address; options are by scheme; a changed ETag is seen."""
+    _, url, options, files = raw
+    signed = files.sign(f"{url}/p01.png")
+    table = tmp_path / "table.csv"
+    table.write_text(f"url,text\n{url}/p00.png,bucket\n{signed},web\n{url}/none.png,none\n")
+    writer = TableWriter(features={"image": Picture(), "text": Text()}, files={"image": "url"})
+
+    def run():
+        more = {"shards": ShardOptions(num_shards=1, identity="content"), "errors": "skip"}
+        report = Materializer(writer, table, tmp_path / "out", source_options={"s3": options}, **more).run(
+            progress=False
+        )
+        return report, {str(sample["text"]): bytes(sample["image"]) for sample in load(tmp_path / "out", "train")}
+
+    (_, first), (second, _) = run(), run()
+    files.pipe_file(f"{url}/p01.png", png(99))
+    _, third = run()
+
+    assert sorted(first) == ["bucket", "web"]
+    assert second.num_shards_written == 0
+    assert first["bucket"] == third["bucket"]
+    assert first["web"] != third["web"]
+    assert "Signature" not in (tmp_path / "out/.datamat/ledger.jsonl").read_text()
