@@ -36,6 +36,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib
 import inspect as signatures
 import json
@@ -705,12 +706,16 @@ def _status(options: argparse.Namespace, console: Console) -> int:
     if not options.interval > 0:
         raise OptionError(f"--interval is {options.interval:g}; want a positive number of seconds")
     status = target.status() if isinstance(target, Materializer) else read_status(target)
+    job = target.job if isinstance(target, Materializer) else None
+    again = functools.partial(read_status, status.output)
+    if job is not None and job.store is not None:
+        again = functools.partial(read_status, job.output, store=job.store)
     while options.watch and status.is_running:
         _show_status(status, console)
         shown = str(status)
         while status.is_running and str(status) == shown:
             time.sleep(options.interval)
-            status = read_status(status.output)
+            status = again()
     return _show_status(status, console)
 
 

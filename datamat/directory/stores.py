@@ -13,6 +13,7 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
+import email.utils
 import errno
 import hashlib
 import itertools
@@ -265,6 +266,29 @@ class ObjectStore:
                 return {str(one)[place:]: _identity(info) for one, info in sorted(found.items())}
 
             return retried(listed)
+
+    def ages(self, folder: str) -> dict[str, float]:
+        """Return how many seconds ago each object below a folder was written, by the clock of the store alone.
+
+        It is empty where the store is not known to keep conditions: tasks share nothing there.
+        """
+        if not self._is_s3:
+            return {}
+        filesystem, path = self._open(folder)
+        place = self._place(path)
+        prefix = f"{place.pop('Key').rstrip('/')}/"
+        found: dict[str, float] = {}
+        with self._explained(folder, "cannot be listed"):
+            more: dict[str, str] = {}
+            while True:
+                call = {**place, "Prefix": prefix, **more}
+                listed = retried(lambda call=call: filesystem.call_s3("list_objects_v2", **call))  # type: ignore[misc]
+                now = email.utils.parsedate_to_datetime(listed["ResponseMetadata"]["HTTPHeaders"]["date"])
+                for one in listed.get("Contents") or ():
+                    found[one["Key"][len(prefix) :]] = (now - one["LastModified"]).total_seconds()
+                if not listed.get("IsTruncated"):
+                    return found
+                more = {"ContinuationToken": listed["NextContinuationToken"]}
 
     def _put(self, name: str, content: bytes, more: Mapping[str, Any]) -> StoredObject:
         filesystem, path = self._open(name)

@@ -459,7 +459,7 @@ class Materializer:
                 return compared_status(planned)
         except SourceError as error:
             note = f"the source cannot be compared: {error}"
-            return dataclasses.replace(read_status(self.job.output), note=note)
+            return dataclasses.replace(read_status(self.job.output, store=self.job.store), note=note)
 
     def verify(self, deep: bool = False, *, sample: float | None = None) -> VerifyReport:
         """Compare the output with its manifest; see `datamat.verify`.

@@ -24,6 +24,7 @@ uploads its shards as an ordinary run does; the last one makes such a run there,
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -575,6 +576,31 @@ class TaskBucket:
             pieces.insert(0, before)
         if pieces:
             _put(work / LEDGER_FILE, b"".join([*pieces, mine]))
+
+    def tasks(self) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:
+        """Return name, process at work and number of finished shards of each task, and the finished shards by name.
+
+        A task that has shown no sign of life within the time of a lease, by the store's clock, counts as gone.
+        """
+        if not self._plan:
+            return (), {}
+        at_work: dict[str, str] = {}
+        for token, age in self._store.ages(self._of("beats")).items():
+            name, _, process = self.text(f"beats/{token}").partition(" ")[2].strip().partition(", ")
+            if name and (age <= self._plan["lease_s"] or name not in at_work):
+                at_work[name] = process if age <= self._plan["lease_s"] else ""
+        finished: dict[str, ShardFiles] = {}
+        made: collections.Counter[str] = collections.Counter()
+        names = [name for name in self.names("done") if name.endswith(".json")]
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            contents = list(pool.map(self._store.get, [self._of(f"done/{name}") for name in names]))
+        for name, content in zip(names, contents, strict=True):
+            with contextlib.suppress(ValueError, TypeError, LookupError, CorruptDataError):  # gone, or damaged
+                note = parse_json(content or b"", name)
+                finished[name.removesuffix(".json")] = tuple(ShardInfo.from_json(info) for info in note["files"])
+                made[note["folder"]] += 1
+        every = sorted({*at_work, *made})
+        return tuple((name, at_work.get(name, ""), made[name]) for name in every), finished
 
     def refuse_if_alive(self, logger: logging.Logger) -> None:
         """Raise where a task shows a sign of life within the time of a lease.

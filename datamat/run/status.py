@@ -8,7 +8,8 @@
              ledger.jsonl   what happened
              slices/    what tasks that share the output have made, see `slices.py`
 
-Only reads, takes no lock, and never waits: files may come and go meanwhile.
+Only reads, takes no lock, and never waits: files may come and go meanwhile. Of an output in a bucket it reads the
+scratch folder here, and what tasks that share it have in the bucket.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from datamat.plan.changes import (
 )
 from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
-from datamat.run.slices import is_shared, slices_folder
+from datamat.run.slices import TaskBucket, is_shared, slices_folder
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
     from datamat.directory.manifest import ShardFiles
+    from datamat.directory.stores import ObjectStore
     from datamat.plan.job import PlannedJob
 
 
@@ -76,7 +78,7 @@ class Status:
     """How far an output has got. `str` gives a summary.
 
     Attributes:
-        output: the output folder.
+        output: the output folder, or its URL.
         state: "empty" (nothing was started), "running" (a process is at work), "unfinished" (none is), "complete", or
             "damaged" (there is a manifest, but it cannot be read).
         holder: the process at work, with its host; "" if there is none.
@@ -90,7 +92,7 @@ class Status:
             finished shards.
     """
 
-    output: pathlib.Path
+    output: pathlib.Path | str
     state: State
     holder: str = ""
     done: Done = Done()
@@ -173,12 +175,15 @@ class Status:
         return lines or ["  up to date with source, writer and options"]
 
 
-def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None) -> Status:
+def read_status(
+    path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: ObjectStore | None = None
+) -> Status:
     """Return how far an output is, according to its files; source and writer are not compared.
 
     Args:
         path: output folder of the run, finished or not.
         planned: the planned shards, for an unfinished run that left no plan.
+        store: where the shards go, if the folder is a scratch folder: tasks that share the output meet there.
 
     Example:
         >>> print(read_status("out/camvid"))   # doctest: +SKIP
@@ -188,21 +193,22 @@ def read_status(path: str | os.PathLike[str], planned: Sequence[PlannedShard] | 
     output = pathlib.Path(path)
     work = output / WORK
     events, note = _last_run(work / LEDGER_FILE)
-    tasks, shared = _read_tasks(work)
+    tasks, shared = _read_tasks(work) if store is None else TaskBucket(store).tasks()
     holder = lock_holder(work / "lock") or next((holder for _, holder, _ in tasks if holder), "")
-    state, note = _state(output, work, holder, note)
+    state, note = ("unfinished", note) if tasks and not holder else _state(output, work, holder, note)
+    place = output if store is None else store.url
     _, known = known_shards(output, work)
     planned = read_snapshot(work / "rows") or planned
     if planned is None or state not in {"running", "unfinished"}:
         done = Done.sum(map(_done_of, {**known, **shared}.values()))
-        return Status(output, state, holder, done, events=events, note=note, tasks=tasks)
+        return Status(place, state, holder, done, events=events, note=note, tasks=tasks)
     held = {**held_shards(work, planned), **shared}
     counts = [
         _done_of(held[shard.name]) if shard.name in held else _done(output, work, shard, known.get(shard.name, ()))
         for shard in planned
     ]
     return Status(
-        output,
+        place,
         state,
         holder,
         done=Done.sum(counts),
@@ -226,7 +232,7 @@ def compared_status(planned: PlannedJob) -> Status:
     changes = find_changes(planned)
     names = {shard.name for shard in planned.chosen}
     return dataclasses.replace(
-        read_status(planned.job.output, [PlannedShard.of(shard) for shard in shards]),
+        read_status(planned.job.output, [PlannedShard.of(shard) for shard in shards], store=planned.job.store),
         changes=tuple(change for change in changes if change.shard in names),
         obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
     )

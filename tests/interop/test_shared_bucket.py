@@ -308,3 +308,25 @@ def test_task_is_refused_while_an_ordinary_run_of_this_host_is_there(bucket):
 
     with locked(work / "lock"), pytest.raises(OutputLockedError, match=rf"{bucket.url} .* shares it with nobody"):
         bucket.run()
+
+
+@pytest.mark.slow
+def test_status_shows_the_tasks_at_work(bucket):
+    """One is at work, one was killed: who, what each has made, and all together; another host has no scratch folder."""
+    bucket.start(1, "read,20,9", scratch="one", lease_s=30).communicate()
+    task = bucket.start(0, f"read,1,{int(signal.SIGSTOP)}", scratch="two", lease_s=30)
+    try:
+        sliced_job.wait_until_stopped(task)
+        status = bucket.job("three").status()
+    finally:
+        os.killpg(task.pid, signal.SIGKILL)
+        task.communicate()
+
+    made = len(bucket.names("done"))
+    assert status.is_running
+    assert status.output == bucket.url
+    assert (status.done.num_shards, status.num_shards) == (made, NUM_SHARDS)
+    assert made > 0
+    (first, holder, none), (second, _, shards) = status.tasks
+    assert (first, none, second, shards) == ("task-00000", 0, "task-00001", made)
+    assert holder.startswith(f"process {task.pid} on ")
