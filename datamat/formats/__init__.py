@@ -213,6 +213,7 @@ class ShardFormat(abc.ABC):
             is done without the interpreter's lock, as decompression is. Otherwise they wait for each other.
         groups_at_once: number of groups of records that shuffling mixes at a time; about half of those that readers
             keep in memory, since one window ends while the next begins.
+        padding_bytes: bytes that a part may have beside its records.
         packages: top-level modules of other packages that determine the bytes; a new version of one rebuilds the
             shards. The package that the format comes from always counts.
 
@@ -228,6 +229,7 @@ class ShardFormat(abc.ABC):
     reads_ranges: ClassVar[bool] = False
     gains_from_threads: ClassVar[bool] = True
     groups_at_once: ClassVar[int] = 4
+    padding_bytes: ClassVar[int] = 0
     packages: ClassVar[frozenset[str]] = frozenset()
 
     @property

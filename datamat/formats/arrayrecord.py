@@ -98,6 +98,7 @@ class ArrayRecordFormat(ShardFormat):
     joins_parts = True
     has_checksums = True
     gains_from_threads = False
+    padding_bytes = _BLOCK_BYTES
     packages = frozenset({"array_record"})
 
     def __post_init__(self) -> None:

@@ -993,9 +993,8 @@ class RecordFiles:
     @property
     def block_records(self) -> int:
         """How many records to read at once by `read_block`; 0 where records are large, or kept in memory."""
-        num_bytes = sum(info.num_bytes for info in self._shards)
         has_blocks = type(self._format).read_block is not ShardFormat.read_block
-        found = min(_BLOCK_BYTES * len(self) // max(num_bytes, 1), _MOST_BLOCK_RECORDS)
+        found = min(int(_BLOCK_BYTES / self._record_bytes), _MOST_BLOCK_RECORDS)
         return found if has_blocks and not self._cache.max_bytes and found >= _LEAST_BLOCK_RECORDS else 0
 
     @property
@@ -1004,9 +1003,14 @@ class RecordFiles:
 
         They do if there is more to it than taking a small record from a file: a network, a format that decompresses.
         """
-        num_bytes = sum(info.num_bytes for info in self._shards)
-        is_large = num_bytes >= _LARGE_RECORD_BYTES * len(self)
+        is_large = self._record_bytes >= _LARGE_RECORD_BYTES
         return self._format.gains_from_threads or is_large or self._opener.fetcher is not None
+
+    @property
+    def _record_bytes(self) -> float:
+        """Mean size of a record."""
+        num_bytes = sum(info.num_bytes - self._format.padding_bytes * len(info.parts) for info in self._shards)
+        return max(num_bytes, 1) / max(len(self), 1)
 
     def read_block(
         self, positions: NDArray[np.int64], kinds: Mapping[str, Kind], num_threads: int = 1

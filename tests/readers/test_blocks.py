@@ -45,12 +45,10 @@ class Numbers(DatasetWriter):
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    """The directory of each format, in several shards."""
+    """The directory of each format, in five shards."""
     output = tmp_path_factory.mktemp("numbers")
     for name in FORMATS:
-        # Parts of ArrayRecord fill blocks of 64 KiB: in five shards, these records would not count as small.
-        shards = ShardOptions(num_shards=1 if name == "arrayrecord" else 5)
-        options = {"format": name, "shards": shards, "workers": ONE_WORKER}
+        options = {"format": name, "shards": ShardOptions(num_shards=5), "workers": ONE_WORKER}
         Materializer(Numbers, None, output / name, **options).run(progress=False)
     return output
 
