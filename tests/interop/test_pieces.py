@@ -28,7 +28,7 @@ from datamat.run.upload import Pieces
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
-JOINED = [("tfrecord",), ("tfrecord", "webdataset"), ("parquet",)]
+JOINED = [("tfrecord",), ("tfrecord", "webdataset"), ("parquet",), ("arrayrecord",)]
 SIZES = [2, 1, 3, 0, 2, 4, 1]
 SPEC = make_spec(SIZES)
 PLAN = Plan("data", (SPEC,))
