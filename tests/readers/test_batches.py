@@ -446,7 +446,8 @@ def test_transform_gets_memory_of_its_own(pairs):
         ("tfrecord", Tensor((9,), "int16"), np.zeros(9, np.int16), True),
         ("tfrecord", Image((None, None, 3)), np.zeros((8, 8, 3), np.uint8), False),  # decoded without the lock
         ("tfrecord", Tensor((600, 600), "int16"), np.zeros((600, 600), np.int16), False),  # copied without it
-        ("parquet", Tensor((9,), "int16"), np.zeros(9, np.int16), False),  # inflated without it
+        ("tfrecord.gz", Tensor((9,), "int16"), np.zeros(9, np.int16), True),
+        ("tfrecord.gz", Tensor((9000,), "int16"), np.arange(9000, dtype=np.int16), False),  # inflated without it
     ],
 )
 def test_threads_do_not_wait_for_each_other(tmp_path, monkeypatch, name, feature, value, alone):
