@@ -383,8 +383,12 @@ def _in_sizes(blocks: Iterable[bytes], sizes: Sequence[int]) -> Iterator[bytes]:
             place += 1
 
 
-def _write_ranges(blocks: Iterator[bytes], ranges: Sequence[tuple[pathlib.Path | None, int]]) -> None:
-    """Write the bytes of blocks to one file after the other, of each as many as is said; to none for None."""
+def _write_ranges(blocks: Iterator[bytes], ranges: Sequence[tuple[pathlib.Path | None, int]]) -> bool:
+    """Write the bytes of blocks to one file after the other, of each as many as is said; to none for None.
+
+    Returns:
+        False where the blocks hold too few.
+    """
     held = memoryview(b"")
     for path, num_bytes in ranges:
         left = num_bytes
@@ -392,9 +396,10 @@ def _write_ranges(blocks: Iterator[bytes], ranges: Sequence[tuple[pathlib.Path |
             while left:
                 held = held or memoryview(next(blocks, b""))
                 if not held:
-                    raise CorruptDataError(f"{path}: its bytes are not in the store")
+                    return False
                 left -= (count := file.write(held[:left]))
                 held = held[count:]
+    return True
 
 
 class Pieces:
@@ -523,11 +528,12 @@ class Pieces:
                 paths = [part_path(folder, one.number, extension) if one.number in wanted else None for one in receipts]
                 sizes = [receipt.file_of(extension).num_bytes for receipt in receipts]
                 blocks = (self._store.get(chunk.name) or b"" for chunk in chunks)
-                _write_ranges(blocks, list(zip(paths, sizes, strict=True)))
+                if not _write_ranges(blocks, list(zip(paths, sizes, strict=True))):
+                    return False
                 for path, texts in zip(paths, offsets, strict=True):
                     if path is not None:
                         path.with_suffix(".idx").write_text(texts[extension], "ascii")
-        except (CorruptDataError, ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError):
             return False
         for receipt in receipts:
             if receipt.number in wanted:

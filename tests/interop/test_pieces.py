@@ -223,6 +223,18 @@ def test_damaged_object_is_made_again(store, tmp_path, references):
     assert finished_files(other.place) == references(("tfrecord",))
 
 
+def test_piece_without_a_chunk_ends_what_is_taken_over(store, tmp_path, references):
+    """Its parts, and those behind it, are made again."""
+    machine = Machine(tmp_path / "one", store, ("tfrecord",))
+    machine.send(machine.make(6))
+    store.delete([f".datamat/growing/{SPEC.name}/00001-0.tfrecord"])
+    other = Machine(tmp_path / "other", store, ("tfrecord",))
+
+    assert other.adopt() == [0]
+    assert make_all(other.place, other.formats) == list(range(1, len(SIZES)))
+    assert finished_files(other.place) == references(("tfrecord",))
+
+
 @pytest.mark.parametrize("why", ["changed", "finished", "unplanned", "failed", "format"])
 def test_pieces_of_no_use_are_deleted(store, tmp_path, why):
     """They are found by what names them: no listing is relied upon."""
