@@ -1320,6 +1320,13 @@ DEFECTS = {
             "tests/readers/test_tf_sequences.py::test_batches_are_those_of_numpy[True-pad-tfrecord]",
         ),
         Defect(
+            "batches-of-another-rank",
+            "a checkpoint of `to_tf` holds batches that wait: restored by other ranks, records come twice",
+            "datamat.readers.tf.pipeline:_symbolic",
+            replace("dataset.with_options(positions_only)", "dataset"),
+            "tests/readers/test_tf_ranks.py::test_state_between_the_last_steps_of_an_epoch",
+        ),
+        Defect(
             "member-for-each-block",
             "shuffled gzip shards inflate a member for each block that holds one of its records: ten times the work",
             "datamat.formats.tfrecord:GzipTFRecordFormat.read_block",
