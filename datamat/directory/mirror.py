@@ -455,9 +455,8 @@ class UrlFiles:
         try:
             if not is_url(url):
                 return f"{url!r} is no URL, and no file below the source; want one of them"
-            _refuse_local(url)
             with open(part, "wb") as file:
-                size, said = RemotePath(url, options).download(file, _MOST_BYTES)
+                size, said = RemotePath(_checked(url), options).download(file, _MOST_BYTES)
             kind = str(said.get("content-type", "")).partition(";")[0].strip().lower()
             if kind in _PAGES and not lasting(url).partition("?")[0].lower().endswith((".html", ".htm")):
                 return (
@@ -478,8 +477,7 @@ class UrlFiles:
     def ask(self, url: str) -> tuple[int, int]:
         """Return size and stamp of the file behind a URL, or two zeros where nothing answers for it."""
         with contextlib.suppress(Exception):
-            _refuse_local(url)
-            size, said = RemotePath(url, self._options_of(url)).ask()
+            size, said = RemotePath(_checked(url), self._options_of(url)).ask()
             return size, _stamp(_identity(_as_info(said, size)))
         return 0, 0
 
@@ -567,11 +565,17 @@ def _remove(folder: str, pid: int) -> None:
             os.unlink(f"{folder}.lock")
 
 
-def _refuse_local(url: str) -> None:
-    """Raise `InputError` for a URL of this machine: a table of somebody else's must not read its files."""
+def _checked(url: str) -> str:
+    """Return a URL with its scheme in small letters; raise `InputError` for one that no table of URLs may have."""
+    from fsspec import available_protocols
+
     scheme = url.partition("::")[0].partition("://")[0].lower()
+    # Of this machine: a table of somebody else's must not read its files.
     if "::" in url.partition("://")[0] or scheme in {"file", "local", "memory"}:
         raise InputError(f"is of the scheme {scheme!r}, which tables of URLs must not use; give a path")
+    if scheme not in available_protocols():
+        raise InputError(f"is of the scheme {scheme!r}, which fsspec does not know; correct the URL")
+    return scheme + url[len(scheme) :]
 
 
 def _is_of_disk(error: BaseException) -> bool:

@@ -51,6 +51,8 @@ _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
 _ATTEMPTS = 3
 _WHOLE_AT_ONCE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "hf", "memory"})
+_CREATING = ("gs", "gcs", "az", "abfs", "abfss")
+"""Stores other than S3 whose drivers can write an object on the condition that there is none."""
 _S3 = frozenset({"s3", "s3a"})
 _READ_ONLY = frozenset({"http", "https", "github", "zip", "tar", "data", "reference", "git"})
 _CHECKSUM = "datamat-xxh3"
@@ -127,7 +129,7 @@ class ObjectStore:
     @property
     def keeps_conditions(self) -> bool:
         """Whether `create` is known to work in such stores; `check_conditions` finds out about one."""
-        return self._is_s3
+        return self._is_s3 or self.scheme in _CREATING
 
     @property
     def joins_chunks(self) -> bool:
@@ -218,7 +220,9 @@ class ObjectStore:
             raise self._without_conditions()
         with self._explained(name, "cannot be written"):
             try:
-                retried(lambda: self._put(name, content, {"IfNoneMatch": "*"}))
+                retried(lambda: self._create(name, content))
+            except FileExistsError:
+                pass
             except OSError as error:
                 status, code = status_of(error)
                 if status == 501 or code == "NotImplemented":
@@ -228,6 +232,13 @@ class ObjectStore:
             else:
                 return True
         return self.get(name) == content
+
+    def _create(self, name: str, content: bytes) -> None:
+        if self._is_s3:
+            self._put(name, content, {"IfNoneMatch": "*"})
+        else:
+            filesystem, path = self._open(name)
+            filesystem.pipe_file(path, content, mode="create")
 
     def check_conditions(self, name: str) -> None:
         """Refuse a store in which `create` grants a name twice: some take a condition, and ignore it.
@@ -332,14 +343,17 @@ class ObjectStore:
             return before
         with self._explained(name, "cannot be written"):
             if not self._is_s3:
-                return retried(lambda: self._put_file(path, name, size))
+                return retried(lambda: self._put_file(path, name, size, is_new=before is None))
             note = None if notes is None else notes / f"{xxhash.xxh3_64_hexdigest(name.encode())}.json"
             return self._upload_s3(os.fspath(path), name, _ranges(size, beginning), checksum, before, note)
 
-    def _put_file(self, path: str | os.PathLike[str], name: str, size: int) -> StoredObject:
+    def _put_file(self, path: str | os.PathLike[str], name: str, size: int, *, is_new: bool) -> StoredObject:
         filesystem, target = self._open(name)
         parent = target.rpartition("/")[0]
-        if self.scheme in _WHOLE_AT_ONCE:
+        if self.scheme in _CREATING and is_new:
+            with contextlib.suppress(FileExistsError):  # another try of ours, or a task that was faster: of this size?
+                filesystem.put_file(os.fspath(path), target, mode="create")
+        elif self.scheme in _WHOLE_AT_ONCE:
             if self.scheme == "memory":
                 filesystem.makedirs(parent, exist_ok=True)
             filesystem.put_file(os.fspath(path), target)

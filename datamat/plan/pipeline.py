@@ -353,8 +353,8 @@ class Pipeline:
 
     @property
     def makes_blocks(self) -> bool:
-        """Whether the writer has a `read_block` of its own."""
-        return type(self.writer).read_block is not DatasetWriter.read_block
+        """Whether the writer has a `read_block` of its own, and no files to fetch that only `read` gets."""
+        return type(self.writer).read_block is not DatasetWriter.read_block and not self.writer.url_fields
 
     @property
     def rows_per_block(self) -> int:

@@ -195,7 +195,9 @@ def read_status(
     events, note = _last_run(work / LEDGER_FILE)
     tasks, shared = _read_tasks(work) if store is None else TaskBucket(store).tasks()
     holder = lock_holder(work / "lock") or next((holder for _, holder, _ in tasks if holder), "")
-    state, note = ("unfinished", note) if tasks and not holder else _state(output, work, holder, note)
+    state: State = "unfinished"
+    if holder or not tasks:
+        state, note = _state(output, work, holder, note)
     place = output if store is None else store.url
     _, known = known_shards(output, work)
     planned = read_snapshot(work / "rows") or planned

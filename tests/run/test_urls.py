@@ -179,7 +179,7 @@ def test_what_is_no_picture_is_skipped_with_its_url(hosts, tmp_path, caplog):
     files |= {"/text.png": b"<html>", "/away.png": f"{one}/no.png?sig={SECRET}"}
     names = ["missing", "gone", "no", "page", "text", "away", "good"]
     urls = [f"{one}/{name}.png?X-Amz-Signature={SECRET}" for name in names]
-    urls += ["file:///etc/passwd", "example.org/x.png"]
+    urls += ["file:///etc/passwd", "example.org/x.png", "what://x/y.png"]
     output = tmp_path / "out"
 
     with caplog.at_level(logging.DEBUG):
@@ -187,7 +187,7 @@ def test_what_is_no_picture_is_skipped_with_its_url(hosts, tmp_path, caplog):
 
     entries = read_ledger(output / ".datamat/ledger.jsonl")
     said = {entry.values["key"]: entry.values["message"] for entry in entries if entry.event == "sample_quarantined"}
-    shown = {n: said[f"{n:08d}"] for n in (0, 1, 2, 3, 4, 5, 7, 8)}
+    shown = {n: said[f"{n:08d}"] for n in (0, 1, 2, 3, 4, 5, 7, 8, 9)}
     assert f"{one}/missing.png?... is not there (404)" in shown[0]
     assert "gone.png?... is not there (410)" in shown[1]
     assert "no.png?... may not be read (403)" in shown[2]
@@ -196,6 +196,7 @@ def test_what_is_no_picture_is_skipped_with_its_url(hosts, tmp_path, caplog):
     assert "away.png?... may not be read (403)" in shown[5]
     assert "is of the scheme 'file', which tables of URLs must not use" in shown[7]
     assert "'example.org/x.png' is no URL, and no file below the source" in shown[8]
+    assert "is of the scheme 'what', which fsspec does not know" in shown[9]
     assert pictures(output) == {"picture 6": 1}
     files["/missing.png"] = png(2)
     hosts[0][2].clear()
