@@ -398,8 +398,6 @@ class UrlFiles:
         self._urls: dict[str, str] = {}
         self._states: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self._owner = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived_urls, (self.folder, self._options)
@@ -435,7 +433,7 @@ class UrlFiles:
             return
         problem = self._failed.pop(path, "")
         if not problem:
-            self._make_folder(os.path.dirname(path))
+            _own(os.path.dirname(path))
             problem = self._fetched(url, path)
         if problem:
             raise InputError(problem)
@@ -499,25 +497,6 @@ class UrlFiles:
         # Signatures are over the very characters.
         return {"encoded": True, **options} if "%" in url and url.isascii() and " " not in url else options
 
-    def _make_folder(self, folder: str) -> None:
-        """Make the folder of this process, and remove those of processes that are gone."""
-        import fcntl
-
-        with self._lock:
-            if self._owner == os.getpid():
-                return
-            os.makedirs(folder, exist_ok=True)
-            for lock in glob.glob(f"{glob.escape(self.folder)}*.lock"):
-                with contextlib.suppress(OSError), open(lock, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(lock.removesuffix(".lock"), ignore_errors=True)
-                    os.unlink(lock)
-            os.makedirs(folder, exist_ok=True)  # one of the same number may have been there
-            descriptor = os.open(f"{folder}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # closed by the end of the process
-            atexit.register(_remove, folder, os.getpid())
-            self._owner = os.getpid()
-
     def state(self, path: str) -> tuple[int, int] | None:
         """Return size and stamp of a file that this process has fetched for the part at work."""
         return self._states.get(path)
@@ -553,16 +532,58 @@ class UrlFiles:
         return text
 
     def forget(self) -> None:
-        """Forget the files of a part."""
+        """Forget the files of a part, and remove the folder of this process: it may end without a word."""
         for known in (self._urls, self._states, self._failed):
             known.clear()
+        _disown(os.path.join(self.folder, str(os.getpid())))
 
 
-def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.unlink(f"{folder}.lock")
+_owned: dict[str, int] = {}  # descriptor of the lock of each folder of this process, or of one it was forked from
+_owning = threading.Lock()
+
+
+def _own(folder: str) -> None:
+    """Make the folder of this process, locked until it ends, and remove those of processes that are gone."""
+    import fcntl
+
+    with _owning:
+        if folder in _owned:
+            return
+        for lock in glob.glob(f"{glob.escape(os.path.dirname(folder))}/*.lock"):
+            with contextlib.suppress(OSError), open(lock, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.removesuffix(".lock"), ignore_errors=True)
+                os.unlink(lock)
+        while True:
+            os.makedirs(os.path.dirname(folder), exist_ok=True)
+            try:
+                descriptor = os.open(f"{folder}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # another has ended, and was the last
+                continue
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the process ends
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(f"{folder}.lock")):
+                    break
+            os.close(descriptor)  # another took it for one that was left, before it was locked
+        os.makedirs(folder, exist_ok=True)
+        _owned[folder] = descriptor
+
+
+def _disown(folder: str) -> None:
+    """Remove a folder where it is this process's."""
+    with _owning:
+        descriptor = _owned.pop(folder, None) if folder.endswith(f"/{os.getpid()}") else None
+        if descriptor is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(f"{folder}.lock")
+                os.rmdir(os.path.dirname(folder))
+            os.close(descriptor)
+
+
+def _disown_all() -> None:
+    for folder in [*_owned]:
+        _disown(folder)
 
 
 def _checked(url: str) -> str:
@@ -654,6 +675,7 @@ def _activate(folder: str, files: SourceMirror | UrlFiles) -> None:
     _active[folder] = files
     if not _has_hook:
         sys.addaudithook(_hear)
+        atexit.register(_disown_all)
         _has_hook = True
 
 

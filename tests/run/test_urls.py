@@ -7,6 +7,9 @@ import hashlib
 import http.server
 import io
 import logging
+import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -31,6 +34,7 @@ from datamat import (
     load,
 )
 from datamat.codecs import read_file
+from datamat.directory import mirror
 from datamat.directory.ledger import read_ledger
 from datamat.directory.remote import lasting
 from datamat.writers.table import TableWriter
@@ -101,7 +105,7 @@ def job(source, output, **more):
     """Return a job over a table of URLs."""
     writer = TableWriter(features={"image": Image(), "caption": Text()}, files={"image": "url"})
     more.setdefault("shards", ShardOptions(num_shards=2))
-    return Materializer(writer, source, output, workers=ONE, **more)
+    return Materializer(writer, source, output, **{"workers": ONE, **more})
 
 
 def pictures(output):
@@ -311,3 +315,41 @@ def test_retries_of_the_policy_fetch_again(hosts, tmp_path):
 def test_lasting_part_of_a_url(url, expected):
     """What signs goes; what chooses stays."""
     assert lasting(url) == expected
+
+
+def test_jobs_of_one_output_share_a_process(hosts, urls, tmp_path):
+    """Two of them, a copy that came by pickle, and processes that are forked from this one."""
+    source = table(tmp_path / "t.csv", urls)
+    first, second = job(source, tmp_path / "out"), job(source, tmp_path / "out")
+    for one in (first, second, pickle.loads(pickle.dumps(second))):
+        assert one.replay("00000002")["caption"] == "picture 2"
+
+    job(source, tmp_path / "out", workers=WorkerOptions(num_workers=2, start_method="fork")).run(progress=False)
+
+    assert len(pictures(tmp_path / "out")) == 8
+
+
+def test_files_of_a_killed_process_are_removed(tmp_path):
+    """By the next one that fetches there; those of one that lives stay."""
+    code = (
+        "import os, sys; from datamat.directory.mirror import UrlFiles, _own; UrlFiles(sys.argv[1], {}).activate(); "
+        "_own(f'{sys.argv[1]}/{os.getpid()}'); print(os.getpid(), flush=True); sys.stdin.read()"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    killed, alive = [tmp_path / process.stdout.readline().strip() for process in started]
+    for folder in (killed, alive):
+        (folder / "file").write_text("x")
+    started[0].kill()
+    started[0].communicate()
+
+    mirror._own(str(tmp_path / "1"))
+
+    assert not killed.exists()
+    assert (alive / "file").exists()
+    started[1].communicate()
+    assert not alive.exists()
