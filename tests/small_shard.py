@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from lines_format import AssembledLines
 
 from datamat import Features, Text
@@ -15,6 +17,8 @@ SIZES = [2, 1, 3, 0, 2]
 FEATURES = Features({"text": Text()})
 FORMATS = [("tfrecord",), ("tfrecord", "webdataset"), ("parquet",), ("assembled", "tfrecord")]
 """One format; several that join their parts; one with a footer; and one whose parts stay apart, beside another."""
+if importlib.util.find_spec("array_record"):
+    FORMATS.insert(1, ("arrayrecord",))  # whose parts end with padding
 
 
 def make_spec(sizes=SIZES, fingerprint="f1"):

@@ -296,6 +296,10 @@ class _PackedFile:
         with self._file as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # of a part that is given up
+            self._file.close()
+
 
 @final
 class _ArrayRecordReader(ShardReader):
