@@ -42,6 +42,7 @@ from datamat import (
     Tensor,
     Text,
     WorkerOptions,
+    load,
     register_feature,
 )
 from datamat.cli import main
@@ -51,7 +52,7 @@ from datamat.directory.files import check_lock, locked
 from datamat.directory.ledger import Ledger, read_ledger
 from datamat.directory.provenance import find_provenance
 from datamat.directory.sidecars.indexes import tar_index
-from datamat.directory.stores import ObjectStore, StoredObject
+from datamat.directory.stores import ObjectStore, StoredObject, _ranges
 from datamat.errors import (
     CorruptDataError,
     FingerprintError,
@@ -233,6 +234,14 @@ def test_manifest_that_cannot_be_read():
         Manifest.read("x" * 300)
 
 
+def test_shard_in_place_of_its_directory(tmp_path):
+    """Other libraries open single files."""
+    (tmp_path / "one.tfrecord").touch()
+
+    with raises(OutputError, "one.tfrecord is a file; give the directory that holds manifest.json; `datamat inspect`"):
+        load(tmp_path / "one.tfrecord")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -353,7 +362,7 @@ def test_object_that_somebody_else_has_written(tmp_path):
     )
 
     with raises(OutputError, "s3://bucket/a holds ", "were sent; something else writes there: end that, and run again"):
-        ObjectStore._upload_s3(store, tmp_path / "a", "a", 3, "sum", None, None)
+        ObjectStore._upload_s3(store, tmp_path / "a", "a", _ranges(3, ()), "sum", None, None)
 
 
 # ---------------------------------------------------------------- features

@@ -639,6 +639,11 @@ class Manifest:
             begun = (path.parent / WORK).is_dir()
             state = "its run is not finished: run it again to resume" if begun else "datamat did not write there"
             raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
+        except NotADirectoryError as error:
+            raise OutputError(
+                f"{path.parent} is a file; give the directory that holds {MANIFEST_FILE}; `datamat inspect` shows what "
+                "a file holds"
+            ) from error
         except OSError as error:
             raise want_of_resources(path, error) or OutputError(
                 f"{path} cannot be read: {error.strerror or error}; let this process read it"
