@@ -51,7 +51,6 @@ from datamat.formats.example import (
     decode_block,
     decode_example,
     encode_examples,
-    rows_of,
     varint,
 )
 from datamat.formats.io import located, refuse_finished, write_all
@@ -225,11 +224,7 @@ class _ArrayRecordWriter(ShardWriter):
     def append_block(self, columns: Block) -> None:
         """Append n records, encoding a buffer of rows at a time."""
         refuse_finished(self._finished)
-        for rows, are_large in buffers_of(columns, self._columns):
-            if are_large:
-                for row in rows_of(rows):
-                    self.append(row)
-                continue
+        for rows in buffers_of(columns, self._columns, self.append):
             for payload in encode_examples(rows, self._columns):
                 self._add(payload)
 

@@ -708,8 +708,8 @@ def pack_block(
     return _lay_out(fields, num_rows), sizes + (head.width + trailer_size)
 
 
-def buffers_of(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[tuple[Block, bool]]:
-    """Yield a block in pieces to be packed at a time, and whether the rows of a piece are too large for that.
+def buffers_of(columns: Block, kinds: Mapping[str, Kind], append: Callable[[Record], None]) -> Iterator[Block]:
+    """Yield a block in pieces to be packed at a time; pass rows that are too large for that to `append` instead.
 
     Raises:
         SchemaError: as `check_block`.
@@ -718,7 +718,11 @@ def buffers_of(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[tuple[Bloc
     step = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES * num_rows // _num_bytes(columns))
     for start in range(0, num_rows, step):
         rows = {name: values[start : start + step] for name, values in columns.items()}
-        yield rows, _num_bytes(rows) > _LARGE_ROW_BYTES * min(step, num_rows - start)
+        if _num_bytes(rows) <= _LARGE_ROW_BYTES * min(step, num_rows - start):
+            yield rows
+        else:
+            for row in rows_of(rows):
+                append(row)
 
 
 def encode_examples(columns: Block, kinds: Mapping[str, Kind]) -> Iterator[bytes]:

@@ -35,7 +35,6 @@ from datamat.formats.example import (
     decode_block,
     decode_example,
     pack_block,
-    rows_of,
 )
 from datamat.formats.io import BUFFER_BYTES, BufferedFile, RangeReader, located, read_spans, read_up_to, refuse_finished
 
@@ -536,11 +535,7 @@ class _TFRecordWriter(ShardWriter):
     def append_block(self, columns: Block) -> None:
         """Append n records, packing a buffer of rows at a time."""
         refuse_finished(self._finished)
-        for rows, are_large in buffers_of(columns, self._columns):
-            if are_large:
-                for row in rows_of(rows):
-                    self.append(row)
-                continue
+        for rows in buffers_of(columns, self._columns, self.append):
             packed, sizes = encode_block(rows, self._columns)
             self._sink.add_block(packed.data, sizes)
             self._sizes.frombytes(sizes.astype(np.uint64).tobytes())
