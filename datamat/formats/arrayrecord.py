@@ -199,8 +199,8 @@ class _ArrayRecordWriter(ShardWriter):
         self._file = file
         self._packed: _PackedFile | None = None
         self._end = 0  # of what is in the file
-        self._held = 0  # bytes of records in the package's file
-        self._lengths = array("Q")  # of the chunks in it, without headers of blocks
+        self._lengths = array("Q")  # of the chunks in the package's file, without headers of blocks
+        self._held = 0  # their sum
         self._begins: list[NDArray[np.uint64]] = []
         self._sizes: list[NDArray[np.uint64]] = []
         self._finished = False
@@ -213,7 +213,7 @@ class _ArrayRecordWriter(ShardWriter):
     @property
     def num_bytes(self) -> int:
         """Bytes that these records take in the file; without the positions behind those that are in memory."""
-        return self._end + (_placed(_CHUNK_HEADER.size + sum(self._lengths)) if self._lengths else 0)
+        return self._end + (_placed(_CHUNK_HEADER.size + self._held) if self._held else 0)
 
     def append(self, record: Record) -> None:
         """Append one record."""
@@ -240,8 +240,9 @@ class _ArrayRecordWriter(ShardWriter):
         if self._packed is None:
             self._packed = _PackedFile(_OPTIONS)
         self._packed.write(payload)
-        self._lengths.append(_CHUNK_HEADER.size + 2 + len(varint(len(payload))) + len(payload))
-        self._held += len(payload)
+        length = _CHUNK_HEADER.size + 2 + len(varint(len(payload))) + len(payload)
+        self._lengths.append(length)
+        self._held += length
         if self._held >= _FILE_BYTES:
             self._write()
 
