@@ -26,6 +26,8 @@ class Numbers(DatasetWriter):
 
     def read(self, row):
         _act("read")
+        if row.key[-1] in (_value_from_test("SLICES_FAIL") or ""):
+            raise ValueError(f"{row.key} fails in this task")
         return {"x": int(row.key), "text": row.fields["path"].read_text()}
 
 
@@ -92,14 +94,14 @@ def run_task(source, output, index, count, lease_s, **options):
     return job(source, output, **options).run(task_index=index, num_tasks=count, progress=False)
 
 
-def start_task(source, output, index, count, *, lease_s=60, act="", options="", capture=True):
-    """Start a task as a process that leads a group of its own."""
+def start_task(source, output, index, count, *, lease_s=60, act="", options="", capture=True, fails=""):
+    """Start a task as a process that leads a group of its own, and in which rows fail whose key ends in `fails`."""
     here = str(pathlib.Path(__file__).parent)
     call = f"sliced_job.run_task({str(source)!r}, {str(output)!r}, {index}, {count}, {lease_s}{options})"
     code = f"import sys; sys.path.insert(0, {here!r}); import sliced_job; print({call}.is_complete)"
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "SLICES_ACT": act},
+        env={**os.environ, "SLICES_ACT": act, "SLICES_FAIL": fails},
         start_new_session=True,
         stdout=subprocess.PIPE if capture else None,
         stderr=subprocess.PIPE if capture else None,

@@ -329,7 +329,7 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
         if bucket is not None and request.task is None:
             bucket.refuse_if_alive(job.logger)
         with opened_output(job) as remote:
-            report = _run_locked(job, tasks, request, remote, began)
+            report = _run_locked(job, tasks, request, remote, bucket, began)
             if bucket is not None and bucket.is_there and report.is_complete:
                 bucket.take_ledgers(job.work)
         if bucket is not None and report.is_complete:  # once the ledger is uploaded
@@ -337,7 +337,14 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
         return report
 
 
-def _run_locked(job: Job, tasks: Tasks, request: RunRequest, remote: RemoteOutput | None, began: float) -> RunReport:
+def _run_locked(
+    job: Job,
+    tasks: Tasks,
+    request: RunRequest,
+    remote: RemoteOutput | None,
+    bucket: TaskBucket | None,
+    began: float,
+) -> RunReport:
     hooks = [*job.hooks, *([ProgressBar(job.logger)] if request.progress else [])]
     slices = adopt_slices(job.output, is_last=request.task is not None)
     finished = known_shards(job.output, job.work)
@@ -348,7 +355,8 @@ def _run_locked(job: Job, tasks: Tasks, request: RunRequest, remote: RemoteOutpu
         try:
             judge_rebuild(planned, finished, rebuild=request.rebuild, reuses_rows=request.mode == "retry")
             if remote is not None:
-                remote.adopt(planned.plan)
+                made = {} if bucket is None else bucket.made()
+                remote.adopt(planned.plan, made, are_held=bucket is not None and bucket.replaces)
             if not request.makes and (lacking := [change.shard for change in find_changes(planned)]):
                 raise lacking_shards(job, lacking)
         except (OutputError, IncompleteRunError):
@@ -587,7 +595,7 @@ class _BucketTask(_Task):
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         with contextlib.closing(claims):
             if not claims.are_all_done:  # else this one would take the mark of the one that writes the manifest
-                remote.share(claims.run)
+                remote.share(claims.run, bucket.made_folder(own.work))
             write_snapshot(own.work / "rows", planned.plan)
             run = Run(planned, tasks_of(own), self._request, events, remote, claims)
             return self._made(run, claims), claims, planned
@@ -793,7 +801,8 @@ class Run:
         self._finished[shard.name] = files
         if self._claims is not None:
             self._events.sync()  # before the shard counts
-            self._claims.finish(shard.name, files)
+            is_held, remote = shard.name in self._held, self._remote
+            self._claims.finish(shard.name, files, None if remote is None else remote.stored(files, is_held=is_held))
         self._events.emit(ShardFinished.of(shard, files, is_reused=is_reused, is_held=shard.name in self._held))
 
     def _set_complete(self, shard: ShardSpec, files: ShardFiles, *, is_reused: bool) -> None:

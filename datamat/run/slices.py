@@ -4,7 +4,7 @@
                     task-00003/             the folder of one task: an output of its own, with shards, parts and lock
                     leases/SHARD.00000      who took a shard first; SHARD.00001: who took it over, and so on
                     beats/TOKEN             a number that a task raises while it is alive
-                    done/SHARD.json         of a finished shard: its files, and the folder that they are in
+                    done/SHARD.json         of a finished shard: its files, and the task in whose folder they are
 
     task ── lease ──> run in its own folder ── shard complete ──> done/SHARD.json
                                                                        │ all are there
@@ -19,7 +19,9 @@ worst a shard was made twice, with the same bytes, and either is as good.
 
 Where the output is in a bucket, leases, numbers and `done` are objects below `.datamat/slices/SESSION`, and a lease is
 an object that is put on the condition that there is none. Each task has a scratch folder of its own, from which it
-uploads its shards as an ordinary run does; the last one makes such a run there, which takes what the bucket has.
+uploads its shards to a folder of its own in the bucket, `made/HOLDER`. There, `done` is put on that condition, too: of
+two tasks that made a shard, the first counts, also where a row failed in one of them only. The last task makes an
+ordinary run in its scratch folder; the store copies what counts to where readers look for it.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from datamat.errors import CorruptDataError, OptionError, OutputError, OutputLoc
 from datamat.plan.job import changed_digests
 from datamat.run.quarantine import QUARANTINE_FOLDER
 from datamat.run.shards import inputs_of_shard
+from datamat.run.upload import StoredShard
 
 if TYPE_CHECKING:
     import logging
@@ -243,11 +246,16 @@ class TaskClaims:
                 return shard
         return None
 
-    def finish(self, shard: str, files: ShardFiles) -> None:
-        """Note that a shard is complete, in the folder of this task or in the bucket."""
-        # A later one replaces an earlier one: each names files of its own, which are the same.
-        note = {"folder": self._task.name, "files": [info.to_json() for info in files]}
-        self._place.finish(shard, render_json(note), self._work)
+    def finish(self, shard: str, files: ShardFiles, stored: StoredShard | None) -> None:
+        """Note that a shard is complete, in the folder of this task or in the bucket.
+
+        Args:
+            shard: name of the shard.
+            files: its entry in each format.
+            stored: where it is in the bucket; None if it is in the folder of this task.
+        """
+        entry = {"files": [info.to_json() for info in files]} if stored is None else stored.to_json()
+        self._place.finish(shard, render_json({"task": self._task.name, **entry}), self._work)
 
     @property
     def are_all_done(self) -> bool:
@@ -450,7 +458,10 @@ class TaskFolder:
         return sign
 
     def finish(self, shard: str, note: bytes, _: pathlib.Path) -> None:
-        """Note that a shard is complete, unless all is done and somebody has cleared up."""
+        """Note that a shard is complete, unless all is done and somebody has cleared up.
+
+        A later note replaces an earlier one: each names files in the folder of its task.
+        """
         with contextlib.suppress(FileNotFoundError):
             _put(self._folder / "done" / f"{shard}.json", note)
 
@@ -547,9 +558,9 @@ class TaskBucket:
         return self._store.listed(self._of("beats")).get
 
     def finish(self, shard: str, note: bytes, work: pathlib.Path) -> None:
-        """Note that a shard is complete, after what the ledger of this task has got since the last one."""
+        """Note that a shard is complete, unless another task was first; the ledger of this task goes before."""
         self.send_ledger(work)
-        self._store.put(self._of(f"done/{shard}.json"), note)
+        self._store.create(self._of(f"done/{shard}.json"), note)
 
     def send_ledger(self, work: pathlib.Path) -> None:
         """Upload what the ledger of a task has got since the last time: its scratch folder may be lost."""
@@ -577,6 +588,33 @@ class TaskBucket:
         if pieces:
             _put(work / LEDGER_FILE, b"".join([*pieces, mine]))
 
+    def made_folder(self, work: pathlib.Path) -> str:
+        """Return the folder for the shards of the task that has a scratch folder, which no other writes to."""
+        return self._of(f"made/{_holder(work)}")
+
+    @property
+    def replaces(self) -> bool:
+        """Whether shards wait until all are there, and those that they replace are gone."""
+        return bool(self._plan.get("replaces"))
+
+    def made(self) -> dict[str, StoredShard]:
+        """Return the shards that tasks have finished, by name."""
+        return {shard: stored for shard, (_, stored) in self._notes().items()}
+
+    def _notes(self) -> dict[str, tuple[str, StoredShard]]:
+        """Return the task that finished a shard first, and where it is, by the name of the shard."""
+        if not self._plan:
+            return {}
+        names = [name for name in self.names("done") if name.endswith(".json")]
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            contents = list(pool.map(self._store.get, [self._of(f"done/{name}") for name in names]))
+        found = {}
+        for name, content in zip(names, contents, strict=True):
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
+                note = parse_json(content or b"", name)  # it may be gone, or damaged
+                found[name.removesuffix(".json")] = str(note["task"]), StoredShard.from_json(note)
+        return found
+
     def tasks(self) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:
         """Return name, process at work and number of finished shards of each task, and the finished shards by name.
 
@@ -589,16 +627,9 @@ class TaskBucket:
             name, _, process = self.text(f"beats/{token}").partition(" ")[2].strip().partition(", ")
             if name and (age <= self._plan["lease_s"] or name not in at_work):
                 at_work[name] = process if age <= self._plan["lease_s"] else ""
-        finished: dict[str, ShardFiles] = {}
-        made: collections.Counter[str] = collections.Counter()
-        names = [name for name in self.names("done") if name.endswith(".json")]
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            contents = list(pool.map(self._store.get, [self._of(f"done/{name}") for name in names]))
-        for name, content in zip(names, contents, strict=True):
-            with contextlib.suppress(ValueError, TypeError, LookupError, CorruptDataError):  # gone, or damaged
-                note = parse_json(content or b"", name)
-                finished[name.removesuffix(".json")] = tuple(ShardInfo.from_json(info) for info in note["files"])
-                made[note["folder"]] += 1
+        notes = self._notes()
+        finished = {shard: stored.files for shard, (_, stored) in notes.items()}
+        made = collections.Counter(task for task, _ in notes.values())
         every = sorted({*at_work, *made})
         return tuple((name, at_work.get(name, ""), made[name]) for name in every), finished
 
@@ -729,10 +760,10 @@ def adopt_slices(output: pathlib.Path, *, is_last: bool) -> pathlib.Path | None:
     for name in _names(folder / "done"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged: the run makes it again
             found = read_json(folder / "done" / name)
-            if not str(found["folder"]).startswith("task-") or "/" in found["folder"]:
-                raise ValueError(f"{name} names {found['folder']!r}")
+            if not str(found["task"]).startswith("task-") or "/" in found["task"]:
+                raise ValueError(f"{name} names {found['task']!r}")
             files = tuple(ShardInfo.from_json(info) for info in found["files"])
-            _adopt(folder / found["folder"], entries, files)
+            _adopt(folder / found["task"], entries, files)
     for task in tasks:
         _adopt_notes(task / WORK, work)
     return folder

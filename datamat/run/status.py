@@ -298,7 +298,7 @@ def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], d
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or damaged
             found = read_json(path)
             shared[path.stem] = tuple(ShardInfo.from_json(info) for info in found["files"])
-            made[found["folder"]] += 1
+            made[found["task"]] += 1
     names = sorted(path.name for path in folder.glob("task-*"))
     return tuple((name, lock_holder(folder / name / WORK / "lock"), made[name]) for name in names), shared
 

@@ -11,6 +11,7 @@
                  growing.json           the shards of which there may be pieces
                  growing/SHARD/...      pieces of a shard that is not finished, see `Pieces`
                  held/...               shards that wait until those that they replace are gone
+                 slices/SESSION/made/HOLDER/...  shards that one of several tasks has made, see `slices`
                  manifest.json          what was there before a run that replaces shards
                  objects.json           size and identity of each object of the finished dataset; written after all
                  ledger.jsonl, quarantine/, sidecars.json, inputs
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PieceTask",
     "RemoteOutput",
+    "StoredShard",
     "UploadTask",
     "Uploaded",
     "UploadedPiece",
@@ -99,6 +101,7 @@ _ENTRIES = f"{WORK}/shards"
 _HELD = f"{WORK}/{HELD}"
 _GROWING = f"{WORK}/growing"
 _GROWING_SHARDS = f"{WORK}/growing.json"
+_SLICES = f"{WORK}/slices/"
 _UPLOADED = "uploaded"  # folder below `.datamat` of the scratch folder: what the store said of the objects of a shard
 _OPEN = "uploads"  # folder below `.datamat` of the scratch folder: notes of the uploads in parts that are under way
 _SMALL = (LEDGER_FILE, "sidecars.json", "inputs")
@@ -138,7 +141,9 @@ class UploadTask:
         shard: name of the shard.
         files: path and entry of its file in each format, and the path of the offsets of that.
         is_held: whether it waits for shards that it replaces.
-        made: folder for what is made from the shard, once it is gone from the disk.
+        folder: with what the names of its objects begin.
+        entry: name of the object that makes it count, written last; "" where `TaskClaims` does that.
+        made: local folder for what is made from the shard, once it is gone from the disk.
         beginnings: chunks that the store has, with which a file begins, by its name.
         pieces: names of the objects that are deleted once the shard is there.
     """
@@ -148,6 +153,8 @@ class UploadTask:
     shard: str
     files: tuple[tuple[pathlib.Path, pathlib.Path, ShardInfo], ...]
     is_held: bool
+    folder: str
+    entry: str
     made: pathlib.Path
     beginnings: Mapping[str, tuple[StoredChunk, ...]] = dataclasses.field(default_factory=dict)
     pieces: tuple[str, ...] = ()
@@ -166,6 +173,42 @@ class Uploaded:
     objects: dict[str, StoredObject]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A shard of a store as notes there describe it.
+
+    Attributes:
+        files: its entry in each format.
+        folder: with what the names of its objects begin: "" where they have those that readers look for.
+        objects: what the store says of each of its files, by name in `folder`.
+    """
+
+    files: ShardFiles
+    folder: str
+    objects: Mapping[str, StoredObject]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {
+            "files": [info.to_json() for info in self.files],
+            "folder": self.folder,
+            "objects": _rendered(self.objects),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StoredShard:
+        """Return what `to_json` was called on.
+
+        Raises:
+            ValueError, TypeError, LookupError, AttributeError, CorruptDataError: it is something else.
+        """
+        return cls(
+            tuple(ShardInfo.from_json(info) for info in value["files"]),
+            str(value["folder"]),
+            {str(name): StoredObject(*found) for name, found in value["objects"].items()},
+        )
+
+
 def upload(task: UploadTask | PieceTask) -> Uploaded | UploadedPiece:
     """Upload a finished shard, or a piece of one that grows.
 
@@ -180,13 +223,12 @@ def _upload_shard(task: UploadTask) -> Uploaded:
     """Upload the files of a shard, its entry last; what the store has whole already is not sent again."""
     store = task.store
     _check_mark(store, task.run)
-    folder = f"{_HELD}/" if task.is_held else ""
     objects: dict[str, StoredObject] = {}
 
     def send(path: pathlib.Path, name: str, checksum: str) -> None:
         found = store.upload(
             path,
-            f"{folder}{name}",
+            f"{task.folder}{name}",
             checksum,
             notes=task.made.parent / _OPEN,
             beginning=task.beginnings.get(name, ()),
@@ -202,11 +244,9 @@ def _upload_shard(task: UploadTask) -> Uploaded:
             send(made, made.name, digest_file(made))
         send(index, info.index_file, digest_file(index))
         send(path, info.file, info.checksum)
-    entry = {
-        "files": [info.to_json() for _, _, info in task.files],
-        "objects": _rendered(objects),
-    }
-    store.put(f"{_HELD if task.is_held else _ENTRIES}/{task.shard}.json", render_json(entry))
+    if task.entry:
+        stored = StoredShard(tuple(info for _, _, info in task.files), task.folder, objects)
+        store.put(task.entry, render_json(stored.to_json()))
     _each(lambda name: store.delete([name]), task.pieces)
     return Uploaded(task.shard, objects)
 
@@ -655,6 +695,13 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput
     remote.end()
 
 
+class _Uploads(NamedTuple):
+    """What the scratch folder notes of an uploaded shard; see `StoredShard`."""
+
+    folder: str
+    objects: Mapping[str, StoredObject]
+
+
 class RemoteOutput:
     """An output in a store, and its scratch folder; only while the lock of the folder is held.
 
@@ -685,6 +732,7 @@ class RemoteOutput:
         self._logger = logger
         self._run = uuid.uuid4().hex
         self._is_shared = is_shared
+        self._made = ""  # with what the names of the objects of a shard begin that this task makes
         self._manifest: bytes | None = None  # that readers can see
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
@@ -724,9 +772,16 @@ class RemoteOutput:
         mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
         self._store.put(_RUN, render_json(mark))
 
-    def share(self, run: str) -> None:
-        """Mark the store as that of all tasks of one plan, for which `run` stands."""
+    def share(self, run: str, folder: str) -> None:
+        """Mark the store as that of all tasks of one plan.
+
+        Args:
+            run: what stands for them.
+            folder: folder for the shards of this task, to which no other writes: one that is late, whose shard may be
+                another one where rows fail now and then, replaces nothing.
+        """
         self._run = run
+        self._made = f"{folder}/"
         with contextlib.suppress(OutputLockedError):
             _check_mark(self._store, run)
             return
@@ -756,7 +811,7 @@ class RemoteOutput:
             of_shard.setdefault(name.partition(".")[0], {})[name] = found
         for shard, files in by_shard(manifest.all_files).items():
             if not any((self._folder / info.file).exists() for info in files):
-                self._stand_in(files, of_shard.get(shard, {}), is_held=False)
+                self._stand_in(StoredShard(files, "", of_shard.get(shard, {})), is_held=False)
         self._fetch(
             {
                 f"{info.file}.idx": self._work / MADE / f"{info.file}.idx"
@@ -778,14 +833,14 @@ class RemoteOutput:
 
         _each(fetch, names)
 
-    def _stand_in(self, files: ShardFiles, objects: Mapping[str, StoredObject], *, is_held: bool) -> None:
+    def _stand_in(self, stored: StoredShard, *, is_held: bool) -> None:
         """Note a shard that is in the store as one that was uploaded from here."""
-        known = dict(objects)
-        for info in files:
+        known = dict(stored.objects)
+        for info in stored.files:
             known.setdefault(info.file, StoredObject(info.num_bytes, "", info.checksum))
             leave_stand_in(self._place(info.file, is_held=is_held), info.num_bytes)
             leave_stand_in(self._place(info.index_file, is_held=is_held), 0)
-        self._remember(files[0].name, known, is_held=is_held)
+        self._remember(stored.files[0].name, _Uploads(stored.folder, known), is_held=is_held)
 
     def _place(self, name: str, *, is_held: bool) -> pathlib.Path:
         return growing_path(self._work / "shards", name) if is_held else self._folder / name
@@ -793,14 +848,18 @@ class RemoteOutput:
     def _record(self, shard: str, *, is_held: bool) -> pathlib.Path:
         return self._work / _UPLOADED / (HELD if is_held else "") / f"{shard}.json"
 
-    def _remember(self, shard: str, objects: Mapping[str, StoredObject], *, is_held: bool) -> None:
+    def _remember(self, shard: str, uploads: _Uploads, *, is_held: bool) -> None:
         path = self._record(shard, is_held=is_held)
         path.parent.mkdir(parents=True, exist_ok=True)
-        commit_json(path, _rendered(objects))
+        commit_json(path, {"folder": uploads.folder, "objects": _rendered(uploads.objects)})
 
-    def _known(self, shard: str, *, is_held: bool = False) -> dict[str, StoredObject]:
+    def _known(self, shard: str, *, is_held: bool = False) -> _Uploads:
         path = self._record(shard, is_held=is_held)
-        return _objects(_content(path), str(path))
+        with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+            found = parse_json(_content(path) or b"", str(path))
+            objects = {name: StoredObject(*one) for name, one in found["objects"].items()}
+            return _Uploads(str(found["folder"]), objects)
+        return _Uploads("", {})
 
     def _compare(self) -> None:
         """Remove each stand-in whose shard the store does not have whole."""
@@ -814,19 +873,19 @@ class RemoteOutput:
         def check(path: pathlib.Path) -> None:
             name = path.name.removesuffix(".growing")
             is_held = path.name != name
-            wanted = self._known(name.partition(".")[0], is_held=is_held).get(name)
-            if wanted is None or not self._is_whole(f"{_HELD}/{name}" if is_held else name, wanted):
+            folder, objects = self._known(name.partition(".")[0], is_held=is_held)
+            if name not in objects or not self._is_whole(f"{folder}{name}", objects[name]):
                 path.unlink()
 
         _each(check, paths)
 
     def _settle_held(self, shard: str, files: ShardFiles) -> None:
         """Name a shard in the store that has its names here, or delete one that is no longer wanted."""
-        held = self._known(shard, is_held=True)
+        folder, held = self._known(shard, is_held=True)
         if files and all(info.file in held and held[info.file].checksum == info.checksum for info in files):
             self._name(shard)  # the run was killed in between
             return
-        self._store.delete(f"{_HELD}/{name}" for name in (f"{shard}.json", *held))
+        self._store.delete([f"{_HELD}/{shard}.json", *(f"{folder}{name}" for name in held)])
         self._record(shard, is_held=True).unlink()
 
     def _is_whole(self, name: str, wanted: StoredObject) -> bool:
@@ -837,9 +896,21 @@ class RemoteOutput:
             return found.checksum == wanted.checksum
         return not wanted.identity or found.identity == wanted.identity
 
-    def adopt(self, plan: Plan) -> None:
-        """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of."""
+    def adopt(self, plan: Plan, made: Mapping[str, StoredShard], *, are_held: bool) -> None:
+        """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of.
+
+        Args:
+            plan: the plan.
+            made: what tasks have made, by the name of the shard: of two that made one, it is the first that counts.
+            are_held: whether those wait for shards that they replace.
+        """
         entries = self._work / "shards"
+        if made:
+            _each(self._forget_made, [shard.name for shard in plan.shards])
+        _each(
+            lambda shard: self._adopt_made(made[shard.name], shard.fingerprint, is_held=are_held),
+            [shard for shard in plan.shards if shard.name in made],
+        )
         manifest = _content(self._folder / MANIFEST_FILE)
         listed = set() if manifest is None else {info.name for info in self._parsed(manifest)}
         known = {*listed, *read_entries(entries), *read_entries(entries / HELD)}
@@ -863,24 +934,48 @@ class RemoteOutput:
         return ()
 
     def _adopt(self, content: bytes, fingerprint: str, *, is_held: bool) -> bool:
-        try:
-            value = parse_json(content, self._store.url)
-            files = tuple(ShardInfo.from_json(info) for info in value["files"])
-            objects = {name: StoredObject(*found) for name, found in value["objects"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return False
-        folder = f"{_HELD}/" if is_held else ""
-        if any(info.fingerprint != fingerprint for info in files):
-            return False
-        if not all(self._is_whole(f"{folder}{name}", found) for name, found in objects.items()):
-            return False
-        made = [name for name in objects if name.endswith(f".{_TAR}.idx")]
-        self._fetch({name: self._work / MADE / name for name in made})
+        with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
+            stored = StoredShard.from_json(parse_json(content, self._store.url))
+            if self._has_whole(stored, fingerprint):
+                self._enter(stored, is_held=is_held)
+                return True
+        return False
+
+    def _has_whole(self, stored: StoredShard, fingerprint: str) -> bool:
+        """Return whether the store has what a note says, and that is of this fingerprint."""
+        return all(info.fingerprint == fingerprint for info in stored.files) and all(
+            self._is_whole(f"{stored.folder}{name}", found) for name, found in stored.objects.items()
+        )
+
+    def _enter(self, stored: StoredShard, *, is_held: bool) -> None:
+        """Note a shard of the store as a finished one."""
+        tars = [name for name in stored.objects if name.endswith(f".{_TAR}.idx")]
+        self._fetch({f"{stored.folder}{name}": self._work / MADE / name for name in tars})
         entries = self._work / "shards" / (HELD if is_held else "")
         entries.mkdir(parents=True, exist_ok=True)
-        self._stand_in(files, objects, is_held=is_held)
-        write_entry(entries, files)
-        return True
+        self._stand_in(stored, is_held=is_held)
+        write_entry(entries, stored.files)
+
+    def _adopt_made(self, made: StoredShard, fingerprint: str, *, is_held: bool) -> None:
+        """Take over a shard from the folder of a task; one that a killed run has moved on is found by its entry."""
+        if made.folder.startswith(_SLICES) and self._has_whole(made, fingerprint):
+            shard = made.files[0].name
+            stored = made if is_held else dataclasses.replace(made, folder="", objects=self._copied(made))
+            self._store.put(f"{_HELD if is_held else _ENTRIES}/{shard}.json", render_json(stored.to_json()))
+            self._enter(stored, is_held=is_held)
+            if not is_held:
+                self._store.delete(f"{made.folder}{name}" for name in made.objects)
+
+    def _forget_made(self, shard: str) -> None:
+        """Forget a shard that this task has uploaded to its folder: another task may have been the first."""
+        entries = self._work / "shards"
+        for is_held, folder in ((False, entries), (True, entries / HELD)):
+            stored = self._known(shard, is_held=is_held)
+            if stored.folder.startswith(_SLICES):
+                for name in stored.objects:
+                    self._place(name, is_held=is_held).unlink(missing_ok=True)
+                (folder / f"{shard}.json").unlink(missing_ok=True)
+                self._record(shard, is_held=is_held).unlink()
 
     # ------------------------------------------------------------ shards
 
@@ -892,7 +987,13 @@ class RemoteOutput:
         )
         if all(is_stand_in(path) for path, _, _ in placed):
             return None
-        return UploadTask(self._store, self._run, shard, placed, is_held, self._work / MADE)
+        folder = self._made or (f"{_HELD}/" if is_held else "")
+        entry = "" if self._made else f"{_HELD if is_held else _ENTRIES}/{shard}.json"
+        return UploadTask(self._store, self._run, shard, placed, is_held, folder, entry, self._work / MADE)
+
+    def stored(self, files: ShardFiles, *, is_held: bool) -> StoredShard:
+        """Return where an uploaded shard is."""
+        return StoredShard(files, *self._known(files[0].name, is_held=is_held))
 
     def has(self, files: ShardFiles) -> bool:
         """Return whether a shard, with its names or waiting, has been uploaded."""
@@ -903,7 +1004,7 @@ class RemoteOutput:
         self._is_changed = True
         if self.pieces is not None:
             self.pieces.close(task.shard)
-        self._remember(task.shard, uploaded.objects, is_held=task.is_held)
+        self._remember(task.shard, _Uploads(task.folder, uploaded.objects), is_held=task.is_held)
         for path, _, info in task.files:
             leave_stand_in(path, info.num_bytes)
 
@@ -925,21 +1026,28 @@ class RemoteOutput:
     def _name(self, shard: str) -> None:
         """Give the objects of a shard that waits their names; one that a killed run has named stays."""
         held = self._known(shard, is_held=True)
-        known = {}
-        for name, wanted in held.items():
-            if self._is_whole(f"{_HELD}/{name}", wanted):
-                self._store.copy(f"{_HELD}/{name}", name)
-            found = self._store.head(name)
-            if found is not None and found.num_bytes == wanted.num_bytes:
-                known[name] = dataclasses.replace(found, checksum=wanted.checksum)
-        self._remember(shard, known, is_held=False)
+        known = self._copied(held)
+        self._remember(shard, _Uploads("", known), is_held=False)
         if (content := self._store.get(f"{_HELD}/{shard}.json")) is not None:
             # By which another machine finds it, if this one is killed before it has written the manifest.
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                entry = {**parse_json(content, self._store.url), "objects": _rendered(known)}
+                entry = {**parse_json(content, self._store.url), "folder": "", "objects": _rendered(known)}
                 self._store.put(f"{_ENTRIES}/{shard}.json", render_json(entry))
-        self._store.delete(f"{_HELD}/{name}" for name in (f"{shard}.json", *held))
+        self._store.delete([f"{_HELD}/{shard}.json", *(f"{held.folder}{name}" for name in held.objects)])
         self._record(shard, is_held=True).unlink(missing_ok=True)
+
+    def _copied(self, uploads: _Uploads | StoredShard) -> dict[str, StoredObject]:
+        """Copy objects to where readers look for them, as far as they are whole; return what is there then."""
+        known = {}
+        for name, wanted in uploads.objects.items():
+            found = self._store.head(name)
+            is_there = found is not None and found.checksum and found.checksum == wanted.checksum
+            if not is_there and self._is_whole(f"{uploads.folder}{name}", wanted):
+                self._store.copy(f"{uploads.folder}{name}", name)
+                found = self._store.head(name)
+            if found is not None and found.num_bytes == wanted.num_bytes:
+                known[name] = dataclasses.replace(found, checksum=wanted.checksum)
+        return known
 
     # ------------------------------------------------------------ the end
 
@@ -947,7 +1055,7 @@ class RemoteOutput:
         """Upload the small files, and the manifest last."""
         content = read_regular(self._folder / MANIFEST_FILE, max_bytes=_MOST_BYTES)
         shards = [files[0].name for files in by_shard(manifest.all_files).values()]
-        objects = {name: found for shard in shards for name, found in self._known(shard).items()}
+        objects = {name: found for shard in shards for name, found in self._known(shard).objects.items()}
         small = {name: path for name, path in self._small() if name not in objects}
         for name, path in small.items():
             checksum = digest_file(path)

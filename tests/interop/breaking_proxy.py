@@ -18,7 +18,8 @@ class Proxy(http.server.ThreadingHTTPServer):
     Attributes:
         meet: gets the number of the request and its handler; returns None to hand it on, a status to answer with,
             "cut" to close the connection, "lose" to hand it on and to close the connection instead of answering,
-            "hang" to say nothing until the client gives up, or "slow" to answer piece by piece.
+            "hang" to say nothing until the client gives up, "slow" to answer piece by piece, or an event to wait for
+            before it is handed on.
         seen: method and path of each request.
         headers: its headers.
         alter: gets the headers of each answer that is handed on, and returns those to answer with.
@@ -55,6 +56,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.headers.append(self.headers)
             number = len(self.server.seen)
             what = self.server.meet(number, self)
+        if isinstance(what, threading.Event):
+            what.wait()
         if what in {"cut", "hang"}:
             if what == "hang":
                 self.rfile.read(1)  # until the client closes the connection

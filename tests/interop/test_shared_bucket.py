@@ -53,12 +53,17 @@ class Bucket:
         """Run a task in this process."""
         return self.job(scratch, **options).run(task_index=index, num_tasks=count, progress=False)
 
-    def start(self, index, act="", lease_s=LEASE_S, scratch="there", options="", tally=""):
+    def start(self, index, act="", lease_s=LEASE_S, scratch="there", options="", tally="", storage=None, **more):
         """Start a task as a process; see `sliced_job`. Those of one tally count together."""
         self.num_started += 1
         act = f"{act},{self.tmp_path / (tally or f'tally-{self.num_started}')}" if act else ""
-        place = f", storage_options={self.options!r}, scratch={str(self.tmp_path / scratch)!r}{options}"
-        return start_task(self.source, self.url, index, 2, lease_s=lease_s, act=act, options=place)
+        storage = storage or self.options
+        place = f", storage_options={storage!r}, scratch={str(self.tmp_path / scratch)!r}{options}"
+        return start_task(self.source, self.url, index, 2, lease_s=lease_s, act=act, options=place, **more)
+
+    def through(self, proxy):
+        """Return the options by which the store is reached through a proxy."""
+        return {**self.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}
 
     def wanted(self, **options):
         """Return the files that an ordinary run gives."""
@@ -152,6 +157,72 @@ def test_stopped_task_that_wakes_damages_nothing(bucket):
     assert before == bucket.wanted()
     assert (stopped.returncode, out) == (0, "True\n"), err
     bucket.check(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
+def test_late_upload_of_a_shard_that_lacks_a_row_replaces_nothing(bucket, proxy, replaces):
+    """It was begun before another task made the shard with all rows, and goes on after the manifest."""
+    if replaces:
+        bucket.run(0, 1, errors="skip", scratch="before")
+        for path in bucket.source.iterdir():
+            path.write_text("changed")
+            os.utime(path, (2, 2))
+    asked, goes_on, sent = threading.Event(), threading.Event(), threading.Event()
+
+    def meet(_, handler):
+        """Hold the question what is there; and then all that could end the worker before it has sent the shard."""
+        if handler.path.endswith(".tfrecord") and (".datamat" in handler.path or not replaces):
+            asked.set()
+            if goes_on.is_set() and handler.command == "PUT":
+                sent.set()
+            return goes_on
+        return sent if asked.is_set() else None
+
+    proxy.meet = meet
+    late = bucket.start(0, storage=bucket.through(proxy), options=", errors='skip'", fails="13579")
+    try:
+        while not asked.wait(0.1):
+            assert late.poll() is None, late.communicate()
+        report = bucket.run(errors="skip")
+        before, _ = bucket.there()
+    finally:
+        goes_on.set()
+    out, err = late.communicate()
+
+    assert any(seen.startswith("PUT") and seen.endswith(".tfrecord") for seen in proxy.seen)
+    assert (report.is_complete, report.num_failed) == (True, 0)
+    assert (late.returncode, out) == (0, "True\n"), err
+    assert before == bucket.wanted(errors="skip")
+    bucket.check(before)
+
+
+@pytest.mark.slow
+def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
+    """Also where the other one, which had uploaded it before, but not noted, writes the manifest."""
+
+    def meet(_, handler):
+        if handler.command == "PUT" and "/done/" in handler.path:
+            os.killpg(killed.pid, signal.SIGKILL)
+            return "cut"
+        return None
+
+    proxy.meet = meet
+    killed = bucket.start(0, storage=bucket.through(proxy), options=", errors='skip'", fails="13579")
+    killed.communicate()
+    shard = bucket.names("leases")[0].partition(".")[0]
+    others = bucket.names("done")
+
+    other = bucket.run(1, errors="skip", include=[shard], scratch="other")
+    noted = bucket.names("done")
+    last = bucket.run(0, errors="skip", scratch="there")
+
+    assert (others, noted) == ([], [f"{shard}.json"])
+    assert (other.num_shards_written, other.num_failed, other.is_complete) == (1, 0, False)
+    assert (last.num_failed, last.is_complete) == (0, True)
+    assert bucket.there()[0] == bucket.wanted(errors="skip")
+    shutil.rmtree(bucket.tmp_path / "other")
+    bucket.check(bucket.there()[0])
 
 
 @pytest.mark.slow
@@ -262,7 +333,7 @@ def test_what_is_left_of_an_ended_session_goes(bucket):
 
 def test_object_is_created_by_one(bucket, proxy):
     """Also where the answer to it is lost, and it is put again."""
-    store = ObjectStore(bucket.url, {**bucket.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    store = ObjectStore(bucket.url, bucket.through(proxy))
     lost = []
 
     def meet(_, handler):
@@ -290,9 +361,8 @@ def test_store_without_conditions_is_refused(tmp_path, bucket, proxy, monkeypatc
         memory.run(task_index=0, num_tasks=2, progress=False)
 
     proxy.meet = lambda _, handler: 501 if handler.headers.get("If-None-Match") else None
-    through = {**bucket.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}
     with pytest.raises(OptionError, match=message % bucket.url):
-        bucket.run(storage_options=through)
+        bucket.run(storage_options=bucket.through(proxy))
 
     put = ObjectStore._put
     monkeypatch.setattr(ObjectStore, "_put", lambda self, name, content, _: put(self, name, content, {}))
