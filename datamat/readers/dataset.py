@@ -793,11 +793,19 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         """Return the position of a record that is read next."""
         return self._selection.at(self._place_of(item, is_read=True))
 
+    def _unknown_key(self, key: str) -> KeyError:
+        """Return the error of a key that no record has; who came with the name of a split is told how to load one."""
+        error = KeyError(key)
+        for part in self._records.parts:
+            if part.split is None and key in part.manifest.splits:
+                error.add_note(f"{key!r} is a split, not a key: load({str(part.path)!r}, {key!r}) reads it")
+        return error
+
     def _place_of(self, item: int | str, *, is_read: bool = False) -> int:
         if isinstance(item, str):
             found = self._selection.place_of(self._records.positions_of(item, is_read=is_read))
             if found is None:
-                raise KeyError(item)
+                raise self._unknown_key(item)
             return found
         is_number = isinstance(item, (int, np.integer)) and not isinstance(item, bool)
         if not is_number and (isinstance(item, bool) or "bool" in str(getattr(item, "dtype", ""))):

@@ -69,6 +69,18 @@ def test_wrong_keys_find_nothing(pairs, key):
     assert caught.value.args == (key,)
 
 
+def test_split_that_is_asked_for_as_a_key_is_explained(pairs):
+    """As is the habit with libraries whose datasets are dicts of splits; not where a split was loaded."""
+    with pytest.raises(KeyError) as caught:
+        load(pairs)["val"]
+    with pytest.raises(KeyError) as of_split:
+        load(pairs, "train")["val"]
+
+    assert caught.value.args == ("val",)
+    assert caught.value.__notes__ == [f"'val' is a split, not a key: load({str(pairs)!r}, 'val') reads it"]
+    assert not hasattr(of_split.value, "__notes__")
+
+
 @pytest.mark.parametrize("key", ["train000", "train000#0-9", "train000#7", "nothing"])
 def test_wrong_keys_find_nothing_among_rows_of_several_records(make_pairs_output, tmp_path, key):
     """There the records themselves hold their keys."""
