@@ -77,7 +77,7 @@ class _NoteOfSkipped:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         names = self.found.setdefault(report.nodeid.partition("::")[0], [])
-        if report.skipped and report.nodeid not in names:
+        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in names:
             names.append(report.nodeid)
 
 
