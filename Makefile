@@ -15,7 +15,7 @@ INSTALL := $(UV) pip install --python $(BIN)/python --compile-bytecode \
 LOKY := loky==3.7.0
 
 # The test files outside of tests/interop that skip something where a package is missing.
-SKIPPING = $(shell grep -rl importorskip tests --include 'test_*.py' --exclude-dir interop --exclude-dir ordinary | sort)
+SKIPPING = $(shell grep -rl importorskip tests --include 'test_*.py' --exclude-dir interop | sort)
 
 ARGS  ?=
 BENCH ?= write
@@ -40,7 +40,6 @@ test: bytecode  ## run the tests; ARGS="tests/writers/test_index.py -x" narrows 
 
 test-interop: bytecode $(VENV)/.interop $(VENV)/.sdists  ## read with the readers of others, which are installed first; run what `make test` skipped for want of them
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --skipped tests/interop $(SKIPPING) $(ARGS)
-	$(BIN)/python -m pytest tests/ordinary -k 'data_frame or torch' $(ARGS)
 
 stress: bytecode  ## run the long kill loops in full
 	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)
