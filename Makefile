@@ -15,13 +15,13 @@ INSTALL := $(UV) pip install --python $(BIN)/python --compile-bytecode \
 LOKY := loky==3.7.0
 
 # The test files outside of tests/interop that skip something where a package is missing.
-SKIPPING = $(shell grep -rl importorskip tests --include 'test_*.py' --exclude-dir interop --exclude-dir ordinary | sort)
+SKIPPING = $(shell grep -rl importorskip tests --include 'test_*.py' --exclude-dir interop | sort)
 
 ARGS  ?=
 BENCH ?= write
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-interop stress lint format docs bench constraints clean
+.PHONY: help setup demo bytecode test test-interop stress lint format docs bench constraints clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,15 +29,19 @@ help:  ## list the commands
 demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; results are in demo/
 	$(BIN)/python examples/demo.py
 
+# Python keeps no bytecode where PYTHONDONTWRITEBYTECODE is set; each of the thousands of processes that the tests start
+# would compile the package again, which takes longer than most of them run.
+bytecode: $(VENV)/.dev
+	@$(BIN)/python -m compileall -q datamat tests
+
 # Three processes, as two cores would often wait for what tests start.
-test: $(VENV)/.dev  ## run the tests; ARGS="tests/writers/test_index.py -x" narrows them
+test: bytecode  ## run the tests; ARGS="tests/writers/test_index.py -x" narrows them
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-interop: $(VENV)/.interop $(VENV)/.sdists  ## read with the readers of others, which are installed first; run what `make test` skipped for want of them
+test-interop: bytecode $(VENV)/.interop $(VENV)/.sdists  ## read with the readers of others, which are installed first; run what `make test` skipped for want of them
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --skipped tests/interop $(SKIPPING) $(ARGS)
-	$(BIN)/python -m pytest tests/ordinary -k 'data_frame or torch' $(ARGS)
 
-stress: $(VENV)/.dev  ## run the long kill loops in full
+stress: bytecode  ## run the long kill loops in full
 	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)
 
 lint: $(VENV)/.dev  ## check format, style and types

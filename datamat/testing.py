@@ -1197,7 +1197,7 @@ class SidecarConformance:
         format_name: str,
         sidecar: Sidecar | None = None,
         *,
-        num_rows: int = 40,
+        num_rows: int = 8,
         num_shards: int = 2,
     ) -> dict[str, bytes]:
         """Run a small job with a sidecar, and return the files that it owns."""

@@ -77,7 +77,7 @@ class _NoteOfSkipped:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         names = self.found.setdefault(report.nodeid.partition("::")[0], [])
-        if report.skipped and report.nodeid not in names:
+        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in names:
             names.append(report.nodeid)
 
 
@@ -109,8 +109,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let `pytest -m stress` find the kill loops by the fixture that counts their rounds; bound the whole suite.
 
-    Of the seeded bugs, it tries every eighth one; `pytest tests/seeded_bugs` and `make stress` try all. Long files come
-    first: one that begins last would have one process of xdist wait for the other.
+    Of the seeded bugs, it tries every eighth one; `pytest tests/seeded_bugs` and `make stress` try all. It runs every
+    third of the ordinary programs by a start method from nothing; all of them by one once they were killed. Long files
+    come first: one that begins last would have one process of xdist wait for the other.
     """
     skipped = config.stash[_skipped]
     wanted = [item for item in items if _is_wanted(item.nodeid, skipped)]
@@ -123,12 +124,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.stress)
         cost[item.path] = cost.get(item.path, 0.0) + _expected_s(item)
     if len(cost) > 1 and not config.getoption("--stress"):
-        bugs = [item for item in items if item.name.startswith("test_defect_is_caught[")]
-        left_out = {*bugs} - {*bugs[::8]}
+        left_out = {*_all_but_every(8, "test_defect_is_caught", items), *_all_but_every(3, "test_start_methods", items)}
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
     if len(cost) > 1 and hasattr(config, "workerinput"):
         items.sort(key=lambda item: -cost[item.path])
+
+
+def _all_but_every(step: int, name: str, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests of one function but for the first of each `step`."""
+    found = [item for item in items if item.name.startswith(f"{name}[")]
+    return {*found} - {*found[::step]}
 
 
 def _is_wanted(nodeid: str, skipped: dict[str, list[str]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 
@@ -25,14 +26,22 @@ PAGES = [
 NEEDED = {"docs/audio.md": "soundfile"}
 
 
+@pytest.fixture(scope="module")
+def street(tmp_path_factory):
+    """A small street set."""
+    folder = tmp_path_factory.mktemp("street") / "CamVid"
+    runpy.run_path(str(ROOT / "examples/street.py"))["make_street_set"](folder, num_pairs=10)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # TensorFlow is imported, and a busy machine is slow
 @pytest.mark.parametrize("page", PAGES)
-def test_code_of_page_runs(page, tmp_path):
+def test_code_of_page_runs(page, street, tmp_path):
     """The code blocks, one after the other, run without an error or a warning beside a folder `CamVid`."""
     if page in NEEDED:
         pytest.importorskip(NEEDED[page])
-    runpy.run_path(str(ROOT / "examples/street.py"))["make_street_set"](tmp_path / "CamVid", num_pairs=10)
+    shutil.copytree(street, tmp_path / "CamVid")
     script = tmp_path / "page.py"
     script.write_text("\n".join(_pieces(page)))
 

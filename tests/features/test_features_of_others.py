@@ -608,12 +608,12 @@ def test_batches_of_torch_hold_dicts_of_tensors(tmp_path):
 def test_tf_data_has_dicts_of_tensors(tmp_path, format_name, transform, batch_size):
     """Ragged where they vary in length."""
     pytest.importorskip("tensorflow")
-    materialize(nested, range(40), tmp_path / "out", features=NESTED, format=format_name, progress=False)
+    materialize(nested, range(16), tmp_path / "out", features=NESTED, format=format_name, progress=False)
 
     found = list(load(tmp_path / "out").to_tf(batch_size=batch_size, transform=transform))
 
     rows = [row_of(batch, row) for batch in found for row in range(batch_size)] if batch_size else found
-    assert len(rows) == 40
+    assert len(rows) == 16
     for row in rows:
         number = int(row["n"])
         expected = as_read(number)

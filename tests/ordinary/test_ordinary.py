@@ -11,9 +11,9 @@ Every program is run like this, and nothing but its directory is looked at from 
 
     a script, as it stands ────> out    the bytes that all the others must give
      ├─ again                           there is nothing to do, and no file is touched
-     ├─ fork, forkserver, spawn         with other numbers of workers, on copies of the same input; one of them in turn
-     │                                  in the suite, all under --stress
-     ├─ killed, all processes at once   at a file operation of its own; run again by another start method
+     ├─ fork, forkserver, spawn         with other numbers of workers, on copies of the same input; all under --stress,
+     │                                  in the suite one of them in turn, for every third program
+     ├─ killed, all processes at once   at a file operation of its own; run again by one of the start methods, in turn
      └─ in a notebook                   in a kernel that other programs have used before it
 """
 
@@ -73,6 +73,11 @@ class Program:
 
     path: pathlib.Path
     text: str
+
+    @property
+    def turn(self) -> int:
+        """Its number among all programs, for what they do in turn."""
+        return PROGRAMS.index(self.path)
 
     @functools.cached_property
     def promises(self) -> dict[str, str]:
@@ -307,11 +312,12 @@ def test_again(story: Story) -> None:
     check_outputs(story.folder, small_pairs.digests(story.folder / "out"))
 
 
-@pytest.mark.stress  # every method takes five minutes longer; the suite tries one for each program, in turn
+@pytest.mark.stress  # every method takes five minutes longer; the suite tries one for every third program
 def test_start_methods(story: Story, request: pytest.FixtureRequest) -> None:
     """Each start method, with its own number of workers, gives the same bytes."""
-    turn = PROGRAMS.index(story.program.path)
-    methods = [*METHODS] if request.config.getoption("--stress") else [[*METHODS][turn % len(METHODS)]]
+    methods = [*METHODS]
+    if not request.config.getoption("--stress"):
+        methods = [methods[story.program.turn // 3 % len(methods)]]
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         found = list(threads.map(story.by_method, methods))
@@ -322,7 +328,7 @@ def test_start_methods(story: Story, request: pytest.FixtureRequest) -> None:
 
 
 def test_killed(story: Story, shim: pathlib.Path | None) -> None:
-    """All processes are killed at once, somewhere; run again by another start method, it ends with the same bytes."""
+    """All processes are killed at once, somewhere; run again by a start method, it ends with the same bytes."""
     if not shim:
         pytest.skip("the shim needs Linux and a C compiler")
     at = max(1, story.num_operations * (1 + zlib.crc32(story.program.path.stem.encode()) % 8) // 10)
@@ -335,7 +341,8 @@ def test_killed(story: Story, shim: pathlib.Path | None) -> None:
         killed = run(folder, story.program.path.name, **environment)
         if killed.code:
             break
-    story.program.lay_out(folder, "spawn", 1)
+    method = [*METHODS][story.program.turn % len(METHODS)]
+    story.program.lay_out(folder, method, METHODS[method])
     ended = run(folder, story.program.path.name)
 
     assert (killed.code, killed.num_left) == (-9, 0), killed.said

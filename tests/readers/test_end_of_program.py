@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -118,29 +120,40 @@ def run(code, output):
     return found.returncode, found.stdout.strip(), lines
 
 
-@pytest.fixture(scope="module", params=["tfrecord", "parquet"])
-def output(request, make_pairs_output, tmp_path_factory):
-    """A directory that TensorFlow reads: its threads call our decoders, or iterate over a generator of ours."""
-    return make_pairs_output(tmp_path_factory.mktemp("ends") / "out", format=request.param)
+@pytest.fixture(scope="module")
+def written(make_pairs_output, tmp_path_factory):
+    """Give a function that returns a directory with shards of a format.
+
+    The threads of TensorFlow call our decoders, or, for Parquet, iterate over a generator of ours.
+    """
+    return functools.cache(lambda name: make_pairs_output(tmp_path_factory.mktemp("ends") / "out", format=name))
+
+
+@pytest.fixture(params=["tfrecord", "parquet"])
+def output(request, written):
+    return written(request.param)
+
+
+HOLDERS = {
+    "held": TF_HELD,
+    "as-numpy": TF_AS_NUMPY,
+    "two-devices": TF_ON_TWO_DEVICES,
+    "function": TF_IN_A_FUNCTION,
+    "two-devices-function": TF_ON_TWO_DEVICES_IN_A_FUNCTION,
+    "any-kind": TF_OF_ANY_KIND,
+    "frozen": TF_FROZEN,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "code",
-    [
-        TF_HELD,
-        TF_AS_NUMPY,
-        TF_ON_TWO_DEVICES,
-        TF_IN_A_FUNCTION,
-        TF_ON_TWO_DEVICES_IN_A_FUNCTION,
-        TF_OF_ANY_KIND,
-        TF_FROZEN,
-    ],
-    ids=["held", "as-numpy", "two-devices", "function", "two-devices-function", "any-kind", "frozen"],
+    ("shards", "holder"),
+    # What the iterator yields and what it is found by do not depend on what feeds it.
+    [*itertools.product(["tfrecord"], HOLDERS), *itertools.product(["parquet"], ["held", "function", "two-devices"])],
 )
-def test_program_that_holds_an_iterator_ends(output, code):
+def test_program_that_holds_an_iterator_ends(written, shards, holder):
     """Left alone, TensorFlow waits for ever for an interpreter that is gone, or aborts."""
-    status, printed, errors = run(code, output)
+    status, printed, errors = run(HOLDERS[holder], written(shards))
 
     assert (status, printed) == (0, "")
     assert not [line for line in errors if "datamat" in line]  # TensorFlow may log what it cancels
@@ -163,20 +176,27 @@ def rows(tmp_path_factory):
     return output
 
 
+CALLERS = {
+    "transform": "data.to_tf(4, transform=slow, repeat=repeat)",
+    "map": "data.map(slow).to_tf(4, repeat=repeat)",
+}
+ENDINGS = {
+    "end": ("", (0, [])),
+    "exception": ("raise KeyError('mine')", (1, ["KeyError: 'mine'"])),
+    "sys.exit": ("sys.exit(3)", (3, [])),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ending", "last"),
-    [("", (0, [])), ("raise KeyError('mine')", (1, ["KeyError: 'mine'"])), ("sys.exit(3)", (3, []))],
-    ids=["end", "exception", "sys.exit"],
+    ("by", "ending"),
+    [("transform", "end"), ("transform", "sys.exit"), ("map", "end"), ("map", "exception")],
 )
-@pytest.mark.parametrize(
-    "batches",
-    ["data.to_tf(4, transform=slow, repeat=repeat)", "data.map(slow).to_tf(4, repeat=repeat)"],
-    ids=["transform", "map"],
-)
-def test_program_whose_function_tensorflow_calls_ends(rows, batches, ending, last):
+def test_program_whose_function_tensorflow_calls_ends(rows, by, ending):
     """Nothing but the function calls Python; the calls that are under way end first."""
-    status, _, errors = run(TF_CALLS_A_FUNCTION.format(batches=batches, ending=ending), rows)
+    code, last = ENDINGS[ending]
+
+    status, _, errors = run(TF_CALLS_A_FUNCTION.format(batches=CALLERS[by], ending=code), rows)
 
     assert (status, errors[-1:]) == last
 

@@ -181,10 +181,17 @@ def whole_parts(place):
     return {int(path.stem) for path in part_folder(place / ".datamat", make_spec().name).glob("?????.json")}
 
 
+@pytest.fixture
+def changes(request, names):
+    """The numbers of the changes to be killed at: in the suite every second one, the first for every second format."""
+    return itertools.count() if request.config.getoption("--stress") else itertools.count(FORMATS.index(names) % 2, 2)
+
+
+@pytest.mark.stress
 @pytest.mark.slow
-def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, reference):
+def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, changes, reference):
     """Killed at the n-th change, for every n, and resumed: the same bytes, and no finished part is made again."""
-    for at in itertools.count():
+    for at in changes:
         place = tmp_path / str(at)
         (place / ".datamat" / "shards").mkdir(parents=True)
         was_killed = killed_at(place, formats, at)
@@ -224,8 +231,9 @@ def replace(place, formats):
     return builder.publish(seal(place, formats, builder.spec))
 
 
+@pytest.mark.stress
 @pytest.mark.slow
-def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, formats, reference):
+def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, formats, changes, reference):
     """Both have the same fingerprint; neither ever stands with the offsets or the entry of the other."""
     old = tmp_path / "old"
     (old / ".datamat" / "shards").mkdir(parents=True)
@@ -234,7 +242,7 @@ def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp
         builder.add(write_part(old, formats, builder.spec, part.number, [2, 0, 3, 0, 2]))
     before = builder.publish(seal(old, formats, builder.spec))
     outcomes = set()
-    for at in itertools.count():
+    for at in changes:
         place = tmp_path / str(at)
         shutil.copytree(old, place)
         with pytest.MonkeyPatch.context() as patch:

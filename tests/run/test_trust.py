@@ -195,8 +195,10 @@ def test_only_the_pipes_between_processes_unpickle():
         assert not [(name, calls) for name, text in texts.items() if (calls := _dangerous_calls(text))]
 
     assert len(sources) > 50
+    check(sources)
     for stub in ("pickle.loads(data)", "eval(text)", "np.load(path, allow_pickle=True)", "tar.extractall(folder)"):
-        holds(check, of=sources, but_not_of={"stub": stub})
+        with pytest.raises(AssertionError):
+            check({"stub": stub})
 
 
 _FILES = [
@@ -281,11 +283,11 @@ def test_header_that_claims_gigabytes_takes_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize("begins", [b"", frame([b"x" * 100], 100)[0]])
-def test_gzip_member_that_inflates_to_gigabytes_takes_no_memory(tmp_path, begins):
-    """A megabyte of file holds one member of a gigabyte, in the place of a shard and of one record."""
+def test_gzip_member_that_inflates_a_thousandfold_takes_no_memory(tmp_path, begins):
+    """A quarter of a megabyte holds one member of 256 MiB, in the place of a shard and of one record."""
     path = tmp_path / "x.tfrecord.gz"
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    pieces = [deflate.compress(begins), *(deflate.compress(bytes(1 << 20)) for _ in range(1 << 10)), deflate.flush()]
+    pieces = [deflate.compress(begins), *(deflate.compress(bytes(1 << 20)) for _ in range(256)), deflate.flush()]
     # The constant header of members, taken from a written one.
     path.write_bytes(deflate_member(b"", level=6)[:10] + b"".join(pieces) + bytes(8))
     size = path.stat().st_size
