@@ -19,7 +19,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from datamat.directory.display import feature_table, render_html, shorten
-from datamat.directory.files import expand_home, locked, refuse_links
+from datamat.directory.files import expand_home, lock_holder, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_errors
 from datamat.directory.provenance import find_provenance
@@ -49,8 +49,8 @@ from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
 from datamat.run.run import RunRequest, lacking_shards, run_job, run_task, work_folder
 from datamat.run.slices import LEASE_S, TaskNumber, unfinished_shards
-from datamat.run.status import compared_status, read_status
-from datamat.run.upload import scratch_folder
+from datamat.run.status import compared_status, output_status
+from datamat.run.upload import laid_out, scratch_folder
 from datamat.run.worker import PartWorker
 from datamat.transforms.augmenter import field_names
 from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_and_source
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from datamat.run.status import Status
 
 
-__all__ = ["Materializer", "checked_hooks", "local_folder", "start"]
+__all__ = ["Materializer", "checked_hooks", "output_place", "start"]
 
 _lease_s = LEASE_S  # tests make it short
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
@@ -213,7 +213,7 @@ class Materializer:
         source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
         fields = {"columns": columns, "rename": rename, "drop": drop}
         chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
-        store, folder = _output_place(output, storage_options, scratch)
+        store, folder = output_place(output, storage_options, scratch)
         if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
             source_options = storage_options
         mirror = mirrored(source, source_options, scratch)
@@ -452,14 +452,19 @@ class Materializer:
     def status(self) -> Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
 
-        Works during a run, in this process or another, and after a crash; it only reads.
+        Works during a run, in this process or another, and after a crash; it only reads. An output in a store is
+        compared on any machine.
         """
+        job = self.job
         try:
-            with self.job.planned() as planned:
+            if job.store is None or lock_holder(job.work / "lock"):  # a run here knows more than the store
+                with job.planned() as planned:
+                    return compared_status(planned)
+            with laid_out(job) as (copied, remote), copied.planned() as planned:
+                remote.adopt(planned.plan)
                 return compared_status(planned)
         except SourceError as error:
-            note = f"the source cannot be compared: {error}"
-            return dataclasses.replace(read_status(self.job.output, store=self.job.store), note=note)
+            return dataclasses.replace(output_status(job), note=f"the source cannot be compared: {error}")
 
     def verify(self, deep: bool = False, *, sample: float | None = None) -> VerifyReport:
         """Compare the output with its manifest; see `datamat.verify`.
@@ -474,9 +479,9 @@ class Materializer:
             OptionError: `sample` is not between 0 and 1.
             SourceError: the source cannot be indexed.
         """
-        self._refuse_in_store("verify", "each run compares the store with its records; to read all, verify a copy")
         if sample is None:
-            return verify(self.job.output, deep)
+            store = self.job.store
+            return verify(self.job.place, deep, storage_options=None if store is None else store.options)
         with self.job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
@@ -713,7 +718,7 @@ def _repairable(job: Job) -> pathlib.Path:
     return work_folder(output)
 
 
-def _output_place(
+def output_place(
     output: str | os.PathLike[str],
     options: Mapping[str, Any] | None,
     scratch: str | os.PathLike[str] | None,
@@ -726,11 +731,4 @@ def _output_place(
     if is_url(output) and not os.fspath(output).startswith("file://"):
         store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
         return store, scratch_folder(store, scratch)
-    return None, local_folder(os.fspath(output).removeprefix("file://"))
-
-
-def local_folder(output: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the absolute path of an output folder; raises `OptionError` for a URL."""
-    if "://" in os.fspath(output):
-        raise OptionError(f"output {os.fspath(output)!r} is a URL; want a local folder")
-    return pathlib.Path(os.path.abspath(expand_home(output)))
+    return None, pathlib.Path(os.path.abspath(expand_home(os.fspath(output).removeprefix("file://"))))

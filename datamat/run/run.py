@@ -52,6 +52,7 @@ from datamat.plan.changes import (
     missing_files,
     num_changed_rows,
     read_snapshot,
+    render_snapshot,
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
@@ -674,14 +675,20 @@ class Run:
                 and the policy is "raise".
         """
         if self._claims is not None:
+            self._show_plan()
             self._make_claimed(self._claims)
             return self.end(is_complete=False)
         self._is_current = self._is_up_to_date()
         if not self._is_current:
+            self._show_plan()
             if self._before is None:
                 self._withdraw()
             self._make()
         return self.end(is_complete=not self._queue.stopped and self._finish())
+
+    def _show_plan(self) -> None:
+        if self._remote is not None:
+            self._remote.show_plan(render_snapshot(self._plan))
 
     def end(self, *, is_complete: bool) -> RunReport:
         """Tell hooks and ledger that the run is over, and return its report."""

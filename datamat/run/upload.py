@@ -8,6 +8,7 @@
     OUT/SHARD.EXT, SHARD.idx, ...       as in a local output; an object appears whole
         .datamat/run                    the mark of the run at work
                  shards/SHARD.json      of an uploaded shard, until a manifest lists it
+                 plan.json              the shards of the run at work, for `status`
                  growing.json           the shards of which there may be pieces
                  growing/SHARD/...      pieces of a shard that is not finished, see `Pieces`
                  held/...               shards that wait until those that they replace are gone
@@ -42,6 +43,7 @@ import xxhash
 
 from datamat.directory.files import (
     MADE,
+    SPOOL,
     WORK,
     commit,
     commit_json,
@@ -87,12 +89,14 @@ __all__ = [
     "UploadTask",
     "Uploaded",
     "UploadedPiece",
+    "laid_out",
     "opened_output",
     "scratch_folder",
     "upload",
 ]
 
 _RUN = f"{WORK}/run"
+_PLAN = f"{WORK}/plan.json"
 _OBJECTS = f"{WORK}/objects.json"
 _ASIDE = f"{WORK}/{MANIFEST_FILE}"
 _ENTRIES = f"{WORK}/shards"
@@ -655,6 +659,23 @@ def opened_output(job: Job, *, is_shared: bool = False) -> Iterator[RemoteOutput
     remote.end()
 
 
+@contextlib.contextmanager
+def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
+    """Yield a job whose scratch folder is a temporary one, in line with the store, and its output; nothing is written.
+
+    Raises:
+        OutputError: the store cannot be read.
+    """
+    assert job.store is not None
+    with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
+        copied = dataclasses.replace(job, output=pathlib.Path(folder))
+        (copied.work / "shards").mkdir(parents=True)
+        # As a task begins, which neither marks the store nor ends what others upload.
+        remote = RemoteOutput(job.store, copied.output, job.logger, job.formats, is_shared=True)
+        remote.begin()
+        yield copied, remote
+
+
 class RemoteOutput:
     """An output in a store, and its scratch folder; only while the lock of the folder is held.
 
@@ -688,6 +709,7 @@ class RemoteOutput:
         self._manifest: bytes | None = None  # that readers can see
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
+        self._shows_plan = False
         self.pieces: Pieces | None = None
         if store.joins_chunks and not is_shared and all(made.joins_parts for made in formats):
             self.pieces = Pieces(store, self._work, self._run, [made.extension for made in formats])
@@ -882,6 +904,11 @@ class RemoteOutput:
         write_entry(entries, files)
         return True
 
+    def show_plan(self, content: bytes) -> None:
+        """Write down what this run makes, for whoever asks how far it is."""
+        self._store.put(_PLAN, content)
+        self._shows_plan = True
+
     # ------------------------------------------------------------ shards
 
     def task(self, shard: str, files: ShardFiles, *, is_held: bool) -> UploadTask | None:
@@ -957,12 +984,13 @@ class RemoteOutput:
                 continue
             objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
         left = self._left()
-        if not self._is_changed and objects == self._before and content == self._manifest and not left:
+        is_same = not self._is_changed and objects == self._before and content == self._manifest
+        if is_same and not left and not self._shows_plan:
             return
         _check_mark(self._store, self._run)  # after the listing: what is in it is of no run that began since
         self._store.put(MANIFEST_FILE, content)
         stale = [name for name in self._before if name not in objects]
-        stale += {_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}
+        stale += {_ASIDE, _PLAN, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}
         _each(lambda name: self._store.delete([name]), stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.put(_OBJECTS, render_json(_rendered(objects)))
