@@ -788,6 +788,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 # The state of the output of a run.
 
 
+_IN_STORE = "`datamat repair JOB`, or repair() of its Materializer, makes again what is damaged"
 _IN_PYTHON = "the rest needs the source: name the job in place of the directory, or call repair() of its Materializer"
 
 
@@ -871,7 +872,7 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
         )
     else:
         report = verify(target, options.deep, storage_options=_storage(options))
-    return _answer_verify(report, "", [], console)
+    return _answer_verify(report, _IN_STORE if isinstance(target, str) else "", [], console)
 
 
 def _answer_verify(report: VerifyReport, note: str, rewritten: list[str], console: Console) -> int:

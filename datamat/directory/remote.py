@@ -741,7 +741,7 @@ class FetchedFolder:
         except OutputError as error:
             place.unlink(missing_ok=True)
             if isinstance(error, AbsentError):
-                return "there is no such object"
+                return os.strerror(errno.ENOENT)
             if isinstance(error, DeniedError):
                 return "it may not be read: access is denied"
             raise

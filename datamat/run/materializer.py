@@ -44,11 +44,11 @@ from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import count_workers
 from datamat.run.estimate import estimate
 from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
-from datamat.run.repair import end_repair, prepare_repair, set_aside
+from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
 from datamat.run.run import RunRequest, lacking_shards, run_job, run_task, work_folder
-from datamat.run.slices import LEASE_S, TaskNumber, unfinished_shards
+from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber, unfinished_shards
 from datamat.run.status import compared_status, output_status
 from datamat.run.upload import laid_out, scratch_folder
 from datamat.run.worker import PartWorker
@@ -460,6 +460,8 @@ class Materializer:
             if job.store is None or lock_holder(job.work / "lock"):  # a run here knows more than the store
                 with job.planned() as planned:
                     return compared_status(planned)
+            if (found := output_status(job)).state == "damaged":
+                return found
             with laid_out(job) as (copied, remote), copied.planned() as planned:
                 remote.adopt(planned.plan)
                 return compared_status(planned)
@@ -488,7 +490,8 @@ class Materializer:
     def repair(self, *, progress: bool = True) -> RunReport:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
-        Files that belong to no shard are moved to `.datamat/quarantine/foreign`.
+        Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
+        `.datamat/quarantine/damaged` until it is replaced.
 
         Args:
             progress: show a bar and a summary on standard error.
@@ -501,9 +504,10 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
-        self._refuse_in_store("repair", "call run(), which makes again what the store does not have whole")
-        output, work = self.job.output, _repairable(self.job)
         whole = dataclasses.replace(self.job, include=None, exclude=None)
+        if whole.store is not None:
+            return self._repair_stored(whole, whole.store, progress=progress)
+        output, work = self.job.output, _repairable(self.job)
         report = None
         for _ in range(_MOST_ROUNDS):
             with whole.planned() as planned, locked(work / "lock"):
@@ -523,6 +527,33 @@ class Materializer:
             if found.ok:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
+
+    def _repair_stored(self, whole: Job, store: ObjectStore, *, progress: bool) -> RunReport:
+        work = work_folder(whole.output)
+        if store.keeps_conditions:
+            TaskBucket(store).refuse_if_alive(whole.logger)
+        report = None
+        for _ in range(_MOST_ROUNDS):
+            found = verify(store.url, storage_options=store.options)
+            if report is not None and found.ok:
+                return report
+            for problem in found.problems:
+                whole.logger.warning("%s: %s", store.url, problem)
+            with locked(work / "lock"):
+                end_repair(whole.output, work)  # one that was killed
+                aside = prepare_stored_repair(whole, store, found)
+            try:
+                report = self._run(whole, None, None, mode="repair", progress=progress, rebuild="allow")
+            except BaseException:
+                with contextlib.suppress(OutputError), locked(work / "lock"):
+                    end_repair(whole.output, work)
+                    aside.restore()
+                raise
+            aside.drop()
+            if found.ok:
+                return report
+        found = verify(store.url, storage_options=store.options)
+        raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, network and store")
 
     def replay(self, key: str, copy: int = 0) -> Sample:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
@@ -597,12 +628,6 @@ class Materializer:
         if self._part_worker is None:
             raise OptionError("seal_shard belongs to a run; call run(), which dispatches it")
         return self._part_worker.seal_shard(shard, fingerprint, num_parts, run)
-
-    def _refuse_in_store(self, call: str, instead: str) -> None:
-        if self.job.store is not None:
-            raise OptionError(
-                f"{call} works on the files of a folder, and {self.job.store.url} is in a store; {instead}"
-            )
 
     def _run(
         self,

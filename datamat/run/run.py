@@ -1023,7 +1023,7 @@ class Run:
         """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""
         if self._unlike:
             raise OtherBytesError(
-                f"{self._output}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
+                f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
                 f"the bytes that they had ({'; '.join(self._unlike.values())}). All else is repaired, and the manifest "
                 "still describes the old bytes. Restore what has changed (files, code, versions of packages), or "
                 "remove manifest.json and call run() to get what the source gives now"

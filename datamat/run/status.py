@@ -344,7 +344,7 @@ class _StoredOutput:
             before = self._withdrawn()
         return dataclasses.replace(
             status,
-            note="; ".join(filter(None, [status.note, "" if holder else self._mark()])),
+            note="; ".join(filter(None, [status.note, "" if holder else self._mark(events)])),
             **self._progress(before, made, growing, self._plan() or planned),
             growing=tuple(
                 (name, len(parts), sum(one.num_rows for one in parts), sum(one.num_bytes for one in parts))
@@ -461,10 +461,11 @@ class _StoredOutput:
             return ""
         return lock_holder(scratch_folder(self._store, None) / WORK / "lock")
 
-    def _mark(self) -> str:
-        """Return who began to write last, and when there was the last sign of that."""
+    def _mark(self, events: Sequence[LedgerEntry]) -> str:
+        """Return who began to write last, and when there was the last sign of that; "" if its end is in the ledger."""
         mark = self._read_mark()
-        if not mark:
+        ended = dict(events[0].values) if events and events[-1].event in _ENDS else {}
+        if not mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
             return ""
         text = f"process {mark.get('pid')} on {mark.get('host')} began to write there last"
         ages = {} if self._store is None else self._store.ages(WORK)

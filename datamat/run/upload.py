@@ -75,7 +75,7 @@ from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, 
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import ShardFiles
     from datamat.formats import ShardFormat
@@ -89,7 +89,9 @@ __all__ = [
     "UploadTask",
     "Uploaded",
     "UploadedPiece",
+    "forget_objects",
     "laid_out",
+    "note_uploaded",
     "opened_output",
     "scratch_folder",
     "upload",
@@ -756,7 +758,13 @@ class RemoteOutput:
 
     def _start_over(self, content: bytes) -> None:
         """Make the scratch folder that of the dataset in the store: another machine has finished it."""
-        manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE), strict=False)
+        try:
+            manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE))
+        except CorruptDataError as error:
+            place = self._store.url_of(MANIFEST_FILE)
+            raise OutputError(
+                f"{place} is damaged; call repair(), which rebuilds it from what it still says"
+            ) from error
         for path in (*self._folder.iterdir(), *self._work.iterdir()):
             if path.name in {WORK, "lock"}:
                 continue
@@ -1024,6 +1032,23 @@ class RemoteOutput:
                 self._store.end_uploads(self._work / _OPEN)
         except OutputError as error:
             self._logger.warning("%s; the next run uploads what is missing", error)
+
+
+def forget_objects(store: ObjectStore, names: Collection[str]) -> None:
+    """Have the next run upload files again that a finished dataset has, unless they are there as they should be."""
+    objects = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+    if objects.keys() & names:
+        store.put(_OBJECTS, render_json(_rendered({name: objects[name] for name in objects.keys() - names})))
+
+
+def note_uploaded(store: ObjectStore, shards: Iterable[ShardFiles]) -> None:
+    """Write the entries of shards that are in a store, by which the next run takes over those that are there whole."""
+    known = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+    for files in shards:
+        objects = {name: found for name, found in known.items() if name.partition(".")[0] == files[0].name}
+        objects |= {info.file: StoredObject(info.num_bytes, "", info.checksum) for info in files}
+        entry = {"files": [info.to_json() for info in files], "objects": _rendered(objects)}
+        store.put(f"{_ENTRIES}/{files[0].name}.json", render_json(entry))
 
 
 def _each(call: Callable[[Any], Any], values: Iterable[Any]) -> None:
