@@ -491,16 +491,16 @@ def inspect(
 def _inspect_remote(place: RemotePath, records: int) -> Inspection:
     """Inspect a finished directory behind a URL, or a file there, of which a copy is made for as long as it takes."""
     fetched = FetchedFolder(place)
-    if not fetched.fetch(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+    if fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
         manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(place / MANIFEST_FILE))
         first = _first_shard(manifest)
-        if why := fetched.fetch(first.file, first.num_bytes):
-            raise OutputError(f"{place / first.file}: {why}; correct the URL, or run the job again")
+        if not fetched.fetch_if_there(first.file, first.num_bytes):
+            raise OutputError(f"{place / first.file} is missing; run the job again to rebuild it")
         found = _inspect_directory(fetched.path, manifest, records)
         return dataclasses.replace(found, path=str(place), problem=found.problem.replace(str(fetched.path), str(place)))
     file = FetchedFolder(place.parent)
-    if why := file.fetch(place.name, _ANY_SIZE):
-        raise OutputError(f"{place}: {why}, neither a file nor a directory with a {MANIFEST_FILE}; correct the URL")
+    if not file.fetch_if_there(place.name, _ANY_SIZE):
+        raise OutputError(f"{place} is no file, and no directory with a {MANIFEST_FILE}; correct the URL")
     try:
         found = inspect(file.path / place.name, records=records)
     except InputError as error:

@@ -55,6 +55,7 @@ _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
 _WAIT_S = 60
 _HTTP = ("http", "https")
+_S3 = ("s3", "s3a")
 _PACKAGES = {
     "s3": "datamat[s3]",
     "s3a": "datamat[s3]",
@@ -119,8 +120,12 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     scheme = url.partition("://")[0].lower()
+    if scheme in _HTTP:
+        options = _with_timeout(options)
+    elif scheme in _S3:
+        options = _without_retries(options)
     try:
-        filesystem, path = url_to_fs(url, **(_with_timeout(options) if scheme in _HTTP else options))
+        filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
         raise MissingDependencyError(
@@ -134,6 +139,12 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         ) from None
     _KEPT[hash(filesystem)] = filesystem
     return filesystem, path
+
+
+def _without_retries(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for S3 that have each request made once: where we repeat it, too, both would wait for minutes."""
+    config = dict(options.get("config_kwargs") or {})
+    return {**options, "config_kwargs": {"retries": {"total_max_attempts": 1}, **config}}
 
 
 def options_for(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -699,7 +710,9 @@ def _is_absent(error: Exception) -> bool:
     status, code = status_of(error)
     if status is not None:
         return status in {404, 410} and code != "NoSuchBucket"
-    return all(isinstance(one, FileNotFoundError) for one in chain_of(error))
+    return isinstance(error, FileNotFoundError) and all(
+        isinstance(one, (FileNotFoundError, KeyError)) for one in chain_of(error)
+    )
 
 
 # ---------------------------------------------------------------- files fetched for a while
@@ -720,18 +733,15 @@ class FetchedFolder:
         self.root = root
         self.path = pathlib.Path(temporary_folder(self))
 
-    def fetch(self, name: str, max_bytes: int) -> str:
-        """Write a file to its place below the temporary folder.
+    def fetch_if_there(self, name: str, max_bytes: int) -> bool:
+        """Write a file to its place below the temporary folder; return whether there is one.
 
         Args:
             name: path of the file below the folder.
             max_bytes: size from which on it is cut: a longer file has a byte more here, or some.
 
-        Returns:
-            Why it is not here: it is missing, or may not be read; "" where it is here.
-
         Raises:
-            OutputError: the server cannot be reached, or the disk is full.
+            OutputError: it cannot be read, or the disk is full.
         """
         place = self.path / name
         try:
@@ -741,9 +751,7 @@ class FetchedFolder:
         except OutputError as error:
             place.unlink(missing_ok=True)
             if isinstance(error, AbsentError):
-                return os.strerror(errno.ENOENT)
-            if isinstance(error, DeniedError):
-                return "it may not be read: access is denied"
+                return False
             raise
         except OSError as error:
             place.unlink(missing_ok=True)
@@ -751,7 +759,14 @@ class FetchedFolder:
                 f"{self.root / name} does not fit into {self.path.parent} ({error.strerror}), where it is examined; "
                 "set TMPDIR to a folder on a larger disk"
             ) from error
-        return ""
+        return True
+
+    def fetch(self, name: str, max_bytes: int) -> str:
+        """Do what `fetch_if_there` does; return why a file is not here that is missing, or may not be read, or ""."""
+        try:
+            return "" if self.fetch_if_there(name, max_bytes) else os.strerror(errno.ENOENT)
+        except DeniedError:
+            return os.strerror(errno.EACCES)
 
     def fetch_all(self, sizes: Mapping[str, int], at_once: int = 16) -> dict[str, str]:
         """Fetch several files, some at the same time; return why those are not here that are not, by name.

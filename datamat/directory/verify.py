@@ -28,11 +28,12 @@ from datamat.directory.manifest import (
     index_file,
     keys_file,
     manifest_bytes,
+    no_manifest,
 )
 from datamat.directory.remote import FetchedFolder, RemotePath, location
 from datamat.directory.sidecars.exporting import RECORD, known_sidecars, sidecar_names, sidecar_problems
 from datamat.directory.sidecars.indexes import tar_index
-from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SchemaError, join_problems
+from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, join_problems
 from datamat.formats import Offsets, get_format
 
 if TYPE_CHECKING:
@@ -447,11 +448,8 @@ class _FetchedFiles:
         self._fetched = FetchedFolder(root)
         self.folder = self._fetched.path
         self.not_here: dict[str, str] = {}
-        if why := self._fetched.fetch(MANIFEST_FILE, MOST_MANIFEST_BYTES):
-            raise OutputError(
-                f"{root} holds no {MANIFEST_FILE}: {why}; correct the URL, or finish its run, which writes that last: "
-                "`datamat status` with the URL says how far it is"
-            )
+        if not self._fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+            raise no_manifest(root)
 
     def bring(self, names: Mapping[str, int]) -> None:
         """Fetch small files, of which each may have so many bytes."""

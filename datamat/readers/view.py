@@ -244,8 +244,8 @@ class _Collection:
         fetched = FetchedFolder(self.path)
 
         def bring(name: str) -> None:
-            if why := fetched.fetch(name, sizes.get(name, 0)):
-                raise CorruptDataError(f"{self.path}/{name}: {why}; run the job again")
+            if not fetched.fetch_if_there(name, sizes[name]):
+                raise CorruptDataError(f"{self.path}/{name} is missing; run the job again to rebuild it")
 
         return ProvenanceFinder(fetched.path, self.manifest, bring=bring)
 

@@ -14,11 +14,11 @@ import xxhash
 from datamat.directory.files import regular_path
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
 from datamat.directory.remote import FetchedFolder, RemotePath, is_url, location
 from datamat.directory.rows import IndexRow
 from datamat.directory.verify import verify
-from datamat.errors import CorruptDataError, OptionError, OutputError, SampleError, Skip
+from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
 from datamat.features import Statistics
 from datamat.formats import get_format
 from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
@@ -354,8 +354,8 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
 def _fetched_index(folder: RemotePath) -> tuple[FetchedFolder, Manifest]:
     """Fetch the manifest and the index of a directory behind a URL, to a folder that goes with what is returned."""
     fetched = FetchedFolder(folder)
-    if why := fetched.fetch(MANIFEST_FILE, MOST_MANIFEST_BYTES):
-        raise OutputError(f"{folder} holds no {MANIFEST_FILE}: {why}; correct the URL, or finish the run of its job")
+    if not fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+        raise no_manifest(folder)
     manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
     fetched.fetch_all({info.file: info.num_bytes for info in manifest.index if info.kind == "index"})
     return fetched, manifest
