@@ -898,7 +898,7 @@ def _repair(options: argparse.Namespace, console: Console) -> int:
         return _answer_verify(target.verify(), "", [], console)
     if isinstance(target, str):
         raise OptionError(
-            f"repair: {without_secrets(target)} is in a store, where shards are repaired from the source: name its JOB "
+            f"repair: {without_secrets(target)} is in a store, where shards are made from the source; name its JOB "
             "in place of the URL, or call repair() of its Materializer"
         )
     done = []

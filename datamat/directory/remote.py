@@ -676,20 +676,24 @@ class RemotePath:
         said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in chain_of(error))
         hides = redacted(said, self.url, self.options) != said
         status, code = status_of(error)
-        kind = OutputError
+        explained: OutputError
         if _is_absent(error):
-            kind = AbsentError
-            remedy = (
-                "check the address, the network and storage_options, and that the run that writes there has finished"
+            explained = AbsentError(
+                f"{self} {problem}: {reason}; check the address, the network and storage_options, and that the run "
+                "that writes there has finished"
             )
         elif code == "NoSuchBucket":
-            remedy = "there is no such bucket: correct the URL, or storage_options if another store has it"
+            explained = OutputError(
+                f"{self} {problem}: {reason}; there is no such bucket: correct the URL, or storage_options if another "
+                "store has it"
+            )
         elif status in {401, 403} or {type(one).__name__ for one in chain_of(error)} & _NO_CREDENTIALS:
-            kind = DeniedError
-            remedy = "check the address, and give storage_options, or an environment, whose credentials may read there"
+            explained = DeniedError(
+                f"{self} {problem}: {reason}; check the address, and give storage_options, or an environment, whose "
+                "credentials may read there"
+            )
         else:
-            remedy = "check the address, the network and storage_options"
-        explained = kind(f"{self} {problem}: {reason}; {remedy}")
+            explained = OutputError(f"{self} {problem}: {reason}; check the address, the network and storage_options")
         explained.__cause__ = OSError(reason) if hides else error
         return explained
 

@@ -17,7 +17,15 @@ import pytest
 import sliced_job
 from sliced_job import NUM_SHARDS, content, make_source, start_task
 
-from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, get_logger, read_ledger
+from datamat import (
+    IncompleteRunError,
+    OptionError,
+    OutputError,
+    OutputLockedError,
+    get_logger,
+    read_ledger,
+    read_status,
+)
 from datamat.directory.files import locked
 from datamat.directory.stores import ObjectStore
 from datamat.run import materializer
@@ -318,6 +326,7 @@ def test_status_shows_the_tasks_at_work(bucket):
     try:
         sliced_job.wait_until_stopped(task)
         status = bucket.job("three").status()
+        by_url = read_status(bucket.url, storage_options=bucket.options)
     finally:
         os.killpg(task.pid, signal.SIGKILL)
         task.communicate()
@@ -330,3 +339,5 @@ def test_status_shows_the_tasks_at_work(bucket):
     (first, holder, none), (second, _, shards) = status.tasks
     assert (first, none, second, shards) == ("task-00000", 0, "task-00001", made)
     assert holder.startswith(f"process {task.pid} on ")
+    assert (by_url.state, by_url.done, by_url.tasks) == ("running", status.done, status.tasks)
+    assert by_url.num_shards == NUM_SHARDS
