@@ -154,6 +154,7 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.run.report import WorkerLost as WorkerLost
     from datamat.run.report import WorkersStarted as WorkersStarted
     from datamat.run.status import Status as Status
+    from datamat.run.status import read_status as read_status
     from datamat.writers.base import DatasetWriter as DatasetWriter
     from datamat.writers.base import DataSource as DataSource
     from datamat.writers.dataset import ImportWriter as ImportWriter

@@ -18,6 +18,7 @@
     datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
     datamat completion bash       print a script that makes the shell complete all this
 
+A directory that is only read (status, verify, inspect, preview, view, bench, convert) may be a URL, as in s3://bucket/out.
 Every command takes --json: standard output is then one JSON object, with the same keys each time.
 
 EXIT CODES
@@ -44,6 +45,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -52,6 +54,7 @@ from typing import TYPE_CHECKING, Any
 from datamat.directory.files import printable
 from datamat.directory.inspect import inspect
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
+from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
 from datamat.directory.verify import VerifyReport, verify
 from datamat.errors import DatamatError, InputError, OptionError, OutputError, ParallelError, place_of
@@ -66,7 +69,7 @@ from datamat.run.limits import Deadline, seconds_until, signals_raised
 from datamat.run.materializer import Materializer
 from datamat.run.merge import merge
 from datamat.run.repair import repair_offsets
-from datamat.run.status import State, Status, read_status
+from datamat.run.status import State, Status, output_status, read_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -210,30 +213,106 @@ def _attributes(found: object, keys: Collection[str]) -> dict[str, Any]:
     return {key: getattr(found, key) for key in keys}
 
 
-def _add_directory(command: argparse.ArgumentParser) -> None:
-    command.add_argument("directory", metavar="DIR", type=pathlib.Path, help="the output of a run")
+def _place(text: str) -> pathlib.Path | str:
+    """Return a path, or a URL as it is."""
+    return text if is_url(text) else pathlib.Path(text)
+
+
+def _add_directory(command: argparse.ArgumentParser, *, is_read: bool = False) -> None:
+    """Declare the directory of a command; one that only reads also takes its URL."""
+    if not is_read:
+        command.add_argument("directory", metavar="DIR", type=_place, help="the output of a run")
+        return
+    command.add_argument("directory", metavar="DIR|URL", type=_place, help="the output of a run, or its URL")
+    _add_storage(command)
+
+
+def _add_storage(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--storage-options",
+        metavar="JSON|FILE",
+        help="options for fsspec that go with a URL: a JSON object, or a file that holds one (without: the "
+        "environment); others on this machine can see a command line, so secrets belong into the environment or a file",
+    )
+
+
+def _add_cache(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--cache-dir",
+        metavar="FOLDER",
+        help="where fetched shards of a URL go, to be used again (a temporary folder, which is removed)",
+    )
+
+
+def _storage(options: argparse.Namespace, name: str = "storage_options") -> dict[str, Any] | None:
+    """Return the options for fsspec that the command line gives under a name.
+
+    Raises:
+        OptionError: they are no JSON object.
+    """
+    given: str | None = getattr(options, name)
+    option = f"--{name.replace('_', '-')}"
+    if given is None:
+        return None
+    wanted = """want a JSON object, such as '{"anon": true}', or a file that holds one"""
+    try:
+        is_object = given.lstrip().startswith("{")
+        found = json.loads(given if is_object else pathlib.Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{option}: {given} cannot be read ({error.strerror}); {wanted}") from error
+    except ValueError as error:
+        raise OptionError(f"{option} is no JSON ({error}); {wanted}") from error
+    if not isinstance(found, dict):
+        raise OptionError(f"{option} holds a {type(found).__name__}; {wanted}")
+    return found
+
+
+@contextlib.contextmanager
+def _fetching(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Give what a reader takes for a URL: its options, and a folder for copies; nothing for a path."""
+    storage_options = _storage(options)
+    if not is_url(options.directory):
+        yield {} if storage_options is None else {"storage_options": storage_options}
+        return
+    with contextlib.ExitStack() as stack:
+        cache_dir = options.cache_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="datamat-"))
+        yield {"storage_options": storage_options, "cache_dir": cache_dir}
+
+
+def _name_of(directory: pathlib.Path | str) -> str:
+    """Return the last name of a path or URL, by which files about it are called."""
+    if isinstance(directory, pathlib.Path):
+        return directory.resolve().name
+    return without_secrets(directory).partition("?")[0].rstrip("/").rpartition("/")[2]
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
     command.add_argument("job", metavar="JOB", help=_JOB)
 
 
-def _add_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("target", metavar="DIR|JOB", help=f"the output of a run; or {_JOB}")
+def _add_target(command: argparse.ArgumentParser, *, is_read: bool = False) -> None:
+    """Declare the directory or job of a command; one that only reads also takes a URL."""
+    if not is_read:
+        command.add_argument("target", metavar="DIR|JOB", help=f"the output of a run; or {_JOB}")
+        return
+    command.add_argument("target", metavar="DIR|URL|JOB", help=f"the output of a run, or its URL; or {_JOB}")
+    _add_storage(command)
 
 
-def _target(options: argparse.Namespace) -> Materializer | pathlib.Path:
-    """Return the job that the command line names, or the directory.
+def _target(options: argparse.Namespace) -> Materializer | pathlib.Path | str:
+    """Return the job that the command line names, or the directory, or its URL.
 
     Raises:
-        OutputError: it is neither.
+        OutputError: it is none of them.
     """
     path = pathlib.Path(options.target)
     if path.is_dir():
         return path
+    if is_url(options.target):
+        return str(options.target)
     if path.suffix == ".toml" or (":" in options.target and os.sep not in options.target.partition(":")[0]):
         return _find_job(options.target)
-    raise OutputError(f"{path} is not a directory; pass the output of a run")
+    raise OutputError(f"{path} is not a directory; pass the output of a run, or its URL")
 
 
 def _add_progress(command: argparse.ArgumentParser) -> None:
@@ -283,7 +362,8 @@ _REPORT = {
 
 
 def _add_bench(command: argparse.ArgumentParser) -> None:
-    _add_directory(command)
+    _add_directory(command, is_read=True)
+    _add_cache(command)
     command.add_argument("--split", metavar="NAME", help="split to read (all)")
     command.add_argument("--format", metavar="F", help="which format to read if there are several (the first)")
     command.add_argument("--batch-size", type=int, default=32, metavar="N", help="records in a batch (32)")
@@ -305,15 +385,17 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace, console: Console) -> int:
-    found = measure_reading(
-        options.directory,
-        options.split,
-        format=options.format,
-        batch_size=options.batch_size,
-        readers=options.readers,
-        num_workers=options.num_workers,
-        seconds=options.seconds,
-    )
+    with _fetching(options) as given:
+        found = measure_reading(
+            options.directory,
+            options.split,
+            format=options.format,
+            batch_size=options.batch_size,
+            readers=options.readers,
+            num_workers=options.num_workers,
+            seconds=options.seconds,
+            **given,
+        )
     code = NOT_WELL if any(row.problem for row in found.rows) else OK
     return console.answer(code, str(found), _attributes(found, _BENCH))
 
@@ -451,14 +533,19 @@ _SHELLS: dict[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fi
 
 
 _FORMATS = f"{', '.join(format_names())}; repeatable (default: unchanged)"
-_WHERE = "the new directory (default: DIR-FORMAT, or DIR-N-shards if the format is unchanged)"
+_WHERE = "the new directory, or its URL (default: DIR-FORMAT, or DIR-N-shards if the format is unchanged)"
 
 
 def _add_convert(command: argparse.ArgumentParser) -> None:
-    _add_directory(command)
+    _add_directory(command, is_read=True)
+    command.add_argument(
+        "--source-options", metavar="JSON|FILE", help="the same for DIR alone, if OUT is a URL in another store"
+    )
+    _add_cache(command)
+    command.add_argument("--scratch", metavar="FOLDER", help="where shards are made for an OUT that is a URL (TMPDIR)")
     command.add_argument("--format", action="append", metavar="F", help=_FORMATS)
     command.add_argument("--num-shards", type=int, metavar="N", help="shards in each split (default: unchanged)")
-    command.add_argument("--output", metavar="OUT", type=pathlib.Path, help=_WHERE)
+    command.add_argument("--output", metavar="OUT", type=_place, help=_WHERE)
     command.add_argument("--num-workers", type=int, metavar="N", help="worker processes (default: one per core)")
     command.add_argument("--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m; exit code 1")
     command.add_argument(
@@ -469,6 +556,7 @@ def _add_convert(command: argparse.ArgumentParser) -> None:
 
 def _convert(options: argparse.Namespace, console: Console) -> int:
     output = options.output or _beside(options.directory, options.format, options.num_shards)
+    given = {name: _storage(options, f"{name}_options") for name in ("storage", "source")}
     report = convert(
         options.directory,
         output,
@@ -478,6 +566,10 @@ def _convert(options: argparse.Namespace, console: Console) -> int:
         deadline=options.deadline,
         max_disk=options.max_disk,
         progress=_shows_bar(options),
+        storage_options=given["storage"],
+        source_options=given["source"],
+        scratch=options.scratch,
+        cache_dir=options.cache_dir,
     )
     facts = _attributes(report, _REPORT)
     if report.is_complete:
@@ -487,9 +579,9 @@ def _convert(options: argparse.Namespace, console: Console) -> int:
     return console.answer(NOT_WELL, str(report), facts, error=True)
 
 
-def _beside(directory: pathlib.Path, formats: list[str] | None, num_shards: int | None) -> pathlib.Path:
-    """Return where the new directory goes if the command line does not say."""
-    folder = directory.resolve()
+def _beside(directory: pathlib.Path | str, formats: list[str] | None, num_shards: int | None) -> pathlib.Path:
+    """Return where the new directory goes if the command line does not say: beside a folder; of a URL, here."""
+    folder = directory.resolve() if isinstance(directory, pathlib.Path) else pathlib.Path(_name_of(directory))
     return folder.with_name("-".join([folder.name, *(formats or [f"{num_shards}-shards"])]))
 
 
@@ -518,7 +610,8 @@ _EXPORT = {
 
 
 def _add_inspect(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", metavar="FILE", type=pathlib.Path, help="a file of records, or the output of a run")
+    command.add_argument("file", metavar="FILE|URL", type=_place, help="a file of records, or the output of a run")
+    _add_storage(command)
     command.add_argument(
         "--records", type=int, default=1, metavar="N", help="how many records to show, from the first (1)"
     )
@@ -526,7 +619,7 @@ def _add_inspect(command: argparse.ArgumentParser) -> None:
 
 def _inspect(options: argparse.Namespace, console: Console) -> int:
     try:
-        found = inspect(options.file, records=options.records)
+        found = inspect(options.file, records=options.records, storage_options=_storage(options))
     except (FileNotFoundError, InputError) as error:
         return console.fail(NOTHING_THERE, error)
     facts = _attributes(found, _INSPECTION)
@@ -535,7 +628,7 @@ def _inspect(options: argparse.Namespace, console: Console) -> int:
 
 
 _INSPECTION = {
-    "path": "the file or directory",
+    "path": "the file or directory, or its URL",
     "format": "its format, in words",
     "num_bytes": "size of the file, or of all shards",
     "num_records": "records that could be read",
@@ -554,8 +647,8 @@ _INSPECTION = {
 
 
 def _add_merge(command: argparse.ArgumentParser) -> None:
-    command.add_argument("directories", metavar="DIR", type=pathlib.Path, nargs="+", help="the outputs of runs")
-    command.add_argument("--output", metavar="OUT", type=pathlib.Path, required=True, help="the new directory")
+    command.add_argument("directories", metavar="DIR", type=_place, nargs="+", help="the outputs of runs")
+    command.add_argument("--output", metavar="OUT", type=_place, required=True, help="the new directory")
     command.add_argument(
         "--name", metavar="NAME", help="name of the new dataset (default: theirs, if they have the same)"
     )
@@ -631,7 +724,8 @@ _ESTIMATE = {
 
 
 def _add_preview(command: argparse.ArgumentParser) -> None:
-    _add_directory(command)
+    _add_directory(command, is_read=True)
+    _add_cache(command)
     command.add_argument("--split", metavar="NAME", help="split to draw from (all)")
     command.add_argument("--count", type=int, default=8, metavar="N", help="samples, spread over the split (8)")
     command.add_argument("--columns", type=int, default=4, metavar="N", help="samples in a row (4)")
@@ -642,9 +736,10 @@ def _add_preview(command: argparse.ArgumentParser) -> None:
 
 
 def _preview(options: argparse.Namespace, console: Console) -> int:
-    output = options.output or pathlib.Path(f"{options.directory.resolve().name}-preview.png")
-    samples = load(options.directory, options.split)
-    picture = samples.preview(options.count, columns=options.columns, opacity=options.opacity)
+    output = options.output or pathlib.Path(f"{_name_of(options.directory)}-preview.png")
+    with _fetching(options) as given:
+        samples = load(options.directory, options.split, **given)
+        picture = samples.preview(options.count, columns=options.columns, opacity=options.opacity)
     picture.save(output)
     height, width = picture.array.shape[:2]
     return console.answer(OK, str(output), {"output": output, "height": height, "width": width})
@@ -662,7 +757,8 @@ _VIEW = {"output": "the page, an HTML file", "num_samples": "samples on it", "ad
 
 
 def _add_view(command: argparse.ArgumentParser) -> None:
-    _add_directory(command)
+    _add_directory(command, is_read=True)
+    _add_cache(command)
     command.add_argument("--split", metavar="NAME", help="split to show (all)")
     command.add_argument("--count", type=int, default=96, metavar="N", help="samples on the page (96)")
     command.add_argument("--output", type=pathlib.Path, metavar="HTML", help="the page (default: DIR.html, here)")
@@ -673,15 +769,17 @@ def _add_view(command: argparse.ArgumentParser) -> None:
 
 
 def _view(options: argparse.Namespace, console: Console) -> int:
-    if not options.serve:
-        output = options.output or pathlib.Path(f"{options.directory.resolve().name}.html")
-        page = view(options.directory, options.split, count=options.count)
-        page.save(output)
-        return console.answer(OK, str(output), {"output": output, "num_samples": page.num_samples, "address": None})
-    served = viewing(options.directory, options.split, port=options.port)
-    with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
-        console.answer(OK, server.url, {"output": None, "num_samples": None, "address": server.url})  # while it serves
-        server.wait()
+    with _fetching(options) as given:
+        if not options.serve:
+            output = options.output or pathlib.Path(f"{_name_of(options.directory)}.html")
+            page = view(options.directory, options.split, count=options.count, **given)
+            page.save(output)
+            return console.answer(OK, str(output), {"output": output, "num_samples": page.num_samples, "address": None})
+        served = viewing(options.directory, options.split, port=options.port, **given)
+        with contextlib.suppress(KeyboardInterrupt, SystemExit), signals_raised(), served as server:
+            facts = {"output": None, "num_samples": None, "address": server.url}
+            console.answer(OK, server.url, facts)  # while it serves
+            server.wait()
     return OK  # a request to end is a success
 
 
@@ -690,11 +788,12 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 # The state of the output of a run.
 
 
+_IN_STORE = "`datamat repair JOB`, or repair() of its Materializer, makes again what is damaged"
 _IN_PYTHON = "the rest needs the source: name the job in place of the directory, or call repair() of its Materializer"
 
 
 def _add_status(command: argparse.ArgumentParser) -> None:
-    _add_target(command)
+    _add_target(command, is_read=True)
     command.add_argument(
         "--watch", action="store_true", help="show it again whenever it changes, until no process is at work"
     )
@@ -705,11 +804,13 @@ def _status(options: argparse.Namespace, console: Console) -> int:
     target = _target(options)
     if not options.interval > 0:
         raise OptionError(f"--interval is {options.interval:g}; want a positive number of seconds")
-    status = target.status() if isinstance(target, Materializer) else read_status(target)
-    job = target.job if isinstance(target, Materializer) else None
-    again = functools.partial(read_status, status.output)
-    if job is not None and job.store is not None:
-        again = functools.partial(read_status, job.output, store=job.store)
+    if isinstance(target, Materializer):
+        _refuse_storage(options)
+        status = target.status()
+        again = functools.partial(output_status, target.job)
+    else:
+        again = functools.partial(read_status, target, storage_options=_storage(options))
+        status = again()
     while options.watch and status.is_running:
         _show_status(status, console)
         shown = str(status)
@@ -717,6 +818,11 @@ def _status(options: argparse.Namespace, console: Console) -> int:
             time.sleep(options.interval)
             status = again()
     return _show_status(status, console)
+
+
+def _refuse_storage(options: argparse.Namespace) -> None:
+    if options.storage_options is not None:
+        raise OptionError("--storage-options go with a URL, and a JOB has its own; leave them out")
 
 
 def _show_status(status: Status, console: Console) -> int:
@@ -731,7 +837,7 @@ _STATES: dict[State, int] = {
     "empty": NOTHING_THERE,
 }
 _STATUS = {
-    "output": "the directory",
+    "output": "the directory, or its URL",
     "state": "`empty`, `running`, `unfinished`, `complete` or `damaged`",
     "holder": "the process at work; empty if there is none",
     "done": "what is there: `num_shards`, `num_rows`, `num_failed`, `num_dropped`, `num_dropped_records`, "
@@ -743,11 +849,12 @@ _STATUS = {
     "obsolete": "of a JOB, the shards that `run` would remove",
     "note": "why this answer is incomplete; empty if it is not",
     "tasks": "of tasks that share the output: name, the process at work (empty if there is none), finished shards",
+    "growing": "of an unfinished output in a store, shards of which pieces are there: name, parts, rows, bytes",
 }
 
 
 def _add_verify(command: argparse.ArgumentParser) -> None:
-    _add_target(command)
+    _add_target(command, is_read=True)
     command.add_argument("--deep", action="store_true", help="decode every record, pixels included")
     command.add_argument(
         "--sample", type=float, metavar="X", help="of a JOB: also make this fraction of the rows again, and compare"
@@ -757,14 +864,15 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
 def _verify(options: argparse.Namespace, console: Console) -> int:
     target = _target(options)
     if isinstance(target, Materializer):
+        _refuse_storage(options)
         report = target.verify(options.deep, sample=options.sample)
     elif options.sample is not None:
         raise OptionError(
             "--sample makes records again, which takes the source; name the JOB in place of the directory"
         )
     else:
-        report = verify(target, options.deep)
-    return _answer_verify(report, "", [], console)
+        report = verify(target, options.deep, storage_options=_storage(options))
+    return _answer_verify(report, _IN_STORE if isinstance(target, str) else "", [], console)
 
 
 def _answer_verify(report: VerifyReport, note: str, rewritten: list[str], console: Console) -> int:
@@ -774,7 +882,7 @@ def _answer_verify(report: VerifyReport, note: str, rewritten: list[str], consol
 
 
 _VERIFIED = {
-    "path": "the directory",
+    "path": "the directory, or its URL",
     "num_shards": "shards that were read, in every format",
     "num_records": "records that the manifest counts",
     "num_formats": "formats that hold them",
@@ -788,6 +896,11 @@ def _repair(options: argparse.Namespace, console: Console) -> int:
     if isinstance(target, Materializer):
         target.repair(progress=_shows_bar(options))
         return _answer_verify(target.verify(), "", [], console)
+    if isinstance(target, str):
+        raise OptionError(
+            f"repair: {without_secrets(target)} is in a store, where shards are made from the source; name its JOB "
+            "in place of the URL, or call repair() of its Materializer"
+        )
     done = []
     report = verify(target)
     if not report.ok and MANIFEST_FILE not in report.files:
@@ -911,6 +1024,11 @@ def _find_job(name: str) -> Materializer:
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as for `python -m`
+    if is_url(name):
+        raise OptionError(
+            f"{without_secrets(name)} is a URL, not a JOB; want MODULE:JOB, as in jobs:camvid for `camvid` in jobs.py, "
+            "or the name of a TOML file: its output may be a URL"
+        )
     if name.endswith(".toml"):
         return _job_of_file(pathlib.Path(name))
     if not all(name.partition(":")):
@@ -1202,7 +1320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _ended(options: argparse.Namespace, console: Console) -> int:
     """Run the command; show why it did not end well."""
-    if "directory" in options and not options.directory.is_dir():
+    if "directory" in options and isinstance(options.directory, pathlib.Path) and not options.directory.is_dir():
         return console.fail(NOTHING_THERE, f"{options.directory} is not a directory; pass the output of a run")
     try:
         code: int = options.run(options, console)

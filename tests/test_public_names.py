@@ -25,7 +25,7 @@ AGREED = {
     *("Batches", "ColumnProfile", "DataSource", "Estimate", "ExportReport", "Feature", "ImportWriter", "Inspection"),
     *("LedgerEntry", "Plan", "PoolStats", "PoolProgress", "Provenance", "ShardChange", "ShardedDataset", "Status"),
     *("VerifyReport", "WorkerStats", "convert", "export", "inspect", "original_key", "read_ledger", "register_feature"),
-    *("register_standin", "retire", "serving", "concat", "merge", "mix"),
+    *("read_status", "register_standin", "retire", "serving", "concat", "merge", "mix"),
     *("FromShard", "Sidecar"),
     *("view", "viewing", "ViewPage", "ViewServer"),
     *("Bytes", "Json", "Timestamp", "Optional", "Sequence"),

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import gzip
-import pathlib
 import struct
 import tarfile
 import zlib
@@ -17,8 +16,9 @@ import numpy as np
 from datamat import codecs
 from datamat.directory.display import Table, render_html, statistics_table
 from datamat.directory.files import open_regular, regular_path
-from datamat.directory.manifest import Manifest
-from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.remote import FetchedFolder, RemotePath, location
+from datamat.errors import CorruptDataError, InputError, MissingDependencyError, OptionError, OutputError
 from datamat.features import Image, Scalar, Tensor, Text
 from datamat.features.statistics import summarized_in_words
 from datamat.formats.example import LEN, decode_example, fields, varint
@@ -26,9 +26,11 @@ from datamat.formats.tfrecord import FRAMING_BYTES, frame, read_payload
 
 if TYPE_CHECKING:
     import os
+    import pathlib
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from datamat.codecs import ImageInfo
+    from datamat.directory.manifest import ShardInfo
     from datamat.features import Feature
 
 
@@ -450,20 +452,24 @@ class Inspection:
         return render_html(f"Inspection: {self.num_records:,} records", facts, tables, self.records)
 
 
-def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:
+def inspect(
+    path: str | os.PathLike[str], *, records: int = 1, storage_options: Mapping[str, Any] | None = None
+) -> Inspection:
     """Look inside a file of records, or a finished directory.
 
     Args:
         path: a TFRecord, Parquet, tar or ArrayRecord file (TFRecord and tar may be gzipped), or a finished directory,
-            whose manifest is read and whose first shard is inspected.
+            whose manifest is read and whose first shard is inspected. Or the URL of one of these, of any kind that
+            fsspec can read; the file comes to a temporary folder, and is removed.
         records: number of first records to show.
+        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:
         What was found. Damage does not raise: `problem` gives its place, and everything before it still counts.
 
     Raises:
         InputError: the file is of no known format.
-        OutputError: the directory is not a finished directory of datamat.
+        OutputError: the directory is not a finished directory of datamat, or the URL cannot be read.
         OSError: the file cannot be opened.
         CorruptDataError: it is a pipe or a device, or, in a directory, a link that leads out of it.
         MissingDependencyError: the package that reads the format is not installed.
@@ -473,16 +479,43 @@ def inspect(path: str | os.PathLike[str], *, records: int = 1) -> Inspection:
     """
     if records < 0:
         raise OptionError(f"inspect: records is {records}; want 0 or more")
-    place = pathlib.Path(path)
+    place = location(path, storage_options)
+    if isinstance(place, RemotePath):
+        return _inspect_remote(place, records)
     if place.is_dir():
-        return _inspect_directory(place, records)
+        return _inspect_directory(place, Manifest.read(place), records)
     name, read = _format_of(place)
     return _inspect_file(place, name, read, records)
 
 
-def _inspect_directory(folder: pathlib.Path, records: int) -> Inspection:
-    manifest = Manifest.read(folder)
-    first = next((info.file for info in manifest.shards if info.num_records), manifest.shards[0].file)
+def _inspect_remote(place: RemotePath, records: int) -> Inspection:
+    """Inspect a finished directory behind a URL, or a file there, of which a copy is made for as long as it takes."""
+    fetched = FetchedFolder(place)
+    if fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+        manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(place / MANIFEST_FILE))
+        first = _first_shard(manifest)
+        if not fetched.fetch_if_there(first.file, first.num_bytes):
+            raise OutputError(f"{place / first.file} is missing; run the job again to rebuild it")
+        found = _inspect_directory(fetched.path, manifest, records)
+        return dataclasses.replace(found, path=str(place), problem=found.problem.replace(str(fetched.path), str(place)))
+    file = FetchedFolder(place.parent)
+    if not file.fetch_if_there(place.name, _ANY_SIZE):
+        raise OutputError(f"{place} is no file, and no directory with a {MANIFEST_FILE}; correct the URL")
+    try:
+        found = inspect(file.path / place.name, records=records)
+    except InputError as error:
+        raise InputError(str(error).replace(str(file.path / place.name), str(place))) from None
+    return dataclasses.replace(
+        found, path=str(place), problem=found.problem.replace(str(file.path / place.name), str(place))
+    )
+
+
+def _first_shard(manifest: Manifest) -> ShardInfo:
+    return next((info for info in manifest.shards if info.num_records), manifest.shards[0])
+
+
+def _inspect_directory(folder: pathlib.Path, manifest: Manifest, records: int) -> Inspection:
+    first = _first_shard(manifest).file
     shard = inspect(regular_path(folder, first), records=records)
     return dataclasses.replace(
         shard,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import BinaryIO
 
+    from datamat.directory.remote import RemotePath
     from datamat.formats import Buffer
 
 
@@ -64,6 +65,7 @@ __all__ = [
     "is_older",
     "keys_file",
     "manifest_bytes",
+    "no_manifest",
     "note_finished",
     "put_aside",
     "read_entries",
@@ -714,6 +716,14 @@ def _has_its_digest(content: bytes) -> bool:
     digest = xxhash.xxh3_128(content[:start])
     digest.update(content[end:])
     return content[start:end] == _DIGEST_LINE % digest.hexdigest().encode()
+
+
+def no_manifest(folder: RemotePath) -> OutputError:
+    """Return the error that a directory behind a URL has no manifest."""
+    return OutputError(
+        f"{folder} holds no {MANIFEST_FILE}; correct the URL, or finish its run, which writes that last: "
+        f"`datamat status {folder}` says how far it is"
+    )
 
 
 def manifest_bytes(folder: pathlib.Path) -> bytes:

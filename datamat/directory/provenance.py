@@ -24,7 +24,7 @@ from datamat.formats import get_format
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 __all__ = ["Provenance", "ProvenanceFinder", "find_provenance"]
@@ -102,10 +102,19 @@ class ProvenanceFinder:
         output: path of the finished directory.
         manifest: its manifest.
         source: source of the run, where relative paths start; None leaves them as they are.
+        bring: is called with the path of each file below `output` before it is read.
     """
 
-    def __init__(self, output: pathlib.Path, manifest: Manifest, source: Any = None) -> None:
+    def __init__(
+        self,
+        output: pathlib.Path,
+        manifest: Manifest,
+        source: Any = None,
+        *,
+        bring: Callable[[str], object] = lambda name: None,
+    ) -> None:
         self._output, self._manifest, self._source = output, manifest, source
+        self._bring = bring
         self._indexes: dict[str, SplitIndex] = {}
         self._lock = threading.Lock()
 
@@ -119,7 +128,7 @@ class ProvenanceFinder:
         for split, shards in manifest.splits.items():
             names = RecordNames(manifest.copies.get(split, 1), split in manifest.augmented)
             if split not in self._indexes:
-                self._indexes[split] = _split_index(output, manifest, split, names)
+                self._indexes[split] = _split_index(output, manifest, split, names, self._bring)
             index = self._indexes[split]
             number = index.table.find(wanted.row_key)
             if number is None:
@@ -151,15 +160,21 @@ class ProvenanceFinder:
         )
 
 
-def _split_index(output: pathlib.Path, manifest: Manifest, split: str, names: RecordNames) -> SplitIndex:
+def _split_index(
+    output: pathlib.Path, manifest: Manifest, split: str, names: RecordNames, bring: Callable[[str], object]
+) -> SplitIndex:
     shards = manifest.splits[split]
     shard_format = get_format(manifest.format).with_features(manifest.features)
-    return SplitIndex(
-        lambda: read_index(output, index_file(split), num_rows=sum(info.num_rows for info in shards)),
-        names,
-        shards,
-        lambda shard: stored_keys(shard_format.read(output / shards[shard].file)),
-    )
+
+    def read() -> Any:
+        bring(index_file(split))
+        return read_index(output, index_file(split), num_rows=sum(info.num_rows for info in shards))
+
+    def keys_of(shard: int) -> Any:
+        bring(shards[shard].file)
+        return stored_keys(shard_format.read(output / shards[shard].file))
+
+    return SplitIndex(read, names, shards, keys_of)
 
 
 def _position(output: pathlib.Path, index: SplitIndex, names: RecordNames, key: RecordKey, shard: int) -> int | None:

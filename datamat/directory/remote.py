@@ -14,25 +14,31 @@ import contextlib
 import dataclasses
 import errno
 import os
+import pathlib
 import random
 import re
 import time
 import urllib.parse
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from datamat.directory.files import expand_home, temporary_folder
 from datamat.errors import CorruptDataError, DatamatError, MissingDependencyError, OptionError, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
     from typing import BinaryIO
 
 
 __all__ = [
+    "AbsentError",
+    "DeniedError",
+    "FetchedFolder",
     "RemotePath",
     "chain_of",
     "is_transient",
     "is_url",
     "lasting",
+    "location",
     "open_filesystem",
     "options_for",
     "reason_of",
@@ -49,6 +55,7 @@ _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
 _WAIT_S = 60
 _HTTP = ("http", "https")
+_S3 = ("s3", "s3a")
 _PACKAGES = {
     "s3": "datamat[s3]",
     "s3a": "datamat[s3]",
@@ -79,6 +86,26 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return _URL.match(os.fspath(path)) is not None
 
 
+def location(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> pathlib.Path | RemotePath:
+    """Return the place that a user names: a path, in which `~` is the home folder, or a URL with its options.
+
+    Args:
+        path: path or URL; `file://` stands before a path.
+        storage_options: options for fsspec, which only a URL takes.
+
+    Raises:
+        OptionError: there are options for a path, or the URL is a chain of filesystems.
+    """
+    text = os.fspath(path)
+    if is_url(text) and not text.startswith("file://"):
+        return RemotePath(text, dict(storage_options or {}))
+    if storage_options is not None:
+        raise OptionError(f"storage_options are for URLs, and {text} is a path; leave them out")
+    return pathlib.Path(expand_home(text.removeprefix("file://")))
+
+
 def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the filesystem of fsspec that a URL is on, and its path there.
 
@@ -93,8 +120,12 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     scheme = url.partition("://")[0].lower()
+    if scheme in _HTTP:
+        options = _with_timeout(options)
+    elif scheme in _S3:
+        options = _without_retries(options)
     try:
-        filesystem, path = url_to_fs(url, **(_with_timeout(options) if scheme in _HTTP else options))
+        filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
         raise MissingDependencyError(
@@ -108,6 +139,12 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         ) from None
     _KEPT[hash(filesystem)] = filesystem
     return filesystem, path
+
+
+def _without_retries(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for S3 that have each request made once: where we repeat it, too, both would wait for minutes."""
+    config = dict(options.get("config_kwargs") or {})
+    return {**options, "config_kwargs": {"retries": {"total_max_attempts": 1}, **config}}
 
 
 def options_for(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,6 +416,17 @@ class RemotePath:
         head, query = _halves(self.url)
         return RemotePath(f"{head.rstrip('/')}/{name}{'?' if query else ''}{query}", self.options)
 
+    @property
+    def name(self) -> str:
+        """The last name of the URL."""
+        return _halves(self.url)[0].rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder that it is in."""
+        head, query = _halves(self.url)
+        return RemotePath(f"{head.rstrip('/').rpartition('/')[0]}{'?' if query else ''}{query}", self.options)
+
     def __str__(self) -> str:
         return without_secrets(self.url)
 
@@ -408,7 +456,7 @@ class RemotePath:
             attempt = attempt + 1 if done - counted < _PROGRESS_BYTES else 1
             counted = done
             if attempt == _ATTEMPTS or not is_transient(failed):
-                self._raise(failed)
+                raise self._explained(failed, "cannot be read")
             _wait_before(attempt, failed)
 
     def download(self, file: BinaryIO, max_bytes: int) -> tuple[int, Mapping[str, Any]]:
@@ -477,15 +525,7 @@ class RemotePath:
                 raise ConnectionError(f"the answer ended after {len(found)} of {stop - start} bytes")
             return found[: stop - start]
 
-        failed: Exception | None = None
-        found = b""
-        try:
-            found = retried(read)
-        except Exception as error:  # noqa: BLE001 -- as above
-            failed = error
-        if failed is not None:
-            self._raise(failed)
-        return found
+        return self._tried(read, "cannot be read")
 
     def read_bytes(self, max_bytes: int) -> bytes:
         """Return the content of a small file.
@@ -507,6 +547,64 @@ class RemotePath:
                         f"{self} has over {max_bytes} bytes, the most it may have; run the job again"
                     )
         return bytes(content)
+
+    def names(self, *, deep: bool = False) -> list[str] | None:
+        """Return the sorted names of the files in the folder; None where its server gives no list.
+
+        Args:
+            deep: whether to list folders in it, too, whose files then have paths below this one.
+
+        Raises:
+            OutputError: it cannot be listed.
+        """
+        if self._is_http:
+            return None
+
+        def listed() -> list[str]:
+            filesystem, path = self._filesystem()
+            filesystem.invalidate_cache()
+            try:
+                found = filesystem.find(path, maxdepth=None if deep else 1, detail=False)
+            except FileNotFoundError as error:
+                if status_of(error)[1] == "NoSuchBucket":
+                    raise
+                return []
+            place = len(path.rstrip("/")) + 1
+            return sorted(str(one)[place:] for one in found if len(str(one)) > place)
+
+        return self._tried(listed, "cannot be listed")
+
+    def read_if_there(self, max_bytes: int) -> bytes | None:
+        """Return the content of a small file as `read_bytes` does; None where there is none."""
+        try:
+            return self.read_bytes(max_bytes)
+        except AbsentError:
+            return None
+
+    def tail(self, max_bytes: int) -> bytes | None:
+        """Return the last bytes of a file, from the beginning of a line on; None where there is none.
+
+        Args:
+            max_bytes: most bytes to return.
+
+        Raises:
+            OutputError: it cannot be read.
+        """
+        try:
+            size, _ = self._tried(self.ask, "cannot be read")
+            start = max(size - max_bytes, 0)
+            content = self.read_range(start, size)
+        except AbsentError:
+            return None
+        return content.partition(b"\n")[2] if start else content
+
+    def _tried(self, call: Callable[[], _T], problem: str) -> _T:
+        """Return what a call returns, tried again as all are; raise its error as one of ours."""
+        try:
+            return retried(call)
+        except Exception as error:  # noqa: BLE001 -- each filesystem raises what the client below it does
+            failed = error
+        raise self._explained(failed, problem)
 
     @property
     def _scheme(self) -> str:
@@ -567,15 +665,130 @@ class RemotePath:
     def _filesystem(self) -> tuple[Any, str]:
         return open_filesystem(self.url, self.options)
 
-    def _raise(self, error: Exception) -> NoReturn:
-        """Raise an error of the filesystem as one of ours, from itself: from a copy where it holds a secret."""
+    def _explained(self, error: Exception, problem: str) -> DatamatError:
+        """Return an error of the filesystem as one of ours, with itself as the cause: a copy where it holds a secret.
+
+        Not to be called inside of an `except`, whose error would go along as the context.
+        """
         if isinstance(error, DatamatError):
-            raise error
+            return error
         reason = redacted(reason_of(error), self.url, self.options)
         said = " ".join(f"{one} {one!r} {one.__context__!r}" for one in chain_of(error))
         hides = redacted(said, self.url, self.options) != said
-        # Not inside of an `except`, whose error would go along as the context.
-        raise OutputError(
-            f"{self} cannot be read: {reason}; check the address, the network and storage_options, and that the run "
-            "that writes there has finished"
-        ) from (OSError(reason) if hides else error)
+        status, code = status_of(error)
+        explained: OutputError
+        if _is_absent(error):
+            explained = AbsentError(
+                f"{self} {problem}: {reason}; check the address, the network and storage_options, and that the run "
+                "that writes there has finished"
+            )
+        elif code == "NoSuchBucket":
+            explained = OutputError(
+                f"{self} {problem}: {reason}; there is no such bucket: correct the URL, or storage_options if another "
+                "store has it"
+            )
+        elif status in {401, 403} or {type(one).__name__ for one in chain_of(error)} & _NO_CREDENTIALS:
+            explained = DeniedError(
+                f"{self} {problem}: {reason}; check the address, and give storage_options, or an environment, whose "
+                "credentials may read there"
+            )
+        else:
+            explained = OutputError(f"{self} {problem}: {reason}; check the address, the network and storage_options")
+        explained.__cause__ = OSError(reason) if hides else error
+        return explained
+
+
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "PermissionError"})
+
+
+class AbsentError(OutputError):
+    """There is no such file behind a URL, as far as its server says."""
+
+
+class DeniedError(OutputError):
+    """A file behind a URL may not be read."""
+
+
+def _is_absent(error: Exception) -> bool:
+    """Return whether an error says that there is no such file; of a bucket, or a server that is down, it does not."""
+    status, code = status_of(error)
+    if status is not None:
+        return status in {404, 410} and code != "NoSuchBucket"
+    return isinstance(error, FileNotFoundError) and all(
+        isinstance(one, (FileNotFoundError, KeyError)) for one in chain_of(error)
+    )
+
+
+# ---------------------------------------------------------------- files fetched for a while
+
+
+@final
+class FetchedFolder:
+    """A temporary folder for some files of a folder behind a URL, removed with this object. Thread-safe.
+
+    Args:
+        root: the folder behind the URL.
+
+    Attributes:
+        path: the temporary folder, in `TMPDIR`.
+    """
+
+    def __init__(self, root: RemotePath) -> None:
+        self.root = root
+        self.path = pathlib.Path(temporary_folder(self))
+
+    def fetch_if_there(self, name: str, max_bytes: int) -> bool:
+        """Write a file to its place below the temporary folder; return whether there is one.
+
+        Args:
+            name: path of the file below the folder.
+            max_bytes: size from which on it is cut: a longer file has a byte more here, or some.
+
+        Raises:
+            OutputError: it cannot be read, or the disk is full.
+        """
+        place = self.path / name
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(place, "wb") as file, contextlib.closing((self.root / name).blocks(max_bytes)) as blocks:
+                file.writelines(blocks)
+        except OutputError as error:
+            place.unlink(missing_ok=True)
+            if isinstance(error, AbsentError):
+                return False
+            raise
+        except OSError as error:
+            place.unlink(missing_ok=True)
+            raise OutputError(
+                f"{self.root / name} does not fit into {self.path.parent} ({error.strerror}), where it is examined; "
+                "set TMPDIR to a folder on a larger disk"
+            ) from error
+        return True
+
+    def fetch(self, name: str, max_bytes: int) -> str:
+        """Do what `fetch_if_there` does; return why a file is not here that is missing, or may not be read, or ""."""
+        try:
+            return "" if self.fetch_if_there(name, max_bytes) else os.strerror(errno.ENOENT)
+        except DeniedError:
+            return os.strerror(errno.EACCES)
+
+    def fetch_all(self, sizes: Mapping[str, int], at_once: int = 16) -> dict[str, str]:
+        """Fetch several files, some at the same time; return why those are not here that are not, by name.
+
+        Args:
+            sizes: `max_bytes` of each, by name.
+            at_once: how many to fetch at the same time.
+
+        Raises:
+            OutputError: as for `fetch`.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(at_once) as pool:
+            found = dict(zip(sizes, pool.map(self.fetch, sizes, sizes.values()), strict=True))
+        return {name: why for name, why in found.items() if why}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove files from the temporary folder."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)

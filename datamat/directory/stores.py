@@ -274,7 +274,9 @@ class ObjectStore:
                 except FileNotFoundError:
                     return {}
                 place = len(path.rstrip("/")) + 1
-                return {str(one)[place:]: _identity(info) for one, info in sorted(found.items())}
+                names = {str(one)[place:]: _identity(info) for one, info in sorted(found.items())}
+                names.pop("", None)  # the folder itself, if it came to be between two requests of s3fs
+                return names
 
             return retried(listed)
 

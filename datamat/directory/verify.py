@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
 import re
+import shutil
 from array import array
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,16 +17,28 @@ import numpy as np
 import xxhash
 
 from datamat.directory.display import render_html
-from datamat.directory.files import expand_home, printable, read_regular, regular_path
+from datamat.directory.files import MADE, WORK, commit, leave_stand_in, printable, read_regular, regular_path
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import KeyDigest, key_hash, packed_hashes, row_runs, stored_key
-from datamat.directory.manifest import INDEX_FOLDER, MANIFEST_FILE, Manifest, index_file, keys_file, manifest_bytes
-from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names, sidecar_problems
+from datamat.directory.manifest import (
+    INDEX_FOLDER,
+    MANIFEST_FILE,
+    MOST_MANIFEST_BYTES,
+    Manifest,
+    index_file,
+    keys_file,
+    manifest_bytes,
+    no_manifest,
+)
+from datamat.directory.remote import FetchedFolder, RemotePath, location
+from datamat.directory.sidecars.exporting import RECORD, known_sidecars, sidecar_names, sidecar_problems
+from datamat.directory.sidecars.indexes import tar_index
 from datamat.errors import CorruptDataError, InputError, OptionError, SchemaError, join_problems
 from datamat.formats import Offsets, get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    import pathlib
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from datamat.directory.manifest import IndexInfo, ShardInfo
@@ -51,6 +63,8 @@ _MOST_NAMED = 20  # records of one shard that a report names
 _MOST_BYTES_PER_LINE = 64  # of an offsets file: three numbers of 20 digits
 _MOST_BYTES = 1 << 28
 _MOST_THREADS, _MOST_AHEAD = 8, 32  # records that wait to be decoded
+_MOST_SHARDS = 8  # behind a URL, that are fetched and examined at the same time
+_SHARE_OF_DISK = 2  # they take half of what is free at most, but for one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +102,7 @@ class ShardCheck:
     ) -> None:
         self._folder = folder
         self._infos = infos
-        self._most_bytes = max((info.num_bytes for info in infos), default=0)
+        self.most_bytes = max((info.num_bytes for info in infos), default=0)
         self._features = features
         self._format = shard_format
         self._deep = deep
@@ -110,7 +124,7 @@ class ShardCheck:
             return [what], None, None
         try:
             # A file longer than any shard is none of them, and may have any length.
-            checksum = info.checksum_of(path) if path.stat().st_size <= self._most_bytes else ""
+            checksum = info.checksum_of(path) if path.stat().st_size <= self.most_bytes else ""
             # In a shard that differs, decoding may name the record where its format has no checksum of its own.
             keys, offsets, problems = self._read(path, deep=self._deep or checksum != info.checksum)
             return [*self._differences(path, info, checksum, keys), *problems], keys, offsets
@@ -194,8 +208,7 @@ class ShardCheck:
         if what := unreadable(self._folder, info.index_file):
             return None, what
         try:
-            limit = (info.num_records + 1) * _MOST_BYTES_PER_LINE
-            text = read_regular(path, max_bytes=min(limit, _MOST_BYTES)).decode("ascii")
+            text = read_regular(path, max_bytes=_most_offset_bytes(info)).decode("ascii")
             offsets = Offsets.from_text(text)
         except OSError as error:
             return None, error.strerror or str(error)
@@ -225,6 +238,10 @@ class ShardCheck:
                 except CorruptDataError as error:
                     found.append(_reason(error, path))
         return _shortened(found)
+
+
+def _most_offset_bytes(info: ShardInfo) -> int:
+    return min((info.num_records + 1) * _MOST_BYTES_PER_LINE, _MOST_BYTES)
 
 
 def unreadable(folder: pathlib.Path, name: str) -> str:
@@ -298,6 +315,9 @@ def _shortened(lines: list[str]) -> list[str]:
 #
 # Files are only read, never unpickled or run. What others may have planted (pipes, devices, numbers that would fill the
 # memory) is a problem in the report like any other damage.
+#
+# Behind a URL, each shard comes to a temporary folder with its offsets, is examined there, and goes: what stays is the
+# manifest, the index and sidecars, and a stand-in. So what is said of a directory here is said of one behind a URL.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -305,14 +325,14 @@ class VerifyReport:
     """What `verify` found. Its `str` names every damaged file, and the record if that is known.
 
     Attributes:
-        path: the directory that was checked.
+        path: the directory that was checked, or its URL.
         num_shards: number of examined shards, in every format.
         num_records: number of records in the manifest.
         found: all damage, in the order of the files.
         num_formats: number of formats that hold the records.
     """
 
-    path: pathlib.Path
+    path: pathlib.Path | str
     num_shards: int
     num_records: int
     found: tuple[Problem, ...]
@@ -346,69 +366,210 @@ class VerifyReport:
         return render_html(title, notes=lines)
 
 
-def verify(path: str | os.PathLike[str], deep: bool = False) -> VerifyReport:
+def verify(
+    path: str | os.PathLike[str], deep: bool = False, *, storage_options: Mapping[str, Any] | None = None
+) -> VerifyReport:
     """Compare a directory with its manifest: files, sizes, checksums, counts, keys and their order, and each record.
 
-    It reads every byte, and checks every record against the checksums of its format.
+    It reads every byte, and checks every record against the checksums of its format. Of a directory behind a URL, each
+    shard is fetched to a temporary folder, several at a time, and removed once it is examined.
 
     Args:
-        path: finished directory; its files are only read.
+        path: finished directory, or its URL, of any kind that fsspec can read; its files are only read.
         deep: also decode every record according to its features, pixels included.
+        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
 
     Returns:
         The report. Damage does not raise, not even damage to the manifest.
 
     Raises:
-        OutputError: there is no manifest: the run is not finished.
+        OutputError: there is no manifest: the run is not finished. Or the URL cannot be read, or a shard of it does not
+            fit into `TMPDIR`.
+        MissingDependencyError: the package that reads such URLs is not installed.
 
     Example:
         >>> print(verify("out/camvid"))   # doctest: +SKIP
         out/camvid: 3 shards, 256 records: all as the manifest says
     """
-    return examine(pathlib.Path(expand_home(path)), deep=deep, recomputed=None)
+    return examine(location(path, storage_options), deep=deep, recomputed=None)
 
 
-def examine(folder: pathlib.Path, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
+def examine(folder: pathlib.Path | RemotePath, *, deep: bool, recomputed: CheckRecord | None) -> VerifyReport:
     """Do what `verify` does, and call `recomputed` with key and columns of every record; None calls nothing."""
-    try:
-        manifest = Manifest.read(folder, strict=False)
-        formats = {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
-    except (CorruptDataError, OptionError) as error:
-        what = str(error).removeprefix(f"{folder / MANIFEST_FILE} ")
-        return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
-    found = _manifest_problems(folder, manifest)
-    rows: dict[str, list[list[str]]] = {}
-    for entry in manifest.index:
-        if entry.kind == "index":
-            problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
-            found += problems
-    for name, shard_format in formats.items():
-        mine = manifest.of_format(name)
-        check = ShardCheck(folder, mine.shards, mine.features, shard_format, deep=deep, recomputed=recomputed)
-        found += _shard_problems(check, mine, rows)
-    wrong = {problem.file for problem in found}
-    for entry in manifest.index:
-        if entry.kind == "keys":
-            found += _keys_problems(
-                folder, entry, [] if index_file(entry.split) in wrong else rows.get(entry.split, [])
-            )
-    found += [Problem(name, "not in the manifest; remove it") for name in _foreign(folder, manifest, formats.values())]
-    damaged = {problem.file for problem in found}
-    if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
-        found += [Problem(name, what) for name, what in sidecar_problems(folder, manifest, damaged).items()]
-    return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats))
+    if not isinstance(folder, RemotePath):
+        return _Examination(_LocalFiles(folder), deep=deep, recomputed=recomputed).report()
+    files = _FetchedFiles(folder, at_once=1 if recomputed is not None else _MOST_SHARDS)
+    report = _Examination(files, deep=deep, recomputed=recomputed).report()
+    here = os.fspath(files.folder)
+    found = tuple(
+        Problem(problem.file, files.not_here.get(problem.file, problem.what.replace(here, str(folder))))
+        for problem in report.found
+    )
+    return dataclasses.replace(report, path=str(folder), found=found)
 
 
-def _shard_problems(check: ShardCheck, manifest: Manifest, rows: Mapping[str, list[list[str]]]) -> list[Problem]:
-    """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
-    found = []
-    for split, infos in manifest.splits.items():
-        for number, info in enumerate(infos):
+class _LocalFiles:
+    """The files of a directory on a disk."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+    def bring(self, names: Mapping[str, int]) -> None:
+        """Do nothing: they are here."""
+
+    def examined(
+        self, check: ShardCheck, infos: Sequence[ShardInfo]
+    ) -> Iterator[tuple[list[Problem], list[str] | None]]:
+        """Yield what is wrong with each shard, and the keys of its records."""
+        return map(check.problems, infos)
+
+    def names(self) -> set[str]:
+        """Return the names of the files, those of the index with their folder."""
+        index = self.folder / INDEX_FOLDER
+        inner = [f"{INDEX_FOLDER}/{name}" for name in os.listdir(index)] if index.is_dir() else []
+        return {*os.listdir(self.folder), *inner}
+
+
+class _FetchedFiles:
+    """The files of a directory behind a URL, in a temporary folder for as long as they are examined.
+
+    Args:
+        root: the directory.
+        at_once: how many shards to examine at the same time at most.
+
+    Attributes:
+        folder: the temporary folder.
+        not_here: why files are not in it that were to come there, by name.
+    """
+
+    def __init__(self, root: RemotePath, at_once: int) -> None:
+        self._root = root
+        self._at_once = at_once
+        self._fetched = FetchedFolder(root)
+        self.folder = self._fetched.path
+        self.not_here: dict[str, str] = {}
+        if not self._fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+            raise no_manifest(root)
+
+    def bring(self, names: Mapping[str, int]) -> None:
+        """Fetch small files, of which each may have so many bytes."""
+        self.not_here |= self._fetched.fetch_all(names)
+
+    def examined(
+        self, check: ShardCheck, infos: Sequence[ShardInfo]
+    ) -> Iterator[tuple[list[Problem], list[str] | None]]:
+        """Fetch and examine some shards at a time; yield what is wrong with each, and the keys of its records."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        room = shutil.disk_usage(self.folder).free // _SHARE_OF_DISK
+        at_once = max(1, min(self._at_once, len(infos), room // max(check.most_bytes, 1)))
+        waiting: collections.deque[Any] = collections.deque()
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                for info in infos:
+                    waiting.append(pool.submit(self._examined, check, info))
+                    if len(waiting) > 2 * at_once:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _examined(self, check: ShardCheck, info: ShardInfo) -> tuple[list[Problem], list[str] | None]:
+        sizes = {info.index_file: _most_offset_bytes(info), info.file: check.most_bytes}
+        self.not_here |= self._fetched.fetch_all(sizes, len(sizes))
+        path = self.folder / info.file
+        try:
+            if path.exists() and path.stat().st_size > check.most_bytes:
+                what = f"it has more than {check.most_bytes} bytes, as no shard has; the manifest says {info.num_bytes}"
+                return [Problem(info.file, what)], None
             problems, keys = check.problems(info)
-            found += problems
-            if keys is not None and number < len(rows.get(split, ())):
-                found += _key_problems(info, keys, rows[split][number])
-    return found
+            if info.file.endswith(".tar") and not any(problem.file == info.file for problem in problems):
+                made = self.folder / WORK / MADE / f"{info.file}.idx"  # for the sidecars, which are compared at the end
+                made.parent.mkdir(parents=True, exist_ok=True)
+                with commit(made) as file:
+                    file.write(tar_index(path))
+            return problems, keys
+        finally:
+            leave_stand_in(path, info.num_bytes)
+            self._fetched.drop([info.index_file])
+
+    def names(self) -> set[str]:
+        """Return the names of the files, those of the index with their folder; none where the server lists none."""
+        inner = (self._root / INDEX_FOLDER).names() or []
+        return {*(self._root.names() or []), *(f"{INDEX_FOLDER}/{name}" for name in inner)}
+
+
+class _Examination:
+    """Compares the files of a directory with its manifest.
+
+    Args:
+        files: the files.
+        deep: whether to decode every record.
+        recomputed: check to call for every record; None calls none.
+    """
+
+    def __init__(self, files: _LocalFiles | _FetchedFiles, *, deep: bool, recomputed: CheckRecord | None) -> None:
+        self._files = files
+        self._folder = files.folder
+        self._deep = deep
+        self._recomputed = recomputed
+
+    def report(self) -> VerifyReport:
+        """Return what was found."""
+        folder = self._folder
+        try:
+            manifest = Manifest.read(folder, strict=False)
+            formats = {name: get_format(name).with_features(manifest.features) for name in manifest.by_format}
+        except (CorruptDataError, OptionError) as error:
+            what = str(error).removeprefix(f"{folder / MANIFEST_FILE} ")
+            return VerifyReport(folder, 0, 0, (Problem(MANIFEST_FILE, what),))
+        found = _manifest_problems(folder, manifest)
+        rows: dict[str, list[list[str]]] = {}
+        self._files.bring({entry.file: entry.num_bytes for entry in manifest.index})
+        for entry in manifest.index:
+            if entry.kind == "index":
+                problems, rows[entry.split] = _index_problems(folder, entry, manifest.splits.get(entry.split, ()))
+                found += problems
+        for name, shard_format in formats.items():
+            found += self._shard_problems(manifest.of_format(name), shard_format, rows)
+        wrong = {problem.file for problem in found}
+        for entry in manifest.index:
+            if entry.kind == "keys":
+                found += _keys_problems(
+                    folder, entry, [] if index_file(entry.split) in wrong else rows.get(entry.split, [])
+                )
+        self._files.bring({RECORD: _MOST_BYTES})
+        names = self._files.names()
+        foreign = _foreign(names, manifest, formats.values(), known_sidecars(folder))
+        found += [Problem(name, "not in the manifest; remove it") for name in foreign]
+        damaged = {problem.file for problem in found}
+        if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
+            self._files.bring(dict.fromkeys(sorted(sidecar_names(manifest) | known_sidecars(folder)), _MOST_BYTES))
+            found += [Problem(name, what) for name, what in sidecar_problems(folder, manifest, damaged).items()]
+        return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats))
+
+    def _shard_problems(
+        self, manifest: Manifest, shard_format: ShardFormat, rows: Mapping[str, list[list[str]]]
+    ) -> list[Problem]:
+        """Return what is wrong with the shards of one format; `rows` has the keys of the rows of each, by split."""
+        check = ShardCheck(
+            self._folder,
+            manifest.shards,
+            manifest.features,
+            shard_format,
+            deep=self._deep,
+            recomputed=self._recomputed,
+        )
+        found = []
+        for split, infos in manifest.splits.items():
+            for number, (info, (problems, keys)) in enumerate(
+                zip(infos, self._files.examined(check, infos), strict=True)
+            ):
+                found += problems
+                if keys is not None and number < len(rows.get(split, ())):
+                    found += _key_problems(info, keys, rows[split][number])
+        return found
 
 
 def _manifest_problems(folder: pathlib.Path, manifest: Manifest) -> list[Problem]:
@@ -493,17 +654,14 @@ def _key_problems(info: ShardInfo, keys: Sequence[str], rows: Sequence[str]) -> 
     return [Problem(index_file(info.split), f"row {place} of {info.file} is {row}, the shard holds {key} there")]
 
 
-def _foreign(folder: pathlib.Path, manifest: Manifest, formats: Iterable[ShardFormat]) -> list[str]:
+def _foreign(
+    names: Collection[str], manifest: Manifest, formats: Iterable[ShardFormat], sidecars: Collection[str]
+) -> list[str]:
     """Return files that the manifest does not know, under names that a reader by pattern would take."""
     known = {name for info in manifest.all_files for name in (info.file, info.index_file)}
-    known |= sidecar_names(manifest) | known_sidecars(folder)
-    endings = [*(made.extension for made in formats), "idx", "offsets"]
-    found = {entry.name for ending in endings for entry in folder.glob(f"*.{ending}")}
-    mine = {name for name in found if name.startswith(f"{manifest.name}-")}
+    known |= {*sidecar_names(manifest), *sidecars}
+    endings = tuple(f".{ending}" for ending in (*(made.extension for made in formats), "idx", "offsets"))
+    mine = {name for name in names if name.startswith(f"{manifest.name}-") and name.endswith(endings)}
     indexed = {info.file for info in manifest.index}
-    rows = {
-        f"{INDEX_FOLDER}/{entry.name}"
-        for kind in ("index", "keys")
-        for entry in folder.glob(f"{INDEX_FOLDER}/*.{kind}")
-    }
+    rows = {name for name in names if name.startswith(f"{INDEX_FOLDER}/") and name.endswith((".index", ".keys"))}
     return [*sorted(mine - known), *sorted(rows - indexed)]

@@ -55,7 +55,9 @@ __all__ = [
     "missing_files",
     "num_changed_rows",
     "open_reused",
+    "parse_snapshot",
     "read_snapshot",
+    "render_snapshot",
     "short_name",
     "write_snapshot",
 ]
@@ -171,15 +173,27 @@ def write_snapshot(rows_folder: pathlib.Path, plan: Plan) -> None:
 
     It is not flushed to disk: it shows how far a run is, and decides nothing.
     """
+    (rows_folder / _FILE).write_bytes(render_snapshot(plan))
+
+
+def render_snapshot(plan: Plan) -> bytes:
+    """Return the content of that file."""
     names = [field.name for field in dataclasses.fields(PlannedShard)]
-    shards = [{name: getattr(shard, name) for name in names} for shard in plan.shards]
-    (rows_folder / _FILE).write_bytes(render_json(shards))
+    shards = [PlannedShard.of(shard) for shard in plan.shards]
+    return render_json([{name: getattr(shard, name) for name in names} for shard in shards])
 
 
 def read_snapshot(rows_folder: pathlib.Path) -> list[PlannedShard] | None:
     """Return the shards of the plan that a run left there, or None where it is missing or incomplete."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return [PlannedShard(**shard) for shard in read_json(rows_folder / _FILE)]
+    with contextlib.suppress(OSError, ValueError):
+        return parse_snapshot(read_json(rows_folder / _FILE))
+    return None
+
+
+def parse_snapshot(value: Any) -> list[PlannedShard] | None:
+    """Return the shards that the JSON value of such a file lists; None where it is none."""
+    with contextlib.suppress(TypeError):
+        return [PlannedShard(**shard) for shard in value]
     return None
 
 

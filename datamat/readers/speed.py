@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
-import os
 import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from datamat.directory.manifest import Manifest
+from datamat.directory.remote import RemotePath, location
 from datamat.errors import DatamatError, OptionError
 from datamat.parallel.affinity import physical_cores
 from datamat.readers.dataset import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import os
+    import pathlib
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from datamat.directory.manifest import ShardInfo
     from datamat.readers.dataset import ShardedDataset
 
 
@@ -29,6 +32,7 @@ READERS = ("numpy", "torch", "tf", "records")
 _FILES, _FILES_AGAIN = "files", "files again"
 _PACKAGES = {"torch": "torch", "tf": "tensorflow"}
 _READ_BYTES = 1 << 20
+_MOST_BYTES = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class ReadingSpeed:
         return "\n".join([f"{self.path}: {size}", *(f"  {line.rstrip()}" for line in drawn)])
 
 
-def measure_reading(
+def measure_reading(  # noqa: PLR0913 -- what is read, and how
     path: str | os.PathLike[str],
     split: str | None = None,
     *,
@@ -108,6 +112,8 @@ def measure_reading(
     readers: Sequence[str] | None = None,
     num_workers: Sequence[int] | None = None,
     seconds: float = 2.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ReadingSpeed:
     """Measure how fast a finished directory is read: each reader in turn, in file order, for some seconds.
 
@@ -115,7 +121,7 @@ def measure_reading(
     memory yet, the second time from memory, as the readers then find what fits into it.
 
     Args:
-        path: the directory that a run wrote.
+        path: the directory that a run wrote, or its URL.
         split: split to read, or None for all.
         format: which of the formats to read; None takes the first.
         batch_size: records in a batch.
@@ -123,6 +129,9 @@ def measure_reading(
         num_workers: numbers of worker processes to measure `to_numpy` and `to_torch` with; None takes 0, which reads by
             threads, and one per core.
         seconds: time for each measurement.
+        cache_dir: where the copies of the shards of a URL go; as for `load`. Readers share them, so that only the
+            first of them waits for shards.
+        storage_options: options that fsspec gets with a URL.
 
     Returns:
         The measurements. A reader that cannot read these records has the reason in its row.
@@ -143,15 +152,27 @@ def measure_reading(
     workers = sorted(set(num_workers if num_workers is not None else (0, len(physical_cores()))))
     if workers[:1] < [0]:
         raise OptionError(f"bench: num_workers is {workers[0] if workers else 'empty'}; want 0 or more")
-    data = load(path, split, format=format)
-    manifest = Manifest.read(path).of_format(format or Manifest.read(path).format)
+    data = load(path, split, format=format, cache_dir=cache_dir, storage_options=storage_options)
+    manifest = data.manifest
     shards = manifest.shards if split is None else manifest.splits[split]
-    found = _Directory(data, [os.path.join(path, shard.file) for shard in shards], batch_size, seconds)
-    rows = [found.files(_FILES), found.files(_FILES_AGAIN)]
+    folder = location(path, storage_options)
+    found = _Directory(data, [folder / shard.file for shard in shards], shards, batch_size, seconds)
+    rows = [found.files(_FILES)] + ([] if isinstance(folder, RemotePath) else [found.files(_FILES_AGAIN)])
     chosen = readers if readers is not None else [name for name in READERS if _is_installed(name)]
     for reader in chosen:
         rows += [found.read(reader, count) for count in (workers if reader in ("numpy", "torch") else [0])]
-    return ReadingSpeed(os.fspath(path), split, manifest.format, len(data), found.num_bytes, tuple(rows))
+    return ReadingSpeed(str(folder), split, manifest.format, len(data), found.num_bytes, tuple(rows))
+
+
+def _counts(file: pathlib.Path | RemotePath) -> Generator[int, None, None]:
+    """Read a file; yield the sizes of what comes."""
+    if isinstance(file, RemotePath):
+        yield from map(len, file.blocks(_MOST_BYTES))
+        return
+    buffer = bytearray(_READ_BYTES)
+    with open(file, "rb", buffering=0) as opened:
+        while count := opened.readinto(buffer):
+            yield count
 
 
 def _is_installed(reader: str) -> bool:
@@ -161,22 +182,30 @@ def _is_installed(reader: str) -> bool:
 class _Directory:
     """Takes measurements of a directory."""
 
-    def __init__(self, data: ShardedDataset, files: Sequence[str], batch_size: int, seconds: float) -> None:
+    def __init__(
+        self,
+        data: ShardedDataset,
+        files: Sequence[pathlib.Path | RemotePath],
+        shards: Sequence[ShardInfo],
+        batch_size: int,
+        seconds: float,
+    ) -> None:
         self._data = data
         self._files = files
         self._batch_size = batch_size
         self._seconds = seconds
-        self.num_bytes = sum(os.path.getsize(file) for file in files)
+        self.num_bytes = sum(shard.num_bytes for shard in shards)
         self._record_bytes = self.num_bytes / max(len(data), 1)
 
     def files(self, name: str) -> SpeedRow:
         """Read the shards, and do nothing with their bytes; once, or for as long as a measurement takes."""
         began, num_bytes = time.perf_counter(), 0
-        buffer = bytearray(_READ_BYTES)
         for file in self._files:
-            with open(file, "rb", buffering=0) as opened:
-                while (count := opened.readinto(buffer)) and time.perf_counter() - began < self._seconds:
+            with contextlib.closing(_counts(file)) as counts:
+                for count in counts:
                     num_bytes += count
+                    if time.perf_counter() - began >= self._seconds:
+                        break
         elapsed_s = max(time.perf_counter() - began, 1e-9)
         return SpeedRow(name, 0, num_bytes / max(self._record_bytes, 1), num_bytes, elapsed_s)
 

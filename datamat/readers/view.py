@@ -30,10 +30,9 @@ import numpy as np
 
 from datamat import codecs
 from datamat.directory.display import render_document
-from datamat.directory.files import expand_home
 from datamat.directory.provenance import ProvenanceFinder
-from datamat.directory.remote import is_url
-from datamat.errors import DatamatError, OptionError
+from datamat.directory.remote import FetchedFolder, RemotePath, location
+from datamat.errors import CorruptDataError, DatamatError, OptionError
 from datamat.features.statistics import summarized_in_words
 from datamat.parallel.logs import get_logger
 from datamat.readers.dataset import load
@@ -87,20 +86,29 @@ class ViewPage:
         return f'<iframe {frame} srcdoc="{html.escape(self.html)}"></iframe>'
 
 
-def view(path: str | os.PathLike[str], split: str | None = None, *, count: int = 96) -> ViewPage:
+def view(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    count: int = 96,
+    cache_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ViewPage:
     """Return a page about a finished directory: samples that can be paged and filtered by split and class, and facts.
 
     Each sample shows its pictures, texts and labels, and unfolds to show all its fields and where it came from. Samples
     are spread evenly over each split. A page ends with the sample that takes it over 24 MB.
 
     Args:
-        path: the directory that a run wrote.
+        path: the directory that a run wrote, or its URL.
         split: split to show, or None for all.
         count: how many samples to show at most, at least 1; each split has at least one.
+        cache_dir: where the copies of the shards of a URL go; as for `load`.
+        storage_options: options that fsspec gets with a URL; as for `load`.
 
     Raises:
         OutputError: the directory has no manifest, because the run is not finished.
-        OptionError: there is no such split, an option is invalid, or the path is a URL.
+        OptionError: there is no such split, or an option is invalid.
         CorruptDataError: the manifest is damaged. A damaged record is marked in its place on the page.
 
     Example:
@@ -108,7 +116,7 @@ def view(path: str | os.PathLike[str], split: str | None = None, *, count: int =
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise OptionError(f"view: count={count!r}; want at least 1 sample")
-    collection = _Collection(path, split)
+    collection = _Collection(path, split, cache_dir, storage_options)
     cards, num_bytes = list[str](), 0
     for position in collection.spread(count):
         cards.append(_card(collection, collection.shot(position, _CARD), link=""))
@@ -131,16 +139,25 @@ def view(path: str | os.PathLike[str], split: str | None = None, *, count: int =
 
 
 @contextlib.contextmanager
-def viewing(path: str | os.PathLike[str], split: str | None = None, *, port: int = 0) -> Iterator[ViewServer]:
+def viewing(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    port: int = 0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[ViewServer]:
     """Serve pages about a finished directory, with all its samples, on this machine, until the block ends.
 
     It listens only on the loopback address. Other users of this machine would also need the random path in `url`. From
     another machine, forward the port: `ssh -L PORT:127.0.0.1:PORT HOST`.
 
     Args:
-        path: the directory that a run wrote.
+        path: the directory that a run wrote, or its URL.
         split: split to show, or None for all.
         port: port to listen on; 0 for any that is free.
+        cache_dir: where the copies of the shards of a URL go; as for `load`.
+        storage_options: options that fsspec gets with a URL; as for `load`.
 
     Yields:
         The server, with its `url`.
@@ -156,7 +173,7 @@ def viewing(path: str | os.PathLike[str], split: str | None = None, *, port: int
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < _MOST_PORTS:
         raise OptionError(f"viewing: port={port!r}; want a number from 0 (any that is free) to {_MOST_PORTS - 1}")
-    server = ViewServer(_Collection(path, split), port)
+    server = ViewServer(_Collection(path, split, cache_dir, storage_options), port)
     try:
         yield server
     finally:
@@ -192,15 +209,20 @@ class _Shot:
 class _Collection:
     """The samples of the splits that are shown, numbered from 0, one split after the other."""
 
-    def __init__(self, path: str | os.PathLike[str], split: str | None) -> None:
-        if is_url(path):
-            raise OptionError(f"view: {path} is a URL; copy the directory to this machine, or call load(...).preview()")
-        self.path = pathlib.Path(expand_home(path))
-        whole = load(self.path, split)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str | None,
+        cache_dir: str | os.PathLike[str] | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        self.path = location(path, storage_options)
+        opened = functools.partial(load, path, cache_dir=cache_dir, storage_options=storage_options)
+        whole = opened(split)
         self.manifest: Manifest = whole.manifest
         self.features = whole.features
         self.splits: dict[str, ShardedDataset] = {
-            name: load(self.path, name) for name in ([split] if split is not None else self.manifest.splits)
+            name: opened(name) for name in ([split] if split is not None else self.manifest.splits)
         }
         sizes = [len(dataset) for dataset in self.splits.values()]
         self.starts = dict(zip(self.splits, np.cumsum([0, *sizes]).tolist(), strict=False))
@@ -209,10 +231,23 @@ class _Collection:
         pairs = [(name, said) for name, feature in self.named.items() for said in feature.class_names() or ()]
         self.classes: dict[tuple[str, str], int] = {pair: number for number, pair in enumerate(pairs)}
         self._labels = {name: data.columns(*self.named) for name, data in self.splits.items()} if self.named else {}
-        self._provenance = ProvenanceFinder(self.path, self.manifest)
+        self._provenance = self._finder()
 
     def __len__(self) -> int:
         return self._size
+
+    def _finder(self) -> ProvenanceFinder:
+        if not isinstance(self.path, RemotePath):
+            return ProvenanceFinder(self.path, self.manifest)
+        sizes = {info.file: info.num_bytes for info in self.manifest.all_files}
+        sizes |= {info.file: info.num_bytes for info in self.manifest.index}
+        fetched = FetchedFolder(self.path)
+
+        def bring(name: str) -> None:
+            if not fetched.fetch_if_there(name, sizes[name]):
+                raise CorruptDataError(f"{self.path}/{name} is missing; run the job again to rebuild it")
+
+        return ProvenanceFinder(fetched.path, self.manifest, bring=bring)
 
     @property
     def title(self) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import pathlib
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import xxhash
 
-from datamat.directory.files import expand_home, regular_path
+from datamat.directory.files import regular_path
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
-from datamat.directory.manifest import Manifest, index_file
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
+from datamat.directory.remote import FetchedFolder, RemotePath, is_url, location
 from datamat.directory.rows import IndexRow
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, SampleError, Skip
@@ -23,15 +25,14 @@ from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger
 from datamat.plan.job import Job, resolve_formats
 from datamat.plan.plan import PartSpec, Plan, ShardSpec
-from datamat.readers.cache import RecordCache
+from datamat.readers.cache import RecordCache, ShardStore
 from datamat.readers.records import RecordFiles
-from datamat.run.materializer import checked_hooks, local_folder, start
+from datamat.run.materializer import checked_hooks, output_place, start
 from datamat.run.worker import PartWorker
 
 if TYPE_CHECKING:
     import datetime
     import logging
-    import os
     from collections.abc import Iterator, Mapping, MutableMapping, MutableSet, Sequence
 
     from datamat.directory.rows import RowStore
@@ -77,9 +78,11 @@ class StoredRecords:
     no system opens thousands of files.
 
     Args:
-        folder: finished directory that is converted; only read.
+        folder: finished directory that is converted, or its URL; only read.
         manifest: manifest of that directory; its digest counts in fingerprints.
         keeps_shards: whether each new shard holds the records of an old one.
+        index: folder of the index files, and of nothing else if the directory is behind a URL.
+        store: where fetched shards go; None for a directory on a disk.
     """
 
     file_fields: Sequence[str] = ()
@@ -87,8 +90,18 @@ class StoredRecords:
     files: Sequence[str] = ()
     pipeline = None
 
-    def __init__(self, folder: pathlib.Path, manifest: Manifest, *, keeps_shards: bool) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path | RemotePath,
+        manifest: Manifest,
+        *,
+        keeps_shards: bool,
+        index: pathlib.Path,
+        store: ShardStore | None = None,
+    ) -> None:
         self._folder = folder
+        self._index = index
+        self._store = store
         self._manifest = manifest
         self._keeps_shards = keeps_shards
         self.name = manifest.name
@@ -184,13 +197,18 @@ class StoredRecords:
     def _open(self, split: str, shard: int) -> RecordFiles:
         """Return the records of a shard, by number."""
         if self._opened is None or self._opened[:2] != (split, shard):
+            self._opened = None
             info = self._manifest.splits[split][shard]
-            self._opened = split, shard, RecordFiles(self._folder, [info], self._format, RecordCache(0))
+            if isinstance(self._folder, RemotePath) and self._store is not None:
+                self._store.need(0, [info])  # what this process is done with may make room
+                self._store.fetch(info, self._folder / info.file)  # whole, and compared with the manifest
+            files = RecordFiles(self._folder, [info], self._format, RecordCache(0), self._store)
+            self._opened = split, shard, files
         return self._opened[2]
 
     def _rows(self, split: str) -> Iterator[IndexRow]:
         infos = self._manifest.splits[split]
-        table = read_index(self._folder, index_file(split), num_rows=sum(info.num_rows for info in infos))
+        table = read_index(self._index, index_file(split), num_rows=sum(info.num_rows for info in infos))
         names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _OWN}
         copies = self._manifest.copies.get(split, 1)
         places: Mapping[str, tuple[int, int]] = {}
@@ -225,6 +243,7 @@ class StoredRecords:
 _PART_BYTES = 32 << 20
 _PARTS_PER_PLAN = 40
 _MOST_PART_ROWS = 65_536
+_CACHE_BYTES = 100 << 30
 
 
 def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
@@ -241,6 +260,10 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
     max_disk: str | float | None = None,
     progress: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> RunReport:
     """Rewrite a finished directory in another format, or in another number of shards.
 
@@ -252,8 +275,8 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     However it was stopped, the same call resumes it; with nothing to do, it returns at once.
 
     Args:
-        path: the finished directory, which is only read.
-        output: folder of the new directory.
+        path: the finished directory, or its URL; it is only read.
+        output: folder of the new directory, or a URL, as for `Materializer`.
         format: as for `Materializer`; None keeps the formats. Of a directory with several, the first is read.
         shards: number of shards in each split, or `ShardOptions`, whose `shuffle` is ignored because the order stays.
             None keeps the shards: each holds the same records as before.
@@ -267,6 +290,12 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         deadline: time by which to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`.
         max_disk: most that the output may take on disk, as "20GB" or in bytes.
         progress: show a bar and a summary on standard error.
+        storage_options: options that fsspec gets with the URL of the output.
+        source_options: the same for the URL of the directory; None takes `storage_options`, unless the output is in
+            another kind of store.
+        scratch: as for `Materializer`, if the output is a URL.
+        cache_dir: where the shards of a URL go, to be used again, in up to 100 GB; None takes a temporary folder. With
+            an `executor`, all hosts must share it.
 
     Returns:
         A report of what was done.
@@ -279,17 +308,30 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     Example:
         >>> convert("out/camvid", "out/camvid-parquet", format="parquet", shards=16)   # doctest: +SKIP
     """
-    folder, output = pathlib.Path(expand_home(path)).absolute(), expand_home(output)
+    store, target = output_place(output, storage_options, scratch)
+    if source_options is None and is_url(path) and (store is None or os.fspath(path).startswith(f"{store.scheme}:")):
+        source_options = storage_options
+    folder = location(path, source_options)
     if format is None and shards is None:
         raise OptionError(f"convert: nothing to change in {folder}; give format= or shards=")
-    if folder.resolve() in (target := pathlib.Path(output).resolve(), *target.parents):
-        raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
-    before = Manifest.read(folder)
-    _check_whole(folder, before)
+    if isinstance(folder, RemotePath):
+        fetched, before = _fetched_index(folder)
+        if store is not None and f"{store.url}/".startswith(f"{folder.url.rstrip('/')}/"):
+            raise OptionError(f"convert: output {store.url} lies in the directory that is converted; give another URL")
+        copies = ShardStore(cache_dir or fetched.path / "shards", _CACHE_BYTES, before.shards)
+        records = StoredRecords(folder, before, keeps_shards=shards is None, index=fetched.path, store=copies)
+    else:
+        folder = folder.absolute()
+        if folder.resolve() in (target.resolve(), *target.resolve().parents):
+            raise OptionError(f"convert: output {output} lies in the directory that is converted; give another folder")
+        before = Manifest.read(folder)
+        _check_whole(folder, before)
+        records = StoredRecords(folder, before, keeps_shards=shards is None, index=folder)
     job = Job(
-        records=StoredRecords(folder, before, keeps_shards=shards is None),
-        source=folder,
-        output=local_folder(output),
+        records=records,
+        source=folder if isinstance(folder, pathlib.Path) else None,
+        output=target,
+        store=store,
         formats=resolve_formats(list(before.by_format) if format is None else format, before.features),
         splits=None,
         shards=_shard_options(shards),
@@ -307,6 +349,16 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         remedies=Remedies(again="convert()", refuse=""),
     )
     return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress)
+
+
+def _fetched_index(folder: RemotePath) -> tuple[FetchedFolder, Manifest]:
+    """Fetch the manifest and the index of a directory behind a URL, to a folder that goes with what is returned."""
+    fetched = FetchedFolder(folder)
+    if not fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
+        raise no_manifest(folder)
+    manifest = Manifest.parse((fetched.path / MANIFEST_FILE).read_bytes(), str(folder / MANIFEST_FILE))
+    fetched.fetch_all({info.file: info.num_bytes for info in manifest.index if info.kind == "index"})
+    return fetched, manifest
 
 
 def _has_records(manifest: Manifest, split: str) -> bool:

@@ -19,7 +19,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from datamat.directory.display import feature_table, render_html, shorten
-from datamat.directory.files import expand_home, locked, refuse_links
+from datamat.directory.files import expand_home, lock_holder, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_errors
 from datamat.directory.provenance import find_provenance
@@ -44,13 +44,13 @@ from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import count_workers
 from datamat.run.estimate import estimate
 from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_raised
-from datamat.run.repair import end_repair, prepare_repair, set_aside
+from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
 from datamat.run.run import RunRequest, lacking_shards, run_job, run_task, work_folder
-from datamat.run.slices import LEASE_S, TaskNumber, unfinished_shards
-from datamat.run.status import compared_status, read_status
-from datamat.run.upload import scratch_folder
+from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber, unfinished_shards
+from datamat.run.status import compared_status, output_status
+from datamat.run.upload import laid_out, scratch_folder
 from datamat.run.worker import PartWorker
 from datamat.transforms.augmenter import field_names
 from datamat.writers.base import DatasetWriter, Sample, resolve_writer, writer_and_source
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from datamat.run.status import Status
 
 
-__all__ = ["Materializer", "checked_hooks", "local_folder", "start"]
+__all__ = ["Materializer", "checked_hooks", "output_place", "start"]
 
 _lease_s = LEASE_S  # tests make it short
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
@@ -213,7 +213,7 @@ class Materializer:
         source = expand_home(source) if isinstance(source, (str, os.PathLike)) else source
         fields = {"columns": columns, "rename": rename, "drop": drop}
         chosen = {name: value for name, value in fields.items() if value is not None and value != ()}
-        store, folder = _output_place(output, storage_options, scratch)
+        store, folder = output_place(output, storage_options, scratch)
         if source_options is None and (store is None or str(source).startswith(f"{store.scheme}:")):
             source_options = storage_options
         mirror = mirrored(source, source_options, scratch)
@@ -452,14 +452,22 @@ class Materializer:
     def status(self) -> Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
 
-        Works during a run, in this process or another, and after a crash; it only reads.
+        Works during a run, in this process or another, and after a crash; it only reads. An output in a store is
+        compared on any machine.
         """
+        job = self.job
         try:
-            with self.job.planned() as planned:
+            if job.store is None or lock_holder(job.work / "lock"):  # a run here knows more than the store
+                with job.planned() as planned:
+                    return compared_status(planned)
+            if (found := output_status(job)).state == "damaged":
+                return found
+            with laid_out(job) as (copied, remote), copied.planned() as planned:
+                remote.note_made(planned.plan, TaskBucket(job.store).made())
+                remote.adopt(planned.plan)
                 return compared_status(planned)
         except SourceError as error:
-            note = f"the source cannot be compared: {error}"
-            return dataclasses.replace(read_status(self.job.output, store=self.job.store), note=note)
+            return dataclasses.replace(output_status(job), note=f"the source cannot be compared: {error}")
 
     def verify(self, deep: bool = False, *, sample: float | None = None) -> VerifyReport:
         """Compare the output with its manifest; see `datamat.verify`.
@@ -474,16 +482,17 @@ class Materializer:
             OptionError: `sample` is not between 0 and 1.
             SourceError: the source cannot be indexed.
         """
-        self._refuse_in_store("verify", "each run compares the store with its records; to read all, verify a copy")
         if sample is None:
-            return verify(self.job.output, deep)
+            store = self.job.store
+            return verify(self.job.place, deep, storage_options=None if store is None else store.options)
         with self.job.planned() as planned:
             return verify_sample(planned, sample, deep=deep)
 
     def repair(self, *, progress: bool = True) -> RunReport:
         """Rebuild what is damaged, to the bytes that it had: shards, offsets, index files, manifest.
 
-        Files that belong to no shard are moved to `.datamat/quarantine/foreign`.
+        Files that belong to no shard are moved to `.datamat/quarantine/foreign`. In a store, what is damaged waits in
+        `.datamat/quarantine/damaged` until it is replaced.
 
         Args:
             progress: show a bar and a summary on standard error.
@@ -496,9 +505,10 @@ class Materializer:
                 source no longer gives the bytes that were there: all else is repaired then, and the manifest stays.
             SampleError, SourceError, OutputLockedError: as for `run`.
         """
-        self._refuse_in_store("repair", "call run(), which makes again what the store does not have whole")
-        output, work = self.job.output, _repairable(self.job)
         whole = dataclasses.replace(self.job, include=None, exclude=None)
+        if whole.store is not None:
+            return self._repair_stored(whole, whole.store, progress=progress)
+        output, work = self.job.output, _repairable(self.job)
         report = None
         for _ in range(_MOST_ROUNDS):
             with whole.planned() as planned, locked(work / "lock"):
@@ -518,6 +528,33 @@ class Materializer:
             if found.ok:
                 return report
         raise OutputError(f"{verify(output)}\nstill so after {_MOST_ROUNDS} repairs; test memory and disk")
+
+    def _repair_stored(self, whole: Job, store: ObjectStore, *, progress: bool) -> RunReport:
+        work = work_folder(whole.output)
+        if store.keeps_conditions:
+            TaskBucket(store).refuse_if_alive(whole.logger)
+        report = None
+        for _ in range(_MOST_ROUNDS):
+            found = verify(store.url, storage_options=store.options)
+            if report is not None and found.ok:
+                return report
+            for problem in found.problems:
+                whole.logger.warning("%s: %s", store.url, problem)
+            with locked(work / "lock"):
+                end_repair(whole.output, work)  # one that was killed
+                aside = prepare_stored_repair(whole, store, found)
+            try:
+                report = self._run(whole, None, None, mode="repair", progress=progress, rebuild="allow")
+            except BaseException:
+                with contextlib.suppress(OutputError), locked(work / "lock"):
+                    end_repair(whole.output, work)
+                    aside.restore()
+                raise
+            aside.drop()
+            if found.ok:
+                return report
+        found = verify(store.url, storage_options=store.options)
+        raise OutputError(f"{found}\nstill so after {_MOST_ROUNDS} repairs; test memory, network and store")
 
     def replay(self, key: str, copy: int = 0) -> Sample:
         """Return the sample that a run stores for a row and copy, decoded, by processing that row here and now.
@@ -592,12 +629,6 @@ class Materializer:
         if self._part_worker is None:
             raise OptionError("seal_shard belongs to a run; call run(), which dispatches it")
         return self._part_worker.seal_shard(shard, fingerprint, num_parts, run)
-
-    def _refuse_in_store(self, call: str, instead: str) -> None:
-        if self.job.store is not None:
-            raise OptionError(
-                f"{call} works on the files of a folder, and {self.job.store.url} is in a store; {instead}"
-            )
 
     def _run(
         self,
@@ -713,7 +744,7 @@ def _repairable(job: Job) -> pathlib.Path:
     return work_folder(output)
 
 
-def _output_place(
+def output_place(
     output: str | os.PathLike[str],
     options: Mapping[str, Any] | None,
     scratch: str | os.PathLike[str] | None,
@@ -726,11 +757,4 @@ def _output_place(
     if is_url(output) and not os.fspath(output).startswith("file://"):
         store = ObjectStore(os.fspath(output).rstrip("/"), dict(options or {}))
         return store, scratch_folder(store, scratch)
-    return None, local_folder(os.fspath(output).removeprefix("file://"))
-
-
-def local_folder(output: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the absolute path of an output folder; raises `OptionError` for a URL."""
-    if "://" in os.fspath(output):
-        raise OptionError(f"output {os.fspath(output)!r} is a URL; want a local folder")
-    return pathlib.Path(os.path.abspath(expand_home(output)))
+    return None, pathlib.Path(os.path.abspath(expand_home(os.fspath(output).removeprefix("file://"))))

@@ -28,6 +28,7 @@ from datamat.directory.index_files import read_index
 from datamat.directory.keys import DATASET_NAME, ShardName, key_hash, packed_hashes
 from datamat.directory.ledger import LEDGER_FILE, Ledger, read_ledger
 from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, file_names, index_file, keys_file
+from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
 from datamat.errors import CorruptDataError, OptionError, OutputError, join_problems
@@ -72,13 +73,20 @@ def merge(
         The manifest of the new directory.
 
     Raises:
-        OptionError: the directories do not fit together, and the message says why; or a key is in two of them.
+        OptionError: the directories do not fit together, and the message says why; or a key is in two of them; or
+            there is a URL among them.
         OutputError: one of them is not finished; or the output holds something, or cannot be written.
         CorruptDataError: a file is not as its manifest says.
 
     Example:
         >>> merge(["out/monday", "out/tuesday"], "out/week")   # doctest: +SKIP
     """
+    for place in (*paths, output):
+        if is_url(place):
+            raise OptionError(
+                f"merge: {without_secrets(os.fspath(place))} is a URL, and shards are linked between folders; "
+                "copy the directories to this machine, and merge there"
+            )
     sets = [_Set.of(path) for path in paths]
     target = pathlib.Path(os.path.abspath(expand_home(output)))
     name = _common_name(sets, name)

@@ -11,6 +11,9 @@ interrupted run leaves them: the run then makes the damaged ones alone, and join
 with other bytes never gets its name, and the old entry stays. Offsets need no source: they are found again in their
 shard. Files that belong to nothing are moved to `.datamat/quarantine/foreign`, not deleted; links leave a note there of
 where they led.
+
+In a store, whatever is damaged is copied to `.datamat/quarantine/damaged` and deleted: the run misses it, and makes the
+shard again. The copy goes once that is there; if it does not come, the copy gets its name back.
 """
 
 from __future__ import annotations
@@ -19,13 +22,24 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import pathlib
+import tempfile
 from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit, commit_json, fsync_folder, publish, read_json, regular_path
+from datamat.directory.files import (
+    SPOOL,
+    WORK,
+    commit,
+    commit_json,
+    fsync_folder,
+    publish,
+    read_json,
+    regular_path,
+)
 from datamat.directory.keys import KeyDigest, row_runs, stored_key
 from datamat.directory.manifest import (
     MANIFEST_FILE,
@@ -37,7 +51,7 @@ from datamat.directory.manifest import (
     put_aside,
     salvaged_shards,
 )
-from datamat.directory.sidecars.exporting import known_sidecars
+from datamat.directory.sidecars.exporting import known_sidecars, sidecar_names
 from datamat.directory.verify import unreadable
 from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.formats import Offsets, get_format
@@ -45,21 +59,33 @@ from datamat.plan.changes import find_changes
 from datamat.plan.inputs import content_digest
 from datamat.run.receipts import PartInfo, Receipt, part_path, replace_file, write_receipt
 from datamat.run.shards import GrowingShard
+from datamat.run.upload import RemoteOutput, forget_objects, note_uploaded
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from datamat.directory.manifest import IndexInfo, ShardFiles, ShardInfo
+    from datamat.directory.stores import ObjectStore
     from datamat.directory.verify import VerifyReport
     from datamat.formats import ShardFormat
-    from datamat.plan.job import PlannedJob
+    from datamat.plan.job import Job, PlannedJob
     from datamat.plan.plan import PartSpec, ShardSpec
 
 
-__all__ = ["OtherBytesError", "Wanted", "end_repair", "prepare_repair", "read_wanted", "repair_offsets", "set_aside"]
+__all__ = [
+    "DamagedObjects",
+    "OtherBytesError",
+    "Wanted",
+    "end_repair",
+    "prepare_repair",
+    "prepare_stored_repair",
+    "read_wanted",
+    "repair_offsets",
+    "set_aside",
+]
 
+_DAMAGED, _FOREIGN = f"{WORK}/quarantine/damaged", f"{WORK}/quarantine/foreign"
 _WANTED = "repair"
 """The file, among the entries, that says what a repair has to come to."""
 _COPY_BYTES = 1 << 20
@@ -93,6 +119,91 @@ def prepare_repair(planned: PlannedJob, report: VerifyReport) -> None:
             for shard in planned.plan.shards:
                 if shard.name in hurt:
                     _keep_intact_parts(planned, shard, files[shard.name])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DamagedObjects:
+    """Objects of a store that wait in quarantine until a repair has replaced them.
+
+    Attributes:
+        store: the store.
+        names: the names that they had.
+    """
+
+    store: ObjectStore
+    names: tuple[str, ...] = ()
+
+    def restore(self) -> None:
+        """Give back their names to those that were not replaced: some of their records may be whole."""
+        for name in self.names:
+            if self.store.head(name) is None:
+                self.store.copy(f"{_DAMAGED}/{name}", name)
+        self.drop()
+
+    def drop(self) -> None:
+        """Delete them, and what a killed repair has left there."""
+        self.store.delete(f"{_DAMAGED}/{name}" for name in {*self.names, *self.store.listed(_DAMAGED)})
+
+
+def prepare_stored_repair(job: Job, store: ObjectStore, report: VerifyReport) -> DamagedObjects:
+    """Prepare a damaged output in a store so that the next run rebuilds what is damaged; while the job is locked.
+
+    Args:
+        job: the job, whose output is the scratch folder.
+        store: the store.
+        report: damage that `verify` found.
+
+    Raises:
+        OutputError: source or options have changed, so what was damaged cannot come back as it was.
+    """
+    damaged = set(report.files)
+    if MANIFEST_FILE in damaged:
+        _note_salvaged(store)
+        return _set_objects_aside(store, {MANIFEST_FILE})
+    remote = RemoteOutput(store, job.output, job.logger, job.formats)
+    remote.begin()
+    manifest = Manifest.read(job.output)
+    shards = by_shard(manifest.all_files)
+    with job.planned() as planned:
+        _check_unchanged(planned, list(manifest.all_files))
+    ours = {name for files in shards.values() for info in files for name in (info.file, info.index_file)}
+    ours |= {info.file for info in manifest.index} | sidecar_names(manifest) | known_sidecars(job.output)
+    for name in sorted(damaged - ours):
+        store.copy(name, f"{_FOREIGN}/{name}")
+        store.delete([name])
+    hurt = {name for name, files in shards.items() if {info.file for info in files} & damaged}
+    hurt |= {name for name, files in shards.items() if {info.index_file for info in files} & damaged}
+    # A run looks for shards, and uploads the offsets of those that it makes.
+    gone = damaged & ours | {info.file for name in hurt for info in shards[name]}
+    for name in gone:
+        (job.output / name).unlink(missing_ok=True)
+    if hurt:
+        entries = job.work / "shards"
+        _write_wanted(job.output, entries, list(manifest.all_files), manifest)
+        with commit(entries / MANIFEST_FILE) as file:
+            file.write(manifest.render())
+    return _set_objects_aside(store, gone)
+
+
+def _set_objects_aside(store: ObjectStore, names: set[str]) -> DamagedObjects:
+    """Move objects to quarantine, as far as they are there, and forget what they were."""
+    there = tuple(name for name in sorted(names) if store.head(name) is not None)
+    for name in there:
+        store.copy(name, f"{_DAMAGED}/{name}")
+    forget_objects(store, names)
+    store.delete(there)
+    return DamagedObjects(store, there)
+
+
+def _note_salvaged(store: ObjectStore) -> None:
+    """Write the entries of shards that are still readable in a damaged manifest: a run takes over those that it plans.
+
+    What they say is compared with the store by then, and byte for byte when this is verified again.
+    """
+    with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
+        path = pathlib.Path(folder)
+        (path / MANIFEST_FILE).write_bytes(store.get(MANIFEST_FILE) or b"")
+        note_uploaded(store, by_shard(salvaged_shards(path)).values())
 
 
 def _keep_intact_parts(planned: PlannedJob, shard: ShardSpec, files: ShardFiles) -> None:
@@ -344,7 +455,7 @@ def _check_unchanged(planned: PlannedJob, infos: list[ShardInfo]) -> None:
     reasons = [str(change) for change in changes if change.shard in changed or change.shard not in made]
     reasons += [f"{name}: no longer in the plan" for name in made if name not in wanted]
     raise OutputError(
-        f"{planned.job.output} cannot be repaired: source or options are not those that it was made from "
+        f"{planned.job.place} cannot be repaired: source or options are not those that it was made from "
         f"({join_problems(reasons)}); run() brings it up to date, or restore what has changed"
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from datamat.directory.keys import RecordKey
 from datamat.directory.manifest import MANIFEST_FILE
+from datamat.directory.remote import RemotePath
 from datamat.directory.verify import Problem, examine
 from datamat.errors import DatamatError, OptionError, SchemaError, Skip
 from datamat.readers.preview import draw_drawn
@@ -116,7 +117,9 @@ def verify_sample(planned: PlannedJob, share: float, *, deep: bool) -> VerifyRep
         OptionError: the share is not between 0 and 1.
     """
     recomputation = Recomputation(planned, share)
-    report = examine(planned.job.output, deep=deep, recomputed=recomputation.difference)
+    store = planned.job.store
+    place = planned.job.output if store is None else RemotePath(store.url, store.options)
+    report = examine(place, deep=deep, recomputed=recomputation.difference)
     missing = [] if MANIFEST_FILE in report.files else recomputation.missing()
     problems = [Problem(MANIFEST_FILE, f"row {key!r} of the source is in no record; run() adds it") for key in missing]
     return dataclasses.replace(report, found=(*report.found, *problems))

@@ -52,6 +52,7 @@ from datamat.plan.changes import (
     missing_files,
     num_changed_rows,
     read_snapshot,
+    render_snapshot,
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
@@ -355,8 +356,9 @@ def _run_locked(
         try:
             judge_rebuild(planned, finished, rebuild=request.rebuild, reuses_rows=request.mode == "retry")
             if remote is not None:
-                made = {} if bucket is None else bucket.made()
-                remote.adopt(planned.plan, made, are_held=bucket is not None and bucket.replaces)
+                if bucket is not None:
+                    remote.adopt_made(planned.plan, bucket.made(), are_held=bucket.replaces)
+                remote.adopt(planned.plan)
             if not request.makes and (lacking := [change.shard for change in find_changes(planned)]):
                 raise lacking_shards(job, lacking)
         except (OutputError, IncompleteRunError):
@@ -682,14 +684,20 @@ class Run:
                 and the policy is "raise".
         """
         if self._claims is not None:
+            self._show_plan()
             self._make_claimed(self._claims)
             return self.end(is_complete=False)
         self._is_current = self._is_up_to_date()
         if not self._is_current:
+            self._show_plan()
             if self._before is None:
                 self._withdraw()
             self._make()
         return self.end(is_complete=not self._queue.stopped and self._finish())
+
+    def _show_plan(self) -> None:
+        if self._remote is not None:
+            self._remote.show_plan(render_snapshot(self._plan))
 
     def end(self, *, is_complete: bool) -> RunReport:
         """Tell hooks and ledger that the run is over, and return its report."""
@@ -1025,7 +1033,7 @@ class Run:
         """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""
         if self._unlike:
             raise OtherBytesError(
-                f"{self._output}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
+                f"{self._job.place}: {len(self._unlike)} shards cannot be repaired, because the source no longer gives "
                 f"the bytes that they had ({'; '.join(self._unlike.values())}). All else is repaired, and the manifest "
                 "still describes the old bytes. Restore what has changed (files, code, versions of packages), or "
                 "remove manifest.json and call run() to get what the source gives now"

@@ -8,23 +8,38 @@
              ledger.jsonl   what happened
              slices/    what tasks that share the output have made, see `slices.py`
 
-Only reads, takes no lock, and never waits: files may come and go meanwhile. Of an output in a bucket it reads the
-scratch folder here, and what tasks that share it have in the bucket.
+Only reads, takes no lock, and never waits: files may come and go meanwhile.
+
+Of an output in a store, the store is read: see `upload.py` for what is there. Who last began to write is known; whether
+that is still at work shows only of tasks that share the output, whose signs of life are there, and on its own host.
 """
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
+import platform
+import tempfile
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamat.directory.display import Table, render_html
-from datamat.directory.files import WORK, lock_holder, printable, read_json
+from datamat.directory.files import WORK, lock_holder, parse_json, printable, read_json
 from datamat.directory.ledger import LEDGER_FILE, LedgerEntry, read_ledger
-from datamat.directory.manifest import Manifest, ShardInfo, is_being_replaced
-from datamat.errors import CorruptDataError, OutputError
+from datamat.directory.manifest import (
+    HELD,
+    MANIFEST_FILE,
+    MOST_MANIFEST_BYTES,
+    Manifest,
+    ShardInfo,
+    by_shard,
+    is_being_replaced,
+)
+from datamat.directory.remote import RemotePath, location
+from datamat.directory.stores import ObjectStore
+from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.plan.changes import (
     NOT_MADE,
     PlannedShard,
@@ -32,25 +47,29 @@ from datamat.plan.changes import (
     find_changes,
     held_shards,
     known_shards,
+    parse_snapshot,
     read_snapshot,
 )
 from datamat.run.receipts import Receipt, part_folder
 from datamat.run.report import describe_dropped
 from datamat.run.slices import TaskBucket, is_shared, slices_folder
+from datamat.run.upload import scratch_folder
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from datamat.directory.manifest import ShardFiles
-    from datamat.directory.stores import ObjectStore
-    from datamat.plan.job import PlannedJob
+    from datamat.plan.job import Job, PlannedJob
 
 
-__all__ = ["Done", "State", "Status", "compared_status", "read_status"]
+__all__ = ["Done", "State", "Status", "compared_status", "output_status", "read_status"]
 
 State = Literal["empty", "running", "unfinished", "complete", "damaged"]
 _LAST_EVENTS = 3
+_MOST_BYTES = 1 << 28  # of a small object
+_TAIL_BYTES = 4 << 20  # of a ledger
+_AT_ONCE = 16
 _ENDS = {"run_finished", "run_failed", "interrupted", "deadline_reached", "disk_reached"}
 
 
@@ -90,6 +109,8 @@ class Status:
         note: why this status is incomplete; "" if it is complete.
         tasks: of unfinished tasks that share the output: name, the process at work ("" if there is none), and number of
             finished shards.
+        growing: of an unfinished output in a store, the shards of which pieces are there: name, number of parts, of
+            rows, and of bytes.
     """
 
     output: pathlib.Path | str
@@ -103,6 +124,7 @@ class Status:
     obsolete: tuple[str, ...] = ()
     note: str = ""
     tasks: tuple[tuple[str, str, int], ...] = ()
+    growing: tuple[tuple[str, int, int, int], ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -156,6 +178,8 @@ class Status:
         lines = [_describe(entry) for entry in self.events]
         for task, holder, num_shards in self.tasks:
             lines.append(f"{task}: {holder or 'no process is at work'}; {num_shards} shards done")
+        for shard, num_parts, num_rows, num_bytes in self.growing:
+            lines.append(f"{shard}: {num_parts} parts, {num_rows:,} rows, {num_bytes / 1e6:,.1f} MB are in the store")
         if self.state == "unfinished" and self.events and self.events[-1].event not in _ENDS:
             lines.append("that run ended silently: it was killed, or the machine went down")
         return lines
@@ -175,20 +199,35 @@ class Status:
         return lines or ["  up to date with source, writer and options"]
 
 
-def read_status(
-    path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: ObjectStore | None = None
-) -> Status:
+def read_status(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Status:
     """Return how far an output is, according to its files; source and writer are not compared.
 
     Args:
-        path: output folder of the run, finished or not.
-        planned: the planned shards, for an unfinished run that left no plan.
-        store: where the shards go, if the folder is a scratch folder: tasks that share the output meet there.
+        path: output of the run, finished or not: a folder, or its URL, of any kind that fsspec can read.
+        storage_options: options that fsspec gets with a URL, such as `{"key": ..., "secret": ...}` or `{"anon": True}`.
+
+    Raises:
+        OutputError: the URL cannot be read.
+        MissingDependencyError: the package that reads such URLs is not installed.
 
     Example:
         >>> print(read_status("out/camvid"))   # doctest: +SKIP
         out/camvid: complete: 3 shards, 256 records, 21.5 MB
           2026-11-21 07:30:00 UTC run_started on host, process 71
+    """
+    place = location(path, storage_options)
+    return _StoredOutput(place).status() if isinstance(place, RemotePath) else folder_status(place)
+
+
+def folder_status(
+    path: str | os.PathLike[str], planned: Sequence[PlannedShard] | None = None, *, store: ObjectStore | None = None
+) -> Status:
+    """Return how far an output in a folder is, as `read_status` does.
+
+    Args:
+        path: the folder.
+        planned: the planned shards, for an unfinished run that left no plan.
+        store: where the shards go, if the folder is a scratch folder: tasks that share the output meet there.
     """
     output = pathlib.Path(path)
     work = output / WORK
@@ -222,6 +261,13 @@ def read_status(
     )
 
 
+def output_status(job: Job, planned: Sequence[PlannedShard] | None = None) -> Status:
+    """Return how far the output of a job is, as `read_status` does; `planned` is as for `folder_status`."""
+    if job.store is None or lock_holder(job.work / "lock"):  # whoever is at work here knows more than the store
+        return folder_status(job.output, planned, store=job.store)
+    return _StoredOutput(RemotePath(job.store.url, job.store.options)).status(planned)
+
+
 def compared_status(planned: PlannedJob) -> Status:
     """Return how far an output is, compared with the source and the options as they are now.
 
@@ -234,7 +280,7 @@ def compared_status(planned: PlannedJob) -> Status:
     changes = find_changes(planned)
     names = {shard.name for shard in planned.chosen}
     return dataclasses.replace(
-        read_status(planned.job.output, [PlannedShard.of(shard) for shard in shards], store=planned.job.store),
+        output_status(planned.job, [PlannedShard.of(shard) for shard in shards]),
         changes=tuple(change for change in changes if change.shard in names),
         obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
     )
@@ -250,6 +296,193 @@ def _state(output: pathlib.Path, work: pathlib.Path, holder: str, note: str) -> 
     except CorruptDataError as error:
         return "damaged", str(error)
     return ("unfinished" if is_being_replaced(output, work / "shards") else "complete"), note
+
+
+# ---------------------------------------------------------------- outputs in a store
+
+
+class _StoredOutput:
+    """What a store has of an output.
+
+    Args:
+        root: its URL.
+    """
+
+    def __init__(self, root: RemotePath) -> None:
+        self._root = root
+        self._work = root / WORK
+        self._names = self._work.names(deep=True)
+        # A web server has nothing but finished datasets, and lists nothing.
+        self._store = None if self._names is None else ObjectStore(root.url.rstrip("/"), root.options)
+
+    def status(self, planned: Sequence[PlannedShard] | None = None) -> Status:
+        """Return how far it is; `planned` as for `folder_status`."""
+        content, note = (self._root / MANIFEST_FILE).read_if_there(MOST_MANIFEST_BYTES), ""
+        visible: Manifest | None = None
+        is_damaged = False
+        try:
+            visible = None if content is None else Manifest.parse(content, str(self._root / MANIFEST_FILE))
+        except CorruptDataError as error:
+            is_damaged, note = True, str(error)
+        before = {} if visible is None else by_shard(visible.all_files)
+        tasks, shared = ((), {}) if self._store is None else TaskBucket(self._store).tasks()
+        made = {**self._entries(HELD), **self._entries("shards"), **shared}
+        made = {name: files for name, files in made.items() if files != before.get(name)}
+        growing = self._growing(made)
+        holder = self._holder() or next((holder for _, holder, _ in tasks if holder), "")
+        is_begun = bool(made or growing or tasks)
+        events, problem = self._last_run()
+        state: State = "running" if holder else "unfinished"
+        if not holder and (is_damaged or not is_begun):
+            state = "damaged" if is_damaged else "complete" if visible is not None else self._begun()
+        status = Status(str(self._root), state, holder, events=events, note=note or problem, tasks=tasks)
+        if state == "empty":
+            return dataclasses.replace(status, note=self._others())
+        if state in {"complete", "damaged"}:
+            return dataclasses.replace(status, done=Done.sum(map(_done_of, before.values())))
+        if not before:  # withdrawn, while its shards are replaced
+            before = self._withdrawn()
+        return dataclasses.replace(
+            status,
+            note="; ".join(filter(None, [status.note, "" if holder else self._mark(events)])),
+            **self._progress(before, made, growing, self._plan() or planned),
+            growing=tuple(
+                (name, len(parts), sum(one.num_rows for one in parts), sum(one.num_bytes for one in parts))
+                for name, parts in growing.items()
+            ),
+        )
+
+    def _progress(
+        self,
+        before: Mapping[str, ShardFiles],
+        made: Mapping[str, ShardFiles],
+        growing: Mapping[str, list[Receipt]],
+        planned: Sequence[PlannedShard] | None,
+    ) -> dict[str, Any]:
+        """Return what is done and what is planned."""
+        if planned is None:
+            return {"done": Done.sum(map(_done_of, {**before, **made}.values()))}
+        counts = []
+        for shard in planned:
+            files = made.get(shard.name, before.get(shard.name, ()))
+            if files and files[0].fingerprint == shard.fingerprint:
+                counts.append(_done_of(files))
+            else:
+                counts += [
+                    _done_of_part(one) for one in growing.get(shard.name, ()) if one.fingerprint == shard.fingerprint
+                ]
+        return {
+            "done": Done.sum(counts),
+            "num_shards": len(planned),
+            "num_rows": sum(shard.num_rows for shard in planned),
+        }
+
+    # ------------------------------------------------------------ objects
+
+    def _below(self, folder: str) -> list[str]:
+        """Return the names of what is directly in a folder of `.datamat`."""
+        names = [name.removeprefix(f"{folder}/") for name in self._names or () if name.startswith(f"{folder}/")]
+        return [name for name in names if "/" not in name]
+
+    def _contents(self, names: Sequence[str]) -> list[Any]:
+        """Return the values of JSON objects in `.datamat`; of those that are gone, or damaged, None."""
+
+        def content(name: str) -> Any:
+            found = (self._work / name).read_if_there(_MOST_BYTES)
+            with contextlib.suppress(ValueError):
+                return None if found is None else parse_json(found, str(self._work / name))
+            return None
+
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(content, names))
+
+    def _entries(self, folder: str) -> dict[str, ShardFiles]:
+        found: dict[str, ShardFiles] = {}
+        for value in self._contents([f"{folder}/{name}" for name in self._below(folder) if name.endswith(".json")]):
+            with contextlib.suppress(ValueError, TypeError, LookupError):
+                files = tuple(ShardInfo.from_json(info) for info in value["files"])
+                found[files[0].name] = files
+        return found
+
+    def _growing(self, made: Mapping[str, ShardFiles]) -> dict[str, list[Receipt]]:
+        """Return the receipts of the parts of which the store has the bytes, by shard; not of finished ones."""
+        names = [name for name in self._names or () if name.startswith("growing/") and name.endswith(".json")]
+        names = [name for name in names if name.split("/")[1] not in made]
+        found: dict[str, list[Receipt]] = {}
+        for name, value in zip(names, self._contents(names), strict=True):
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+                found.setdefault(name.split("/")[1], []).extend(map(Receipt.from_json, value["receipts"]))
+        return found
+
+    def _withdrawn(self) -> dict[str, ShardFiles]:
+        content = (self._work / MANIFEST_FILE).read_if_there(MOST_MANIFEST_BYTES)
+        with contextlib.suppress(CorruptDataError):
+            if content is not None:
+                return by_shard(Manifest.parse(content, str(self._work / MANIFEST_FILE), strict=False).all_files)
+        return {}
+
+    def _last_run(self) -> tuple[tuple[LedgerEntry, ...], str]:
+        content = (self._work / LEDGER_FILE).tail(_TAIL_BYTES)
+        if content is None:
+            return (), ""
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            events, note = _last_run(pathlib.Path(file.name))
+        return events, note.replace(file.name, str(self._work / LEDGER_FILE))
+
+    def _others(self) -> str:
+        """Return what else is there, if there is no dataset."""
+        names = self._root.names()
+        if names is None:
+            return f"{self._root} has no {MANIFEST_FILE}, and web servers list nothing else"
+        if not names:
+            names = [f"{name.partition('/')[0]}/" for name in self._root.names(deep=True) or ()]
+        names = list(dict.fromkeys(names))
+        return (
+            f"it holds {join_problems(names)}"
+            if names
+            else "the store has nothing there: correct the URL, or run the job"
+        )
+
+    def _begun(self) -> State:
+        """Return how an output without a manifest is, of which nothing is finished."""
+        return "unfinished" if self._names or self._read_mark() else "empty"
+
+    # ------------------------------------------------------------ who writes
+
+    def _read_mark(self) -> dict[str, Any]:
+        (value,) = self._contents(["run"])
+        return value if isinstance(value, dict) else {}
+
+    def _holder(self) -> str:
+        """Return the process of this host that is at work; "" where there is none, or it is not known."""
+        if self._store is None or self._read_mark().get("host") != platform.node():
+            return ""
+        return lock_holder(scratch_folder(self._store, None) / WORK / "lock")
+
+    def _mark(self, events: Sequence[LedgerEntry]) -> str:
+        """Return who began to write last, and when there was the last sign of that; "" if its end is in the ledger."""
+        mark = self._read_mark()
+        ended = dict(events[0].values) if events and events[-1].event in _ENDS else {}
+        if not mark or (ended.get("host"), ended.get("pid")) == (mark.get("host"), mark.get("pid")):
+            return ""
+        text = f"process {mark.get('pid')} on {mark.get('host')} began to write there last"
+        ages = {} if self._store is None else self._store.ages(WORK)
+        ages.pop("objects.json", None)
+        since = f"; its newest object is {_duration(min(ages.values()))} old" if ages else ""
+        return f"{text}{since}: whether it is still at work, a store does not show"
+
+    def _plan(self) -> list[PlannedShard] | None:
+        (value,) = self._contents(["plan.json"])
+        return None if value is None else parse_snapshot(value)
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
 
 
 def _done_of(files: ShardFiles) -> Done:
@@ -274,17 +507,19 @@ def _done(output: pathlib.Path, work: pathlib.Path, shard: PlannedShard, files: 
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # gone, or incomplete
             receipt = Receipt.from_json(read_json(path))
             if receipt.fingerprint == shard.fingerprint:
-                found.append(
-                    Done(
-                        num_rows=receipt.num_rows,
-                        num_failed=len(receipt.failed),
-                        num_dropped=receipt.num_dropped,
-                        num_dropped_records=receipt.num_dropped_records,
-                        num_records=receipt.num_records,
-                        num_bytes=receipt.num_bytes,
-                    )
-                )
+                found.append(_done_of_part(receipt))
     return Done.sum(found)
+
+
+def _done_of_part(receipt: Receipt) -> Done:
+    return Done(
+        num_rows=receipt.num_rows,
+        num_failed=len(receipt.failed),
+        num_dropped=receipt.num_dropped,
+        num_dropped_records=receipt.num_dropped_records,
+        num_records=receipt.num_records,
+        num_bytes=receipt.num_bytes,
+    )
 
 
 def _read_tasks(work: pathlib.Path) -> tuple[tuple[tuple[str, str, int], ...], dict[str, ShardFiles]]:

@@ -8,6 +8,7 @@
     OUT/SHARD.EXT, SHARD.idx, ...       as in a local output; an object appears whole
         .datamat/run                    the mark of the run at work
                  shards/SHARD.json      of an uploaded shard, until a manifest lists it
+                 plan.json              the shards of the run at work, for `status`
                  growing.json           the shards of which there may be pieces
                  growing/SHARD/...      pieces of a shard that is not finished, see `Pieces`
                  held/...               shards that wait until those that they replace are gone
@@ -43,6 +44,7 @@ import xxhash
 
 from datamat.directory.files import (
     MADE,
+    SPOOL,
     WORK,
     commit,
     commit_json,
@@ -74,7 +76,7 @@ from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, 
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import ShardFiles
     from datamat.formats import ShardFormat
@@ -89,12 +91,16 @@ __all__ = [
     "UploadTask",
     "Uploaded",
     "UploadedPiece",
+    "forget_objects",
+    "laid_out",
+    "note_uploaded",
     "opened_output",
     "scratch_folder",
     "upload",
 ]
 
 _RUN = f"{WORK}/run"
+_PLAN = f"{WORK}/plan.json"
 _OBJECTS = f"{WORK}/objects.json"
 _ASIDE = f"{WORK}/{MANIFEST_FILE}"
 _ENTRIES = f"{WORK}/shards"
@@ -702,6 +708,23 @@ class _Uploads(NamedTuple):
     objects: Mapping[str, StoredObject]
 
 
+@contextlib.contextmanager
+def laid_out(job: Job) -> Iterator[tuple[Job, RemoteOutput]]:
+    """Yield a job whose scratch folder is a temporary one, in line with the store, and its output; nothing is written.
+
+    Raises:
+        OutputError: the store cannot be read.
+    """
+    assert job.store is not None
+    with tempfile.TemporaryDirectory(prefix=SPOOL) as folder:
+        copied = dataclasses.replace(job, output=pathlib.Path(folder))
+        (copied.work / "shards").mkdir(parents=True)
+        # As a task begins, which neither marks the store nor ends what others upload.
+        remote = RemoteOutput(job.store, copied.output, job.logger, job.formats, is_shared=True)
+        remote.begin()
+        yield copied, remote
+
+
 class RemoteOutput:
     """An output in a store, and its scratch folder; only while the lock of the folder is held.
 
@@ -736,6 +759,7 @@ class RemoteOutput:
         self._manifest: bytes | None = None  # that readers can see
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
+        self._shows_plan = False
         self.pieces: Pieces | None = None
         if store.joins_chunks and not is_shared and all(made.joins_parts for made in formats):
             self.pieces = Pieces(store, self._work, self._run, [made.extension for made in formats])
@@ -789,7 +813,13 @@ class RemoteOutput:
 
     def _start_over(self, content: bytes) -> None:
         """Make the scratch folder that of the dataset in the store: another machine has finished it."""
-        manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE), strict=False)
+        try:
+            manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE))
+        except CorruptDataError as error:
+            place = self._store.url_of(MANIFEST_FILE)
+            raise OutputError(
+                f"{place} is damaged; call repair(), which rebuilds it from what it still says"
+            ) from error
         for path in (*self._folder.iterdir(), *self._work.iterdir()):
             if path.name in {WORK, "lock"}:
                 continue
@@ -896,21 +926,33 @@ class RemoteOutput:
             return found.checksum == wanted.checksum
         return not wanted.identity or found.identity == wanted.identity
 
-    def adopt(self, plan: Plan, made: Mapping[str, StoredShard], *, are_held: bool) -> None:
-        """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of.
+    def adopt_made(self, plan: Plan, made: Mapping[str, StoredShard], *, are_held: bool) -> None:
+        """Take over the shards of a plan that tasks have made; nothing else that these have uploaded counts.
 
         Args:
             plan: the plan.
-            made: what tasks have made, by the name of the shard: of two that made one, it is the first that counts.
-            are_held: whether those wait for shards that they replace.
+            made: what counts, by the name of the shard.
+            are_held: whether it waits for shards that it replaces.
         """
-        entries = self._work / "shards"
         if made:
             _each(self._forget_made, [shard.name for shard in plan.shards])
         _each(
             lambda shard: self._adopt_made(made[shard.name], shard.fingerprint, is_held=are_held),
             [shard for shard in plan.shards if shard.name in made],
         )
+
+    def note_made(self, plan: Plan, made: Mapping[str, StoredShard]) -> None:
+        """Note the shards of a plan that tasks have made, and leave them where they are."""
+
+        def note(shard: ShardSpec) -> None:
+            if self._has_whole(made[shard.name], shard.fingerprint):
+                self._enter(made[shard.name], is_held=True)
+
+        _each(note, [shard for shard in plan.shards if shard.name in made])
+
+    def adopt(self, plan: Plan) -> None:
+        """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of."""
+        entries = self._work / "shards"
         manifest = _content(self._folder / MANIFEST_FILE)
         listed = set() if manifest is None else {info.name for info in self._parsed(manifest)}
         known = {*listed, *read_entries(entries), *read_entries(entries / HELD)}
@@ -976,6 +1018,11 @@ class RemoteOutput:
                     self._place(name, is_held=is_held).unlink(missing_ok=True)
                 (folder / f"{shard}.json").unlink(missing_ok=True)
                 self._record(shard, is_held=is_held).unlink()
+
+    def show_plan(self, content: bytes) -> None:
+        """Write down what this run makes, for whoever asks how far it is."""
+        self._store.put(_PLAN, content)
+        self._shows_plan = True
 
     # ------------------------------------------------------------ shards
 
@@ -1065,12 +1112,13 @@ class RemoteOutput:
                 continue
             objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
         left = self._left()
-        if not self._is_changed and objects == self._before and content == self._manifest and not left:
+        is_same = not self._is_changed and objects == self._before and content == self._manifest
+        if is_same and not left and not self._shows_plan:
             return
         _check_mark(self._store, self._run)  # after the listing: what is in it is of no run that began since
         self._store.put(MANIFEST_FILE, content)
         stale = [name for name in self._before if name not in objects]
-        stale += {_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}
+        stale += {_ASIDE, _PLAN, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}
         _each(lambda name: self._store.delete([name]), stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.put(_OBJECTS, render_json(_rendered(objects)))
@@ -1104,6 +1152,22 @@ class RemoteOutput:
                 self._store.end_uploads(self._work / _OPEN)
         except OutputError as error:
             self._logger.warning("%s; the next run uploads what is missing", error)
+
+
+def forget_objects(store: ObjectStore, names: Collection[str]) -> None:
+    """Have the next run upload files again that a finished dataset has, unless they are there as they should be."""
+    objects = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+    if objects.keys() & names:
+        store.put(_OBJECTS, render_json(_rendered({name: objects[name] for name in objects.keys() - names})))
+
+
+def note_uploaded(store: ObjectStore, shards: Iterable[ShardFiles]) -> None:
+    """Write the entries of shards that are in a store, by which the next run takes over those that are there whole."""
+    known = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
+    for files in shards:
+        objects = {name: found for name, found in known.items() if name.partition(".")[0] == files[0].name}
+        objects |= {info.file: StoredObject(info.num_bytes, "", info.checksum) for info in files}
+        store.put(f"{_ENTRIES}/{files[0].name}.json", render_json(StoredShard(files, "", objects).to_json()))
 
 
 def _each(call: Callable[[Any], Any], values: Iterable[Any]) -> None:

@@ -17,7 +17,15 @@ import pytest
 import sliced_job
 from sliced_job import NUM_SHARDS, content, make_source, start_task
 
-from datamat import IncompleteRunError, OptionError, OutputError, OutputLockedError, get_logger, read_ledger
+from datamat import (
+    IncompleteRunError,
+    OptionError,
+    OutputError,
+    OutputLockedError,
+    get_logger,
+    read_ledger,
+    read_status,
+)
 from datamat.directory.files import locked
 from datamat.directory.stores import ObjectStore
 from datamat.run import materializer
@@ -351,6 +359,22 @@ def test_object_is_created_by_one(bucket, proxy):
     assert lost
 
 
+def test_folder_that_comes_to_be_while_it_is_listed_is_no_name_in_it(bucket, proxy):
+    """s3fs lists it, finds nothing, and asks what it is; between the two, another task has taken its first shard."""
+    store = ObjectStore(bucket.url, bucket.through(proxy))
+
+    def meet(number, _):
+        if number == 2:
+            ObjectStore(bucket.url, bucket.options).put("leases/one.00000", b"mine")
+
+    proxy.meet = meet
+    store.listed("others")
+    proxy.seen.clear()
+
+    assert set(store.listed("leases")) <= {"one.00000"}
+    assert len(proxy.seen) > 1
+
+
 def test_store_without_conditions_is_refused(tmp_path, bucket, proxy, monkeypatch):
     """By name, before any work: one of which nothing is known, one that says so, and one that ignores a condition."""
     message = (
@@ -388,6 +412,7 @@ def test_status_shows_the_tasks_at_work(bucket):
     try:
         sliced_job.wait_until_stopped(task)
         status = bucket.job("three").status()
+        by_url = read_status(bucket.url, storage_options=bucket.options)
     finally:
         os.killpg(task.pid, signal.SIGKILL)
         task.communicate()
@@ -397,6 +422,9 @@ def test_status_shows_the_tasks_at_work(bucket):
     assert status.output == bucket.url
     assert (status.done.num_shards, status.num_shards) == (made, NUM_SHARDS)
     assert made > 0
+    assert len(status.changes) == NUM_SHARDS - made
     (first, holder, none), (second, _, shards) = status.tasks
     assert (first, none, second, shards) == ("task-00000", 0, "task-00001", made)
     assert holder.startswith(f"process {task.pid} on ")
+    assert (by_url.state, by_url.done, by_url.tasks) == ("running", status.done, status.tasks)
+    assert by_url.num_shards == NUM_SHARDS

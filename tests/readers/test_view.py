@@ -242,12 +242,12 @@ def test_wrong_count_is_refused(output, count):
 
 
 def test_what_is_no_finished_directory_is_refused(output, tmp_path):
-    """As `load` does; a URL has a remedy."""
+    """As `load` does."""
     with pytest.raises(OutputError):
         view(tmp_path)
     with pytest.raises(OptionError, match="no split"):
         view(output, "nothing")
-    with pytest.raises(OptionError, match="is a URL; copy the directory to this machine"):
+    with pytest.raises(OptionError, match="is a URL, whose files are read from local copies"):
         view("s3://bucket/data")
 
 

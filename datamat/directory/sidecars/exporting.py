@@ -47,6 +47,7 @@ from datamat.directory.files import (
     render_json,
 )
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
+from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars import FromShard
 from datamat.directory.sidecars.croissant import croissant_sidecars
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILT_IN",
+    "RECORD",
     "ExportReport",
     "export",
     "known_sidecars",
@@ -89,7 +91,8 @@ BUILT_IN: tuple[Sidecar, ...] = (
 _DOCUMENTS = frozenset({"README.md", "croissant.json"})
 _MOST_BYTES = 1 << 32  # of one file: the index of a hundred million members
 _ASIDE = pathlib.PurePath(WORK, "shards")  # the manifest that was there before the run that is under way
-_RECORD = pathlib.PurePath(WORK, "sidecars.json")  # the digest of each file here that datamat wrote
+RECORD = f"{WORK}/sidecars.json"
+"""The digest of each file of a directory that datamat wrote for other readers."""
 _EDITED = pathlib.PurePath(WORK, "quarantine", "edited")
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})  # not to be read, a link, a socket
 _LEFT_ALONE = "left alone, it is not as datamat wrote it; move it away and export again to have datamat's"
@@ -149,7 +152,7 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
         sidecars: sidecars of your own, written beside the built-in ones; see `Sidecar`.
 
     Raises:
-        OptionError: a sidecar returns something other than files that it may own.
+        OptionError: a sidecar returns something other than files that it may own; or the path is a URL.
         OutputError: there is no manifest: the run is not finished. Or a run is at work there, or a link is in the way.
         CorruptDataError: the manifest, or a tar shard, is damaged.
 
@@ -158,6 +161,11 @@ def export(path: str | os.PathLike[str], *, sidecars: Sequence[Sidecar] = ()) ->
         out/camvid: 6 files for other readers
           features.json: written
     """
+    if is_url(path):
+        raise OptionError(
+            f"export: {without_secrets(os.fspath(path))} is a URL, and files are written into a folder; its run has "
+            "written them there: run the job again if some are missing, or export a copy"
+        )
     output = pathlib.Path(expand_home(path))
     manifest = Manifest.read(output)
     work = output / WORK
@@ -357,7 +365,7 @@ def _write(
     made = {name for name in now if name in added and not now[name].digest}  # from shards: their digests come below
     now |= {name: record[name] for name in made if record.get(name, _Written("")).manifest == now[name].manifest}
     edited += _remove(output, record, record.keys() - wanted.keys() - left.keys())
-    if {**now, **left} != record or not (output / _RECORD).is_file():
+    if {**now, **left} != record or not (output / RECORD).is_file():
         # Before the files: the next run recognizes as its own what a run that is killed from here on leaves.
         _write_record(output, {**now, **left})
     standing = {**now, **left}
@@ -481,7 +489,7 @@ def _warn_of_edits(output: pathlib.Path, names: Sequence[str], logger: logging.L
 def _read_record(output: pathlib.Path) -> Record | None:
     """Return what the record says of each file that datamat wrote, by name; None where there is no record."""
     with contextlib.suppress(OSError, ValueError):
-        value = read_json(output / _RECORD)
+        value = read_json(output / RECORD)
         if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
             split = {name: text.partition(" ") for name, text in value.items()}
             return {
@@ -494,7 +502,7 @@ def _read_record(output: pathlib.Path) -> Record | None:
 
 def _write_record(output: pathlib.Path, record: Record) -> None:
     value = {name: f"{digest} {manifest}" if manifest else digest for name, (digest, manifest) in record.items()}
-    _commit(output, _RECORD, render_json(value))
+    _commit(output, RECORD, render_json(value))
 
 
 def _known_digest(content: bytes | FromShard) -> str:

@@ -1,0 +1,542 @@
+"""What is done with a directory on a disk, done with one in a bucket by its URL: the answers are the same.
+
+The server is moto's, or a store in the memory of this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import small_pairs
+from breaking_proxy import SECRET
+
+from datamat import (
+    CorruptDataError,
+    OptionError,
+    OutputError,
+    SampleError,
+    convert,
+    export,
+    inspect,
+    load,
+    merge,
+    read_status,
+    verify,
+    view,
+)
+from datamat.cli import main
+from datamat.codecs import encode_png
+from datamat.directory.verify import ShardCheck
+from datamat.readers.speed import measure_reading
+
+s3fs = pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+fsspec = pytest.importorskip("fsspec")
+
+pytestmark = pytest.mark.timeout(300)
+
+SHARD, OTHER = "pairs-train-00000-of-00002", "pairs-train-00001-of-00002"
+FORMATS = {"tfrecord": "tfrecord", "parquet": "parquet", "webdataset": "tar", "arrayrecord": "arrayrecord"}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Images and masks."""
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def made(source, tmp_path_factory):
+    """Give a function that returns a finished directory in a format, made once, which tests only read."""
+    found = {}
+
+    def made(name="tfrecord"):
+        if name not in found:
+            found[name] = tmp_path_factory.mktemp(name) / "out"
+            small_pairs.job(source, found[name], format=name).run(progress=False)
+        return found[name]
+
+    return made
+
+
+class Bucket:
+    """A bucket, and an output in it."""
+
+    def __init__(self, options, tmp_path):
+        self.options = options
+        self.tmp_path = tmp_path
+        self.files = s3fs.S3FileSystem(**options, skip_instance_cache=True, use_listings_cache=False)
+        self.name = f"b{hashlib.md5(str(tmp_path).encode()).hexdigest()}"
+        self.files.mkdir(self.name)
+        self.url = f"s3://{self.name}/sets/one"
+
+    def put(self, folder):
+        """Upload a directory."""
+        self.files.put(f"{folder}/", f"{self.url}/", recursive=True)
+
+    def job(self, source, scratch="scratch", writer=None, **options):
+        """Return a job that writes there."""
+        place = {"storage_options": self.options, "scratch": self.tmp_path / scratch}
+        return small_pairs.job(source, self.url, writer, **place, **options)
+
+    def flip(self, name):
+        """Change one bit of an object, and keep its size and all that is said of it."""
+        place = {"Bucket": self.name, "Key": f"sets/one/{name}"}
+        kept = self.files.call_s3("head_object", **place)["Metadata"]
+        content = bytearray(self.files.cat_file(f"{self.url}/{name}"))
+        content[len(content) // 2] ^= 1
+        self.files.call_s3("put_object", **place, Body=bytes(content), Metadata=kept)
+
+    def content(self):
+        """Return the digests of all objects but those of `.datamat`, and the names of those."""
+        root = self.url.removeprefix("s3://")
+        names = [path[len(root) + 1 :] for path in self.files.find(root)]
+        seen = {name: hashlib.sha256(self.files.cat_file(f"{root}/{name}")).hexdigest() for name in names}
+        inner = {name.removeprefix(".datamat/") for name in names if name.startswith(".datamat/")}
+        return {name: seen[name] for name in names if not name.startswith(".datamat/")}, inner
+
+
+@pytest.fixture
+def bucket(options, tmp_path):
+    """A bucket, and an output in it."""
+    return Bucket(options, tmp_path)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files of this process."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+# ---------------------------------------------------------------- verify
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def swap(one, other):
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+DAMAGES = {
+    "none": lambda folder, end: None,
+    "a bit of a shard": lambda folder, end: flip(folder / f"{SHARD}.{end}"),
+    "a shard cut off": lambda folder, end: os.truncate(folder / f"{SHARD}.{end}", 700),
+    "a shard that is gone": lambda folder, end: (folder / f"{SHARD}.{end}").unlink(),
+    "offsets that are gone": lambda folder, end: (folder / f"{SHARD}.idx").unlink(),
+    "a bit of offsets": lambda folder, end: flip(folder / f"{SHARD}.idx"),
+    "shards exchanged": lambda folder, end: swap(folder / f"{SHARD}.{end}", folder / f"{OTHER}.{end}"),
+    "a shard too many": lambda folder, end: shutil.copy(
+        folder / f"{SHARD}.{end}", folder / f"pairs-train-00002-of-00003.{end}"
+    ),
+    "a bit of the index": lambda folder, end: flip(folder / "_index/train.index"),
+    "an index too many": lambda folder, end: (folder / "_index/more.index").write_bytes(b"more"),
+    "a bit of the keys": lambda folder, end: flip(folder / "_index/val.keys"),
+    "keys that are gone": lambda folder, end: (folder / "_index/val.keys").unlink(),
+    "a bit of the manifest": lambda folder, end: flip(folder / "manifest.json"),
+    "no manifest": lambda folder, end: (folder / "manifest.json").write_bytes(b"{}"),
+    "a sidecar": lambda folder, end: (folder / "features.json").write_text("{}"),
+    "an index of a shard": lambda folder, end: (folder / f"{SHARD}.{end}.idx").write_text("1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["tfrecord", "webdataset"])
+def test_verify_finds_the_same_as_on_a_disk(made, tmp_path, temporary, name, damage):
+    """Line by line; nothing is left of what was fetched."""
+    folder = shutil.copytree(made(name), tmp_path / "out")
+    DAMAGES[damage](folder, FORMATS[name])
+    url = f"memory://{tmp_path.name}/sets/{name}"
+    fsspec.filesystem("memory").put(f"{folder}/", f"{url}/", recursive=True)
+    here, there = verify(folder), verify(url)
+
+    assert [line.replace(str(folder), url) for line in here.problems] == list(there.problems)
+    assert (here.ok, here.num_shards, here.num_records) == (there.ok, there.num_shards, there.num_records)
+    assert here.ok == (damage == "none")
+    assert there.path == url
+    del there
+    assert not [*temporary.iterdir()]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_verify_reads_a_bucket(made, bucket, name):
+    """It decodes every record there, too."""
+    bucket.put(made(name))
+
+    report = verify(bucket.url, deep=True, storage_options=bucket.options)
+
+    assert str(report) == f"{bucket.url}: 4 shards, 24 records: all as the manifest says"
+
+
+def test_few_shards_are_here_at_a_time(made, bucket, temporary, monkeypatch):
+    """No more than are examined at once."""
+    bucket.put(made())
+    monkeypatch.setattr("datamat.directory.verify._MOST_SHARDS", 1)
+    held, problems = [], ShardCheck.problems
+
+    def counted(check, info):
+        held.append(sum(path.stat().st_blocks > 0 for path in temporary.rglob("*.tfrecord")))
+        return problems(check, info)
+
+    monkeypatch.setattr(ShardCheck, "problems", counted)
+
+    assert verify(bucket.url, storage_options=bucket.options).ok
+    assert held == [1] * 4
+
+
+def test_verify_survives_a_bad_network(made, bucket, proxy):
+    """Requests that fail are made again; an object that may not be read is a problem of its own."""
+    bucket.put(made())
+    faults = ["cut", 503, 500, "cut"]
+    proxy.meet = lambda number, handler: faults.pop() if number % 2 and faults else None
+    through = {**bucket.options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}
+
+    assert verify(bucket.url, storage_options=through).ok
+    assert not faults
+
+    proxy.meet = lambda _, handler: 403 if f"{SHARD}.tfrecord" in handler.path else None
+    assert verify(bucket.url, storage_options=through).problems == (f"{SHARD}.tfrecord: Permission denied",)
+
+    proxy.meet = lambda _, handler: 403
+    with pytest.raises(OutputError, match=r"manifest\.json cannot be read: .*whose credentials may read") as caught:
+        verify(bucket.url, storage_options=through)
+    assert SECRET not in str(caught.value)
+
+
+def test_object_longer_than_any_shard_is_not_fetched(made, tmp_path):
+    """Anybody may put it there."""
+    url = f"memory://{tmp_path.name}/long"
+    store = fsspec.filesystem("memory")
+    store.put(f"{made()}/", f"{url}/", recursive=True)
+    store.pipe_file(f"{url}/{SHARD}.tfrecord", bytes(1 << 20))
+
+    (problem,) = verify(url).problems
+
+    assert (
+        problem.startswith(f"{SHARD}.tfrecord: it has more than ") and "as no shard has; the manifest says" in problem
+    )
+
+
+def test_sample_is_made_again(source, bucket):
+    """As for a folder."""
+    job = bucket.job(source)
+    job.run(progress=False)
+
+    assert job.verify(sample=1.0).ok
+
+
+# ---------------------------------------------------------------- status
+
+
+class Failing(small_pairs.Pairs):
+    """Fails at a row of the second shard, unless a file is there."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def read(self, row):
+        if row.key == "val003" and not os.path.exists(self.path):
+            raise ValueError("no such luck")
+        return super().read(row)
+
+    def __getstate__(self):
+        return {"path": self.path}
+
+
+def test_status_of_a_finished_output(source, bucket):
+    """It is read from the store alone; a JOB is compared on a machine that never made it."""
+    bucket.job(source).run(progress=False)
+
+    status = read_status(bucket.url, storage_options=bucket.options)
+    compared = bucket.job(source, "another").status()
+
+    assert (status.state, status.output, status.note) == ("complete", bucket.url, "")
+    assert (status.done.num_shards, status.done.num_records) == (4, 24)
+    assert "run_finished" in str(status)
+    assert (compared.changes, compared.obsolete) == ((), ())
+    assert "up to date with source, writer and options" in str(compared)
+    bucket.flip("manifest.json")
+    assert read_status(bucket.url, storage_options=bucket.options).state == "damaged"
+    assert bucket.job(source, "third").status().state == "damaged"
+
+
+def test_status_of_an_output_that_failed(source, bucket):
+    """What is done, of how much, who made it, and what failed; then it is finished, and nothing is left of the plan."""
+    luck = bucket.tmp_path / "luck"
+    with pytest.raises(SampleError):
+        bucket.job(source, writer=Failing(str(luck))).run(progress=False)
+
+    status = read_status(bucket.url, storage_options=bucket.options)
+    compared = bucket.job(source, "another", writer=Failing(str(luck))).status()
+
+    assert (status.state, status.num_shards, status.num_rows) == ("unfinished", 4, 24)
+    assert status.done.num_shards == sum(name.startswith("shards/") for name in bucket.content()[1]) > 0
+    assert "no such luck" in str(status) and f"process {os.getpid()}" in str(status)
+    assert {change.shard for change in compared.changes} < {
+        f"pairs-{split}-0000{number}-of-00002" for split in ("train", "val") for number in (0, 1)
+    }
+    luck.touch()
+    bucket.job(source, "another", writer=Failing(str(luck))).run(progress=False)
+    assert read_status(bucket.url, storage_options=bucket.options).is_complete
+    assert "plan.json" not in bucket.content()[1]
+
+
+def test_status_of_a_store_that_is_being_written(source, bucket):
+    """A run that vanished is told by its mark: its ledger came with no end. Shards that replace others count."""
+    bucket.job(source).run(progress=False)
+    finished = {path: bucket.files.cat_file(path) for path in bucket.files.find(bucket.url)}
+    other = {**json.loads(bucket.files.cat_file(f"{bucket.url}/.datamat/run")), "pid": 7, "host": "elsewhere"}
+    bucket.files.pipe_file(f"{bucket.url}/.datamat/run", json.dumps(other).encode())
+    manifest = json.loads(finished[f"{bucket.url.removeprefix('s3://')}/manifest.json"])
+    entry = {"files": [{**manifest["shards"][0], "fingerprint": "0" * 32}], "objects": {}}
+    bucket.files.pipe_file(f"{bucket.url}/.datamat/held/{SHARD}.json", json.dumps(entry).encode())
+
+    status = read_status(bucket.url, storage_options=bucket.options)
+    assert status.state == "unfinished"
+    assert "process 7 on elsewhere began to write there last; its newest object is" in status.note
+
+    bucket.files.mv(f"{bucket.url}/manifest.json", f"{bucket.url}/.datamat/manifest.json")
+    withdrawn = read_status(bucket.url, storage_options=bucket.options)
+    assert (withdrawn.state, withdrawn.done.num_shards) == ("unfinished", 4)
+
+
+def test_status_of_anything_else(bucket):
+    """Nothing is there, or something that is not datamat's, or not even a bucket."""
+    bucket.files.pipe_file(f"{bucket.name}/else/a.txt", b"a")
+
+    found = [
+        read_status(f"s3://{bucket.name}{path}", storage_options=bucket.options) for path in ("/sets", "/else", "")
+    ]
+
+    assert [status.state for status in found] == ["empty"] * 3
+    assert "the store has nothing there: correct the URL, or run the job" in str(found[0])
+    assert "it holds a.txt" in str(found[1])
+    assert "it holds else/" in str(found[2])
+    with pytest.raises(OutputError, match=r"s3://nowhere/out/\.datamat cannot be listed: .*there is no such bucket"):
+        read_status("s3://nowhere/out", storage_options=bucket.options)
+
+
+# ---------------------------------------------------------------- repair
+
+
+@pytest.mark.parametrize("scratch", ["scratch", "another"])
+def test_repair_brings_back_every_byte(source, bucket, scratch):
+    """Of objects that changed, also with all that is said of them kept, were replaced, or are gone: on any machine."""
+    job = bucket.job(source)
+    job.run(progress=False)
+    before, inner = bucket.content()
+    for name in (f"{SHARD}.tfrecord", f"{OTHER}.idx", "_index/train.index", "_index/val.keys", "features.json"):
+        bucket.flip(name)
+    bucket.files.pipe_file(f"{bucket.url}/pairs-val-00000-of-00002.tfrecord", b"something else")
+    bucket.files.rm(f"{bucket.url}/pairs-val-00001-of-00002.tfrecord")
+    bucket.files.pipe_file(f"{bucket.url}/pairs-val-00002-of-00003.tfrecord", b"of no shard")
+    assert not job.verify().ok
+
+    bucket.job(source, scratch).repair(progress=False)
+
+    assert bucket.job(source, scratch).verify().ok
+    foreign = "quarantine/foreign/pairs-val-00002-of-00003.tfrecord"
+    assert bucket.content() == (before, inner | {foreign})
+
+
+@pytest.mark.parametrize("scratch", ["scratch", "another"])
+def test_repair_brings_back_a_manifest(source, bucket, scratch):
+    """From what it still says; a run refuses, and says so."""
+    bucket.job(source).run(progress=False)
+    before = bucket.content()
+    bucket.flip("manifest.json")
+    with pytest.raises(OutputError, match=r"manifest\.json is damaged; call repair\(\)"):
+        bucket.job(source, "third").run(progress=False)
+
+    report = bucket.job(source, scratch).repair(progress=False)
+
+    assert report.num_shards_written <= 1  # whose entry cannot be read
+    assert bucket.content() == before
+
+
+def test_failed_repair_loses_nothing(source, bucket, tmp_path):
+    """The source gives other bytes now: the damaged object gets its name back, and the manifest stays."""
+    copied = shutil.copytree(source, tmp_path / "copied")
+    job = bucket.job(copied, version="1")
+    job.run(progress=False)
+    bucket.flip(f"{SHARD}.tfrecord")
+    before, _ = bucket.content()
+    for row in load(bucket.url, "train", cache_dir=tmp_path / "cache", storage_options=bucket.options).keys()[:1]:
+        path = copied / f"train/{row}.png"
+        times = path.stat().st_mtime_ns
+        size = path.stat().st_size
+        image = np.zeros((24, 32, 3), np.uint8)
+        path.write_bytes(encode_png(image).ljust(size, b"\0"))
+        os.utime(path, ns=(times, times))
+
+    with pytest.raises(OutputError, match="cannot be repaired, because the source no longer gives the bytes"):
+        job.repair(progress=False)
+
+    found, inner = bucket.content()
+    assert found == before
+    assert not [name for name in inner if name.startswith("quarantine/")]
+
+
+def test_repair_of_a_changed_job_is_refused(source, bucket):
+    """Before anything is touched."""
+    bucket.job(source).run(progress=False)
+    bucket.flip(f"{SHARD}.tfrecord")
+    before, _ = bucket.content()
+
+    with pytest.raises(OutputError, match=f"{bucket.url} cannot be repaired: source or options are not those"):
+        bucket.job(source, seed=5, transform=small_pairs.jitter).repair(progress=False)
+
+    assert bucket.content()[0] == before
+
+
+# ---------------------------------------------------------------- convert, and what only reads
+
+
+@pytest.mark.parametrize(("name", "to"), [("tfrecord", "parquet"), ("parquet", "tfrecord"), ("webdataset", None)])
+def test_conversion_of_a_url_gives_the_bytes_of_a_folder(made, bucket, tmp_path, temporary, name, to):
+    """To a folder, and to another URL."""
+    bucket.put(made(name))
+    options = {"format": to, "shards": None if to else 3, "progress": False}
+    convert(made(name), tmp_path / "wanted", **options)
+
+    convert(bucket.url, tmp_path / "here", storage_options=bucket.options, **options)
+    there = f"s3://{bucket.name}/sets/two"
+    convert(bucket.url, there, storage_options=bucket.options, scratch=tmp_path / "scratch", **options)
+    bucket.files.get(f"{there}/", f"{tmp_path}/fetched/", recursive=True)
+
+    wanted = small_pairs.digests(tmp_path / "wanted")
+    assert small_pairs.digests(tmp_path / "here") == wanted
+    assert small_pairs.digests(tmp_path / "fetched") == wanted
+    assert not [*temporary.glob("datamat-*/shards/*")]
+
+
+def test_damaged_shard_is_not_converted(made, bucket, tmp_path):
+    """Whether its format would notice or not."""
+    bucket.put(made("parquet"))
+    bucket.flip(f"{SHARD}.parquet")
+
+    with pytest.raises((CorruptDataError, SampleError), match=f"{SHARD}.parquet is not what the manifest says"):
+        convert(bucket.url, tmp_path / "here", shards=3, storage_options=bucket.options, progress=False)
+    assert not (tmp_path / "here/manifest.json").exists()
+
+
+def test_readers_take_urls(made, bucket, tmp_path):
+    """They give what they give of a folder."""
+    bucket.put(made())
+    more = {"storage_options": bucket.options}
+
+    page = view(bucket.url, count=5, cache_dir=tmp_path / "cache", **more)
+    speed = measure_reading(
+        bucket.url, readers=["numpy"], num_workers=[0], seconds=0.01, cache_dir=tmp_path / "c", **more
+    )
+    shown, local = inspect(bucket.url, **more), inspect(made())
+    file, local_file = inspect(f"{bucket.url}/{SHARD}.tfrecord", **more), inspect(made() / f"{SHARD}.tfrecord")
+
+    assert page.num_samples == view(made(), count=5).num_samples
+    assert "where the input came from" in page.html or f"{SHARD}.tfrecord" in page.html
+    assert [row.problem for row in speed.rows] == [""] * 2
+    assert (shown.num_records, shown.fields, shown.path) == (local.num_records, local.fields, bucket.url)
+    assert (file.num_records, file.records) == (local_file.num_records, local_file.records)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.fixture
+def stored(options, bucket, made, monkeypatch):
+    """The URL of a finished output, to whose server the environment leads."""
+    bucket.put(made())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
+    monkeypatch.chdir(bucket.tmp_path)
+    return bucket.url
+
+
+def test_commands_that_read_take_a_url(stored, capsys):
+    """Each works with nothing but the URL, and what it writes is called by its last name, here."""
+    lines = [
+        ["status"],
+        ["verify"],
+        ["verify", "--deep"],
+        ["inspect"],
+        ["preview", "--count", "2"],
+        ["view", "--count", "2"],
+        ["bench", "--seconds", "0.01", "--reader", "numpy", "--num-workers", "0"],
+        ["convert", "--format", "parquet"],
+    ]
+
+    assert [main([*line, stored]) for line in lines] == [0] * len(lines)
+    assert "Traceback" not in (found := capsys.readouterr()).err + found.out
+    assert {path.name for path in pathlib.Path().glob("one*")} == {"one-preview.png", "one.html", "one-parquet"}
+    assert verify("one-parquet").ok
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["repair", "URL"], "name its JOB in place of the URL"),
+        (["export", "URL"], "files are written into a folder; its run has written them there"),
+        (["merge", "URL", "URL", "--output", "out"], "copy the directories to this machine, and merge there"),
+        (["run", "URL"], "is a URL, not a JOB; want MODULE:JOB"),
+        (["verify", "URL/nothing"], "holds no manifest.json; correct the URL, or finish its run"),
+        (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the URL"),
+        (["convert", "URL", "--num-shards", "3", "--output", "URL/inside"], "give another URL"),
+        (["inspect", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
+        (["preview", "URL/nothing"], "cannot be read: FileNotFoundError"),
+        (["verify", "s3://nowhere/out"], "there is no such bucket: correct the URL"),
+        (["verify", "URL", "--storage-options", "{"], "--storage-options is no JSON"),
+        (["verify", "URL", "--storage-options", "[]"], "--storage-options: [] cannot be read (No such file"),
+        (["verify", "URL", "--storage-options", "LIST"], "--storage-options holds a list; want a JSON object"),
+        (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),
+        (["verify", "job.toml", "--storage-options", "{}"], "--storage-options go with a URL, and a JOB has its own"),
+    ],
+)
+def test_what_cannot_be_done_with_a_url_is_said(stored, capsys, source, line, message):
+    """In one sentence, with the code of a command that has done nothing."""
+    pathlib.Path("list.json").write_text("[]")
+    pathlib.Path("job.toml").write_text(f'writer = "camvid"\nsource = "{source}"\noutput = "{stored}"\n')
+    line = [word.replace("URL", stored).replace("LIST", "list.json") for word in line]
+
+    assert main(line) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1 and SECRET not in err
+
+
+def test_options_come_from_a_file(stored, bucket, monkeypatch, capsys):
+    """So no secret stands on the command line; wrong ones are reported without it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    pathlib.Path("options.json").write_text(json.dumps(bucket.options))
+
+    assert main(["verify", stored, "--storage-options", "options.json"]) == 0
+    bucket.flip(f"{SHARD}.tfrecord")
+    assert main(["verify", stored, "--storage-options", json.dumps(bucket.options)]) == 1
+    out = capsys.readouterr().out
+    assert "`datamat repair JOB`" in out and SECRET not in out
+
+
+def test_python_refuses_the_same(stored, tmp_path):
+    """With the remedy."""
+    with pytest.raises(OptionError, match=r"export: .* is a URL"):
+        export(stored)
+    with pytest.raises(OptionError, match=r"merge: .* is a URL"):
+        merge([tmp_path, tmp_path], stored)
+    with pytest.raises(OptionError, match="storage_options are for URLs"):
+        verify(tmp_path, storage_options={})
