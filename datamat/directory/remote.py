@@ -59,13 +59,13 @@ _S3 = ("s3", "s3a")
 _PACKAGES = {
     "s3": "datamat[s3]",
     "s3a": "datamat[s3]",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
+    "gs": "datamat[gs]",
+    "gcs": "datamat[gs]",
     "http": "aiohttp",
     "https": "aiohttp",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
+    "az": "datamat[az]",
+    "abfs": "datamat[az]",
+    "abfss": "datamat[az]",
     "hf": "huggingface_hub",
 }
 # Filesystems of this process. In a forked process fsspec drops the parent's; that would close their connections and so
@@ -297,9 +297,9 @@ _FINAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS,
 _FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ParamValidationError"})
 _TRANSIENT_CODES = frozenset(
     {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable",
-     "SlowDown", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict"}
+     "SlowDown", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict", "Md5Mismatch"}
 )  # fmt: skip
-"""What S3 calls errors that pass: some come with a status that does not."""
+"""What S3 and Azure call errors that pass: some come with a status that does not."""
 _NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "httpcore", "google", "azure")
 # Waits are drawn anew in each process, and from no generator that anyone seeds: many readers must not come together.
 _jitter = random.SystemRandom()
@@ -332,7 +332,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def status_of(error: BaseException) -> tuple[int | None, str]:
-    """Return the HTTP status of an error or of what caused it, and S3's code of it: None and "" where it has none."""
+    """Return the HTTP status of an error or of what caused it, and the store's code of it: None and "" for none."""
     found: tuple[int | None, str] = None, ""
     for one in chain_of(error):
         status, code = _own_status(one)
@@ -344,11 +344,16 @@ def status_of(error: BaseException) -> tuple[int | None, str]:
 def _own_status(error: BaseException) -> tuple[int | None, str]:
     if type(error).__module__ == "aiohttp.http_exceptions":  # a connection that was cut, which it gives status 400
         return None, ""
+    if type(error) is OSError and str(error).startswith("Forbidden: "):  # gcsfs's
+        return 403, ""
     response, code = getattr(error, "response", None), ""
     if isinstance(response, dict):  # botocore's
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(response.get("Error", {}).get("Code", ""))
     else:
+        if type(error).__module__.startswith("azure."):
+            said = getattr(error, "error_code", "")
+            code = str(getattr(said, "value", said) or "")
         # One after the other: aiohttp warns of those that it has no more.
         found = next((getattr(error, name) for name in ("status", "status_code", "code") if hasattr(error, name)), None)
         found = getattr(response, "status_code", None) if found is None else found

@@ -1,6 +1,6 @@
 """Object stores and other places behind URLs, written whole object by whole object.
 
-    a file ──> parts, several at once, each with its MD5 ──> completed once, on a condition ──> size and ETag compared
+    a file ──> parts, several at once, each with its MD5 ──> completed once, on a condition ──> size and digest compared
     chunks that are there, of its first bytes ──> copied within the store
 
 An object is visible whole or not at all. Requests are made again as in `remote`; a refusal (403, 404, no such bucket)
@@ -9,23 +9,28 @@ is reported at once.
 
 from __future__ import annotations
 
+import abc
 import base64
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import datetime
 import email.utils
 import errno
 import hashlib
 import itertools
+import json
 import math
 import os
 import re
+import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, final
 
 import xxhash
 
-from datamat.directory.files import commit_json, parse_json
+from datamat.directory.files import WORK, commit_json, parse_json
 from datamat.directory.remote import open_filesystem, reason_of, redacted, retried, status_of
 from datamat.errors import DatamatError, OptionError, OutputError
 
@@ -40,22 +45,26 @@ Result = TypeVar("Result")
 
 # ---------------------------------------------------------------- writing
 #
-# S3 is spoken through the calls of s3fs's client, since fsspec has no words for conditions, checksums and uploads that
-# are open. Of other stores we rely on less: what `put_file` writes appears whole (as it does on Google's and Azure's
-# stores and in memory); where it does not, an object is written under another name and moved.
+# S3 and the stores of Google and Azure are spoken through the calls of their drivers' clients, since fsspec has no
+# words for conditions, checksums and uploads that are open. Of other stores we rely on less: what `put_file` writes
+# appears whole (as it does in memory); where it does not, an object is written under another name and moved.
 
 
 _PART_BYTES = 8 << 20
 _LEAST_PART = 5 << 20  # S3 takes none below but the last one
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
+_BLOCK_BYTES = 1 << 20
 _ATTEMPTS = 3
-_WHOLE_AT_ONCE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "hf", "memory"})
-_CREATING = ("gs", "gcs", "az", "abfs", "abfss")
-"""Stores other than S3 whose drivers can write an object on the condition that there is none."""
+_COPY_POLL_S = 0.2
+_WHOLE_AT_ONCE = frozenset({"hf", "memory"})
 _S3 = frozenset({"s3", "s3a"})
+_GOOGLE = frozenset({"gs", "gcs"})
+_AZURE = frozenset({"az", "abfs", "abfss"})
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _READ_ONLY = frozenset({"http", "https", "github", "zip", "tar", "data", "reference", "git"})
 _CHECKSUM = "datamat-xxh3"
+_STAGED = f"{WORK}/uploads"  # folder of what Google's store puts together, for as long as it does
 _IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
 
 
@@ -129,12 +138,12 @@ class ObjectStore:
     @property
     def keeps_conditions(self) -> bool:
         """Whether `create` is known to work in such stores; `check_conditions` finds out about one."""
-        return self._is_s3 or self.scheme in _CREATING
+        return self._is_s3 or self.scheme in _GOOGLE | _AZURE
 
     @property
     def joins_chunks(self) -> bool:
         """Whether `upload` takes the beginning of an object from chunks that are there, instead of sending it."""
-        return self._is_s3
+        return self._is_s3 or self.scheme in _GOOGLE
 
     def url_of(self, name: str) -> str:
         """Return the URL of an object of the folder."""
@@ -154,15 +163,11 @@ class ObjectStore:
                 found = filesystem.call_s3("head_object", **self._place(path))
                 identity = str(found.get("ETag", "")).strip('"')
                 return StoredObject(int(found["ContentLength"]), identity, found.get("Metadata", {}).get(_CHECKSUM, ""))
-            filesystem.invalidate_cache()
-            info = filesystem.info(path)
+            return self._requests(filesystem).head(path)[0]
         except FileNotFoundError as error:
-            if status_of(error)[1] == "NoSuchBucket":
+            if status_of(error)[1] in _NO_BUCKET:
                 raise
             return None
-        if info["type"] != "file":
-            return None
-        return StoredObject(int(info["size"]), _identity(info))
 
     def get(self, name: str) -> bytes | None:
         """Return the content of a small object; None where there is none."""
@@ -173,14 +178,12 @@ class ObjectStore:
         filesystem, path = self._open(name)
         try:
             if not self._is_s3:
-                filesystem.invalidate_cache()
-                content: bytes = filesystem.cat_file(path)
-                return content
+                return self._requests(filesystem).get(path)
             # Not `cat_file`, which reports a bucket that is not there as an object that is not there.
             found = filesystem.call_s3("get_object", **self._place(path))
             return self._body(filesystem, found)
         except FileNotFoundError as error:
-            if status_of(error)[1] == "NoSuchBucket":
+            if status_of(error)[1] in _NO_BUCKET:
                 raise
             return None
 
@@ -238,7 +241,7 @@ class ObjectStore:
             self._put(name, content, {"IfNoneMatch": "*"})
         else:
             filesystem, path = self._open(name)
-            filesystem.pipe_file(path, content, mode="create")
+            self._requests(filesystem).create(path, content)
 
     def check_conditions(self, name: str) -> None:
         """Refuse a store in which `create` grants a name twice: some take a condition, and ignore it.
@@ -266,28 +269,19 @@ class ObjectStore:
         """Return the objects below a folder by their names in it, each with its identity, as far as it lists them."""
         with self._explained(folder, "cannot be listed"):
             filesystem, path = self._open(folder)
-
-            def listed() -> dict[str, str]:
-                filesystem.invalidate_cache()
-                try:
-                    found = filesystem.find(path, detail=True)
-                except FileNotFoundError:
-                    return {}
-                place = len(path.rstrip("/")) + 1
-                names = {str(one)[place:]: _identity(info) for one, info in sorted(found.items())}
-                names.pop("", None)  # the folder itself, if it came to be between two requests of s3fs
-                return names
-
-            return retried(listed)
+            requests = _Other(filesystem) if self._is_s3 else self._requests(filesystem)
+            return {name: entry.identity for name, entry in sorted(retried(lambda: requests.entries(path)).items())}
 
     def ages(self, folder: str) -> dict[str, float]:
         """Return how many seconds ago each object below a folder was written, by the clock of the store alone.
 
         It is empty where the store is not known to keep conditions: tasks share nothing there.
         """
-        if not self._is_s3:
-            return {}
         filesystem, path = self._open(folder)
+        if not self._is_s3:
+            with self._explained(folder, "cannot be listed"):
+                entries = retried(lambda: self._requests(filesystem).entries(path))
+                return {name: entry.age_s for name, entry in entries.items() if entry.age_s is not None}
         place = self._place(path)
         prefix = f"{place.pop('Key').rstrip('/')}/"
         found: dict[str, float] = {}
@@ -306,11 +300,7 @@ class ObjectStore:
     def _put(self, name: str, content: bytes, more: Mapping[str, Any]) -> StoredObject:
         filesystem, path = self._open(name)
         if not self._is_s3:
-            filesystem.pipe_file(path, content)
-            found = self._head(name)
-            if found is None or found.num_bytes != len(content):
-                raise OSError(errno.EIO, f"{self.url_of(name)} is not there as it was written")
-            return found
+            return self._requests(filesystem).put(path, content)
         made = hashlib.md5(content, usedforsecurity=False)
         found = filesystem.call_s3(
             "put_object", **self._place(path), Body=content, ContentMD5=_base64(made.digest()), **more
@@ -345,29 +335,37 @@ class ObjectStore:
             return before
         with self._explained(name, "cannot be written"):
             if not self._is_s3:
-                return retried(lambda: self._put_file(path, name, size, is_new=before is None))
+                return self._upload(os.fspath(path), name, checksum, before, beginning)
             note = None if notes is None else notes / f"{xxhash.xxh3_64_hexdigest(name.encode())}.json"
             return self._upload_s3(os.fspath(path), name, _ranges(size, beginning), checksum, before, note)
 
-    def _put_file(self, path: str | os.PathLike[str], name: str, size: int, *, is_new: bool) -> StoredObject:
+    def _upload(
+        self, path: str, name: str, checksum: str, before: StoredObject | None, beginning: Sequence[StoredChunk]
+    ) -> StoredObject:
         filesystem, target = self._open(name)
-        parent = target.rpartition("/")[0]
-        if self.scheme in _CREATING and is_new:
-            with contextlib.suppress(FileExistsError):  # another try of ours, or a task that was faster: of this size?
-                filesystem.put_file(os.fspath(path), target, mode="create")
-        elif self.scheme in _WHOLE_AT_ONCE:
-            if self.scheme == "memory":
-                filesystem.makedirs(parent, exist_ok=True)
-            filesystem.put_file(os.fspath(path), target)
-        else:
-            filesystem.makedirs(parent, exist_ok=True)
-            aside = f"{parent}/.{target.rpartition('/')[2]}.{os.getpid()}.tmp"
-            filesystem.put_file(os.fspath(path), aside)
-            filesystem.mv(aside, target)
-        found = self._head(name)
-        if found is None or found.num_bytes != size:
-            raise OSError(errno.EIO, f"{self.url_of(name)} is not there as it was written")
+        requests = self._requests(filesystem)
+        chunks = [(self._open(chunk.name)[1], chunk) for chunk in beginning]
+        staged = self._open(f"{_STAGED}/{uuid.uuid4().hex}")[1]
+        sent = requests.upload(_Upload(path, target, checksum, before, chunks, staged))
+        try:
+            found, there = retried(lambda: requests.head(target))
+        except FileNotFoundError:
+            found, there = None, ""
+        size = os.stat(path).st_size
+        if found is None or found.num_bytes != size or found.checksum not in {"", checksum}:
+            raise self._other_there(name, found, size, checksum)
+        if sent and there and sent != there:
+            raise OutputError(
+                f"{self.url_of(name)} has the {requests.digest} {there}, what was sent has {sent}: it was damaged on "
+                "its way; delete the object, and run again"
+            )
         return found
+
+    def _other_there(self, name: str, found: StoredObject | None, size: int, checksum: str) -> OutputError:
+        return OutputError(
+            f"{self.url_of(name)} holds {found or 'nothing'} where {size} bytes with the checksum {checksum} were "
+            "sent; something else writes there: end that, and run again"
+        )
 
     # ------------------------------------------------------------ S3
 
@@ -399,10 +397,7 @@ class ObjectStore:
             identity = ""
         found = self.head(name)
         if found is None or (found.num_bytes, found.checksum) != (size, checksum):
-            raise OutputError(
-                f"{self.url_of(name)} holds {found or 'nothing'} where {size} bytes with the checksum {checksum} were "
-                "sent; something else writes there: end that, and run again"
-            )
+            raise self._other_there(name, found, size, checksum)
         is_as_sent = found.identity == identity or not _are_comparable(found.identity, identity)
         if not is_as_sent and self._has_md5_tags(name):
             raise OutputError(
@@ -547,7 +542,9 @@ class ObjectStore:
         is ended another time, or by a lifecycle rule of the bucket.
         """
         if not self._is_s3:
-            return 0
+            left = list(self.listed(_STAGED)) if self.scheme in _GOOGLE else []
+            self.delete(f"{_STAGED}/{name}" for name in left)
+            return len(left)
         filesystem, path = self._open("")
         place = self._place(path)
         prefix, ended = f"{place.pop('Key').rstrip('/')}/", 0
@@ -575,7 +572,10 @@ class ObjectStore:
         with self._explained(target, "cannot be copied"):
             filesystem, path = self._open(name)
             other = self._open(target)[1]
-            retried(lambda: filesystem.cp_file(path, other))
+            if self._is_s3:
+                retried(lambda: filesystem.cp_file(path, other))
+            else:
+                retried(lambda: self._requests(filesystem).copy(path, other))
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, as far as they are there."""
@@ -588,7 +588,7 @@ class ObjectStore:
         if self._is_s3:
             filesystem.call_s3("delete_object", **self._place(path))
         else:
-            filesystem.rm_file(path)
+            self._requests(filesystem).delete(path)
 
     # ------------------------------------------------------------ filesystem
 
@@ -603,6 +603,13 @@ class ObjectStore:
             options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **config}
         filesystem, path = open_filesystem(self.url_of(name), options)
         return filesystem, path
+
+    def _requests(self, filesystem: Any) -> _Requests:
+        if self.scheme in _GOOGLE:
+            return _Google(filesystem)
+        return (
+            _Azure(filesystem) if self.scheme in _AZURE else _Other(filesystem, is_whole=self.scheme in _WHOLE_AT_ONCE)
+        )
 
     @staticmethod
     def _place(path: str) -> dict[str, str]:
@@ -624,12 +631,455 @@ class ObjectStore:
         status, code = status_of(error)
         if isinstance(error, PermissionError) or status in {401, 403} or type(error).__name__ == "NoCredentialsError":
             remedy = "give storage_options, or an environment, whose credentials may read and write there"
-        elif code == "NoSuchBucket" or isinstance(error, FileNotFoundError):
+        elif code in _NO_BUCKET or isinstance(error, FileNotFoundError):
             remedy = "make the bucket, or correct the URL"
         else:
             remedy = "check the address, the network and storage_options, and run again to resume"
         # An error that names a secret is not carried along: its traceback would show it.
         raise OutputError(f"{self.url_of(name)} {problem}: {shown}; {remedy}") from (error if shown == reason else None)
+
+
+# ---------------------------------------------------------------- stores other than S3
+
+
+class _Upload(NamedTuple):
+    """A file on its way into a store.
+
+    Attributes:
+        file: path of the file.
+        target: path of the object.
+        checksum: checksum that the store keeps beside it.
+        before: what the store had under its name, and may replace; None for nothing.
+        chunks: path and description of each chunk that the file begins with.
+        staged: path under which, and whatever is appended to it, this upload alone writes.
+    """
+
+    file: str
+    target: str
+    checksum: str
+    before: StoredObject | None
+    chunks: Sequence[tuple[str, StoredChunk]]
+    staged: str
+
+
+class _ListedObject(NamedTuple):
+    """What a listing says of an object: its identity, and how long ago it was written by the clock of the store."""
+
+    identity: str
+    age_s: float | None = None
+
+
+class _Requests(abc.ABC):
+    """What a store is asked. Each call but `upload` is a request or two, and is made once: the caller repeats it.
+
+    Attributes:
+        digest: name of the digest by which the store knows the content of an object.
+
+    Raises:
+        FileNotFoundError: there is no such object, or no such bucket.
+        FileExistsError: a condition does not hold.
+    """
+
+    digest = ""
+
+    @abc.abstractmethod
+    def head(self, path: str) -> tuple[StoredObject, str]:
+        """Return what the store says of an object, and its digest: "" where the store has none."""
+
+    @abc.abstractmethod
+    def get(self, path: str) -> bytes:
+        """Return the content of a small object."""
+
+    @abc.abstractmethod
+    def put(self, path: str, content: bytes) -> StoredObject:
+        """Write a small object, compared with what the store then has."""
+
+    @abc.abstractmethod
+    def create(self, path: str, content: bytes) -> None:
+        """Write a small object where there is none."""
+
+    @abc.abstractmethod
+    def upload(self, task: _Upload) -> str:
+        """Write a file as an object; return the digest that the store should have of it, "" for none.
+
+        Whoever was faster is left alone: the caller looks at what is there then.
+        """
+
+    @abc.abstractmethod
+    def copy(self, path: str, target: str) -> None:
+        """Copy an object, with its checksum."""
+
+    @abc.abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete an object."""
+
+    @abc.abstractmethod
+    def entries(self, path: str) -> dict[str, _ListedObject]:
+        """Return the objects below a folder, by their names in it."""
+
+
+@final
+class _Other(_Requests):
+    """A store of which nothing is known but what fsspec says.
+
+    Args:
+        filesystem: its filesystem.
+        is_whole: whether what is written under a name appears whole.
+    """
+
+    def __init__(self, filesystem: Any, *, is_whole: bool = False) -> None:
+        self._filesystem = filesystem
+        self._is_whole = is_whole
+
+    def head(self, path: str) -> tuple[StoredObject, str]:
+        self._filesystem.invalidate_cache()
+        info = self._filesystem.info(path)
+        if info["type"] != "file":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return StoredObject(int(info["size"]), _identity(info)), ""
+
+    def get(self, path: str) -> bytes:
+        self._filesystem.invalidate_cache()
+        content: bytes = self._filesystem.cat_file(path)
+        return content
+
+    def put(self, path: str, content: bytes) -> StoredObject:
+        self._filesystem.pipe_file(path, content)
+        return _as_written(path, self.head(path), len(content))
+
+    def create(self, path: str, content: bytes) -> None:
+        self._filesystem.pipe_file(path, content, mode="create")
+
+    def upload(self, task: _Upload) -> str:
+        retried(lambda: self._put_file(task))
+        return ""
+
+    def _put_file(self, task: _Upload) -> None:
+        parent, _, name = task.target.rpartition("/")
+        self._filesystem.makedirs(parent, exist_ok=True)
+        if self._is_whole:
+            self._filesystem.put_file(task.file, task.target)
+        else:
+            aside = f"{parent}/.{name}.{os.getpid()}.tmp"
+            self._filesystem.put_file(task.file, aside)
+            self._filesystem.mv(aside, task.target)
+        _as_written(task.target, self.head(task.target), os.stat(task.file).st_size)
+
+    def copy(self, path: str, target: str) -> None:
+        self._filesystem.cp_file(path, target)
+
+    def delete(self, path: str) -> None:
+        self._filesystem.rm_file(path)
+
+    def entries(self, path: str) -> dict[str, _ListedObject]:
+        self._filesystem.invalidate_cache()
+        try:
+            found = self._filesystem.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        place = len(path.rstrip("/")) + 1
+        names = {str(one)[place:]: _ListedObject(_identity(info)) for one, info in found.items()}
+        names.pop("", None)  # the folder itself, if it came to be between two requests of s3fs
+        return names
+
+
+@final
+class _Google(_Requests):
+    """Google Cloud Storage, by the calls of gcsfs, which repeats each request itself, too.
+
+    It puts objects together (`compose`), at most 32 at a time, each on the condition that it is still of the same
+    generation. What it makes has a CRC32C of all its bytes, and no MD5.
+    """
+
+    digest = "CRC32C"
+    _MOST_COMPOSED = 32
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+
+    def head(self, path: str) -> tuple[StoredObject, str]:
+        bucket, _, name = path.partition("/")
+        found = self._filesystem.call("GET", "b/{}/o/{}", bucket, name, json_out=True)
+        checksum = found.get("metadata", {}).get(_CHECKSUM, "")
+        return StoredObject(int(found["size"]), str(found["generation"]), checksum), found.get("crc32c", "")
+
+    def get(self, path: str) -> bytes:
+        content: bytes = self._filesystem.cat_file(path)
+        return content
+
+    def put(self, path: str, content: bytes) -> StoredObject:
+        self._filesystem.pipe_file(path, content)
+        return _as_written(path, self.head(path), len(content), _crc32c([content]))
+
+    def create(self, path: str, content: bytes) -> None:
+        self._filesystem.pipe_file(path, content, mode="create")
+
+    def upload(self, task: _Upload) -> str:
+        sent = _crc32c(_blocks(task.file))
+        size = os.stat(task.file).st_size
+        if 0 < sum(chunk.num_bytes for _, chunk in task.chunks) <= size:
+            # Whatever is wrong with a chunk, the bytes are here.
+            with contextlib.suppress(Exception):
+                self._join(task)
+            with contextlib.suppress(FileNotFoundError):
+                found, there = retried(lambda: self.head(task.target))
+                if (found.num_bytes, found.checksum, there) == (size, task.checksum, sent):
+                    return sent
+                if found.checksum == task.checksum:  # made by us of other bytes: the conditions were not kept
+                    task = task._replace(before=found)
+        with contextlib.suppress(FileExistsError):
+            if task.before is None:
+                retried(lambda: self._put_file(task))
+            else:
+                self._join(task._replace(chunks=()))
+        return sent
+
+    def _put_file(self, task: _Upload) -> None:
+        kept = {_CHECKSUM: task.checksum}
+        self._filesystem.put_file(task.file, task.target, metadata=kept, mode="create")
+
+    def _join(self, task: _Upload) -> None:
+        """Put an object together from the chunks and the rest of the file, where the store has what it had before."""
+        start, size = sum(chunk.num_bytes for _, chunk in task.chunks), os.stat(task.file).st_size
+        rest = _ranges(size - start, ()) if size > start or not task.chunks else []
+        ranges = [part._replace(start=part.start + start) for part in rest]
+        staged = [f"{task.staged}-{number}" for number in range(len(ranges))]
+        made = list(staged)
+        try:
+            with open(task.file, "rb") as file, concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+                for _ in pool.map(lambda one, part: self._stage(file.fileno(), one, part), staged, ranges):
+                    pass
+            sources = [(path, chunk.identity) for path, chunk in task.chunks] + [(path, "") for path in staged]
+            while len(sources) > self._MOST_COMPOSED:
+                groups = [sources[at : at + self._MOST_COMPOSED] for at in range(0, len(sources), self._MOST_COMPOSED)]
+                sources = [(f"{task.staged}-{len(made) + number}", "") for number in range(len(groups))]
+                made += [path for path, _ in sources]
+                for group, (path, _) in zip(groups, sources, strict=True):
+                    retried(lambda group=group, path=path: self._compose(group, path, {}))  # type: ignore[misc]
+            condition = "0" if task.before is None else task.before.identity
+            kept = {_CHECKSUM: task.checksum}
+            retried(lambda: self._compose(sources, task.target, kept, ifGenerationMatch=condition))
+        finally:
+            for path in made:
+                with contextlib.suppress(Exception):  # what stays is in the way of nobody; the next run deletes it
+                    self._filesystem.rm_file(path)
+
+    def _stage(self, descriptor: int, path: str, part: _UploadRange) -> None:
+        content = os.pread(descriptor, part.num_bytes, part.start)
+        retried(lambda: self._filesystem.pipe_file(path, content))
+
+    def _compose(
+        self, sources: Sequence[tuple[str, str]], path: str, metadata: Mapping[str, str], **condition: str
+    ) -> None:
+        bucket, _, name = path.partition("/")
+        described = [
+            {"name": one.partition("/")[2], **({"objectPreconditions": {"ifGenerationMatch": made}} if made else {})}
+            for one, made in sources
+        ]
+        self._filesystem.call(
+            "POST",
+            "b/{}/o/{}/compose",
+            bucket,
+            name,
+            headers={"Content-Type": "application/json"},
+            json={
+                "sourceObjects": described,
+                "destination": {"contentType": "application/octet-stream", "metadata": dict(metadata)},
+            },
+            **condition,
+        )
+
+    def copy(self, path: str, target: str) -> None:
+        self._filesystem.cp_file(path, target)
+
+    def delete(self, path: str) -> None:
+        self._filesystem.rm_file(path)
+
+    def entries(self, path: str) -> dict[str, _ListedObject]:
+        bucket, _, prefix = f"{path.rstrip('/')}/".partition("/")
+        found: dict[str, _ListedObject] = {}
+        page: str | None = None
+        while True:
+            headers, content = self._filesystem.call("GET", "b/{}/o", bucket, prefix=prefix, pageToken=page)
+            now = email.utils.parsedate_to_datetime(headers["Date"])
+            listed = json.loads(content)
+            for one in listed.get("items") or ():
+                age = now - datetime.datetime.fromisoformat(one["updated"])
+                found[one["name"][len(prefix) :]] = _ListedObject(str(one["generation"]), age.total_seconds())
+            if not (page := listed.get("nextPageToken")):
+                return found
+
+
+@final
+class _Azure(_Requests):
+    """Azure Blob Storage, by the client of adlfs, without its own repetitions, which begin after 15 seconds.
+
+    A file is sent in blocks, which Azure keeps for a week without showing them, until their list is committed. Each is
+    named after its content, so that whoever uploads the same file after a kill finds those that are there.
+    """
+
+    digest = "MD5"
+    _CHECKSUM = "datamat_xxh3"  # a name with a hyphen is none there
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+
+    def head(self, path: str) -> tuple[StoredObject, str]:
+        found = self._call(path, "get_blob_properties")
+        checksum = (found.metadata or {}).get(self._CHECKSUM, "")
+        return StoredObject(found.size, found.etag.strip('"'), checksum), _hex(found.content_settings.content_md5)
+
+    def get(self, path: str) -> bytes:
+        async def read(blob: Any) -> bytes:
+            content: bytes = await (await blob.download_blob(retry_total=0)).readall()
+            return content
+
+        content: bytes = self._run(path, read)
+        return content
+
+    def put(self, path: str, content: bytes) -> StoredObject:
+        found = self._call(path, "upload_blob", content, overwrite=True, validate_content=True)
+        return StoredObject(len(content), found["etag"].strip('"'))
+
+    def create(self, path: str, content: bytes) -> None:
+        self._call(path, "upload_blob", content, overwrite=False, validate_content=True)
+
+    def upload(self, task: _Upload) -> str:
+        from azure.core import MatchConditions
+        from azure.storage.blob import BlobBlock, ContentSettings
+
+        blocks, whole = self._stage(task)
+        more: dict[str, Any] = {"match_condition": MatchConditions.IfMissing}
+        if task.before is not None:
+            more = {"match_condition": MatchConditions.IfNotModified, "etag": f'"{task.before.identity}"'}
+        more["metadata"] = {self._CHECKSUM: task.checksum}
+        more["content_settings"] = ContentSettings(content_type="application/octet-stream", content_md5=whole.digest())
+        listed = [BlobBlock(block) for block in blocks]
+        try:
+            retried(lambda: self._call(task.target, "commit_block_list", listed, **more))
+        except FileExistsError:
+            pass
+        except Exception as error:
+            # Whoever was faster has taken the blocks along.
+            if status_of(error)[1] != "InvalidBlockList":
+                raise
+        return str(whole.hexdigest())
+
+    def _stage(self, task: _Upload) -> tuple[list[str], Any]:
+        """Send the blocks of a file, unless the store has them; return their names, and the MD5 of all."""
+        there = self._staged(task.target)
+        whole = hashlib.md5(usedforsecurity=False)
+        names: list[str] = []
+        sent: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+
+        def send(name: str, content: bytes) -> None:
+            retried(lambda: self._call(task.target, "stage_block", name, content, validate_content=True))
+
+        with open(task.file, "rb") as file, concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+            for number, part in enumerate(_ranges(os.stat(task.file).st_size, ())):
+                content = os.pread(file.fileno(), part.num_bytes, part.start)
+                whole.update(content)
+                names.append(f"{number:05d}-{hashlib.md5(content, usedforsecurity=False).hexdigest()}")
+                if not content or names[-1] in there:
+                    continue
+                if len(sent) == _PARTS_AT_ONCE:  # no more than these in memory
+                    sent.popleft().result()
+                sent.append(pool.submit(send, names[-1], content))
+            for future in sent:
+                future.result()
+        return names if os.stat(task.file).st_size else [], whole
+
+    def _staged(self, path: str) -> set[str]:
+        try:
+            _, staged = retried(lambda: self._call(path, "get_block_list", "uncommitted"))
+        except FileNotFoundError:
+            return set()
+        return {block.id for block in staged}
+
+    def copy(self, path: str, target: str) -> None:
+        container, _, name = path.partition("/")
+        url = self._filesystem.service_client.get_blob_client(container, name).url
+        status = self._call(target, "start_copy_from_url", url)["copy_status"]
+        while status == "pending":  # it may take a while, and until then the object is not there
+            time.sleep(_COPY_POLL_S)
+            status = self._call(target, "get_blob_properties").copy.status
+        if status != "success":
+            raise OSError(errno.EIO, f"the copy of {path} to {target} has ended as {status}")
+
+    def delete(self, path: str) -> None:
+        self._call(path, "delete_blob")
+
+    def entries(self, path: str) -> dict[str, _ListedObject]:
+        from fsspec.asyn import sync
+
+        container, _, prefix = f"{path.rstrip('/')}/".partition("/")
+        found: dict[str, _ListedObject] = {}
+        dates: list[str] = []
+
+        async def listed() -> None:
+            async with self._filesystem.service_client.get_container_client(container) as client:
+                blobs = client.list_blobs(
+                    name_starts_with=prefix,
+                    retry_total=0,
+                    raw_response_hook=lambda answer: dates.append(answer.http_response.headers["Date"]),
+                )
+                async for blob in blobs:
+                    now = email.utils.parsedate_to_datetime(dates[-1])
+                    age = now - blob.last_modified
+                    found[blob.name[len(prefix) :]] = _ListedObject(blob.etag.strip('"'), age.total_seconds())
+
+        sync(self._filesystem.loop, listed)
+        return found
+
+    def _call(self, path: str, method: str, *args: Any, **more: Any) -> Any:
+        return self._run(path, lambda blob: getattr(blob, method)(*args, retry_total=0, **more))
+
+    def _run(self, path: str, call: Callable[[Any], Any]) -> Any:
+        from azure.core.exceptions import ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
+        from fsspec.asyn import sync
+
+        container, _, name = path.partition("/")
+
+        async def run() -> Any:
+            async with self._filesystem.service_client.get_blob_client(container, name) as blob:
+                return await call(blob)
+
+        try:
+            return sync(self._filesystem.loop, run)
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+        except (ResourceExistsError, ResourceModifiedError) as error:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+
+
+def _as_written(path: str, found: tuple[StoredObject, str], num_bytes: int, digest: str = "") -> StoredObject:
+    """Return what the store says of an object that was just written; raise where it is another."""
+    if found[0].num_bytes != num_bytes or (digest and found[1] and found[1] != digest):
+        raise OSError(errno.EIO, f"{path} is not there as it was written")
+    return found[0]
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def _crc32c(blocks: Iterable[bytes]) -> str:
+    """Return the CRC32C of some bytes, as Google's store writes it."""
+    import google_crc32c
+
+    made = 0
+    for block in blocks:
+        made = google_crc32c.extend(made, block)
+    return _base64(made.to_bytes(4, "big"))
+
+
+def _hex(digest: bytes | bytearray | None) -> str:
+    return "" if digest is None else bytes(digest).hex()
+
+
+# ---------------------------------------------------------------- ranges
 
 
 class _UploadRange(NamedTuple):

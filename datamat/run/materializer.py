@@ -376,7 +376,7 @@ class Materializer:
             rebuild: "refuse" raises, before anything is touched, where a finished shard would be replaced or removed;
                 "allow" replaces and removes.
             task_index: number of this task, from 0, if several processes make one output together on a shared file
-                system or in an S3 bucket, each with its own call. Each takes shards that no other has. See the guide
+                system or in a bucket, each with its own call. Each takes shards that no other has. See the guide
                 on Slurm.
             num_tasks: how many they are. It decides nothing but where each begins: tasks may come and go.
 

@@ -1,4 +1,4 @@
-"""A proxy before a server that answers as S3 does: it answers wrongly, cuts connections, and counts requests."""
+"""A proxy before a server that answers as a store does: it answers wrongly, cuts connections, and counts requests."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         seen: method and path of each request.
         headers: its headers.
         alter: gets the headers of each answer that is handed on, and returns those to answer with.
+        rewrite: gets the content of it, and returns that to answer with.
     """
 
     daemon_threads = True
@@ -32,6 +33,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.behind = behind
         self.meet = lambda number, handler: None
         self.alter = lambda headers: headers
+        self.rewrite = lambda content: content
         self.seen = []
         self.headers = []
         self.lock = threading.Lock()
@@ -65,7 +67,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if isinstance(what, int):
-            code = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 501: "NotImplemented"}[what]
+            code = {
+                503: "SlowDown",
+                500: "InternalError",
+                403: "AccessDenied",
+                404: "NoSuchKey",
+                412: "PreconditionFailed",
+                501: "NotImplemented",
+            }[what]
             self.answer(what, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
             return
         there = http.client.HTTPConnection(*self.server.behind)
@@ -77,7 +86,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.connection.close()
             self.close_connection = True
             return
-        self.answer(found.status, self.server.alter(dict(found.getheaders())), content, is_slow=what == "slow")
+        headers = self.server.alter(dict(found.getheaders()))
+        if "Location" in headers:  # of an upload to Google's store, which goes through the proxy, too
+            here = "{}:{}".format(*self.server.server_address[:2])
+            headers["Location"] = headers["Location"].replace("{}:{}".format(*self.server.behind), here)
+        self.answer(found.status, headers, self.server.rewrite(content), is_slow=what == "slow")
 
     def answer(self, status, headers, content, *, is_slow=False):
         """Send an answer."""

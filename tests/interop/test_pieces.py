@@ -25,9 +25,6 @@ from datamat.run.receipts import part_folder
 from datamat.run.shards import begin_run
 from datamat.run.upload import Pieces
 
-pytest.importorskip("s3fs")
-pytest.importorskip("moto.server")
-
 JOINED = [("tfrecord",), ("tfrecord", "webdataset"), ("parquet",), ("arrayrecord",)]
 SIZES = [2, 1, 3, 0, 2, 4, 1]
 SPEC = make_spec(SIZES)
@@ -41,14 +38,18 @@ def small(monkeypatch):
     monkeypatch.setattr(upload, "_CHUNK_BYTES", 300)
 
 
-@pytest.fixture
-def store(options, proxy, request):
-    """A folder behind the proxy, in a bucket of its own, with the mark of the run `one`."""
-    import s3fs
+@pytest.fixture(params=["s3", "gs"])
+def kind(request):
+    """The stores that put objects together."""
+    return request.param
 
+
+@pytest.fixture
+def store(server, proxy, request):
+    """A folder behind the proxy, in a bucket of its own, with the mark of the run `one`."""
     bucket = f"b{hashlib.md5(request.node.name.encode()).hexdigest()}"
-    s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir(bucket)
-    made = ObjectStore(f"s3://{bucket}/out", {**options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"})
+    server.files().mkdir(bucket)
+    made = ObjectStore(f"{server.kind}://{bucket}/out", server.options(proxy.server_port))
     made.put(".datamat/run", json.dumps({"run": "one"}).encode())
     return made
 
@@ -185,7 +186,14 @@ def test_part_is_found_wherever_it_is(store, tmp_path):
         path.write_bytes(content)
     named = upload.upload(task)
 
-    assert apart.chunks == joined.chunks == named.chunks != {}
+    found = [
+        {
+            extension: [(one.name, one.num_bytes, one.md5) for one in chunks]
+            for extension, chunks in piece.chunks.items()
+        }
+        for piece in (apart, joined, named)
+    ]
+    assert found[0] == found[1] == found[2] != {}
     assert gone.chunks == {}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from breaking_proxy import SECRET
 from PIL import Image
+from store_servers import KINDS
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, SampleError, ShardOptions, Text, load
 from datamat import Image as Picture
@@ -49,20 +50,18 @@ def png(number):
 
 
 @pytest.fixture
-def raw(options, proxy, tmp_path):
+def raw(server, proxy, tmp_path):
     """Raw data in a folder and in a bucket, with the options of a proxy before it, and the filesystem itself."""
-    import s3fs
-
     folder = tmp_path / "raw"
     folder.mkdir()
     for number in range(24):
         (folder / f"p{number:02d}.png").write_bytes(png(number))
     (folder / "list").write_text("".join(f"p{number:02d}.png\n" for number in range(24)))
-    files = s3fs.S3FileSystem(**options, skip_instance_cache=True, use_listings_cache=False)
+    files = server.files()
     bucket = f"b{hashlib.md5(str(tmp_path).encode()).hexdigest()}"
     files.mkdir(bucket)
     files.put(f"{folder}/", f"{bucket}/raw/", recursive=True)
-    return folder, f"s3://{bucket}/raw", {**options, "endpoint_url": f"http://127.0.0.1:{proxy.server_port}"}, files
+    return folder, f"{server.kind}://{bucket}/raw", server.options(proxy.server_port), files
 
 
 def made(source, output, **more):
@@ -89,8 +88,9 @@ def test_bucket_gives_the_bytes_of_a_folder(raw, proxy, tmp_path, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_object_with_another_etag_is_read_again(raw, tmp_path):
-    """One shard of three is made again, and holds what is there now."""
+    """Or generation, or MD5: one shard of three is made again, and holds what is there now."""
     folder, url, options, files = raw
     more = {"source_options": options, "scratch": tmp_path / "scratch"}
     before = made(url, tmp_path / "out", **more)

@@ -660,7 +660,8 @@ def test_service_is_refused(web, cache):
     ("scheme", "module", "line"),
     [
         ("s3", "s3fs", r"pip install 'datamat\[s3\]'"),
-        ("gs", "gcsfs", "pip install 'gcsfs'"),
+        ("gs", "gcsfs", r"pip install 'datamat\[gs\]'"),
+        ("az", "adlfs", r"pip install 'datamat\[az\]'"),
         ("https", "aiohttp", "pip install 'aiohttp'"),
         ("smb", "smbprotocol", "smb"),
     ],
