@@ -312,7 +312,7 @@ def _target(options: argparse.Namespace) -> Materializer | pathlib.Path | str:
         return str(options.target)
     if path.suffix == ".toml" or (":" in options.target and os.sep not in options.target.partition(":")[0]):
         return _find_job(options.target)
-    raise OutputError(f"{path} is not a directory; pass the output of a run, or its URL")
+    raise OutputError(f"{path} is not a directory; pass the output of a run")
 
 
 def _add_progress(command: argparse.ArgumentParser) -> None:
@@ -1202,7 +1202,7 @@ COMMANDS = (
         "change is an object on a line of its own.",
         add=_add_status,
         run=_status,
-        python=(Materializer.status,),
+        python=(Materializer.status, read_status),
         keys=_STATUS,
     ),
     Command(
@@ -1210,7 +1210,7 @@ COMMANDS = (
         does="compare a finished directory with its manifest: every file and every record",
         add=_add_verify,
         run=_verify,
-        python=(Materializer.verify,),
+        python=(Materializer.verify, verify),
         keys=_VERIFIED,
     ),
     Command(

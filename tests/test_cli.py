@@ -348,7 +348,7 @@ def test_watched_status_ends_with_the_run(jobs, monkeypatch, capfd):
     looks = iter([*["running"] * 3, "complete"])
     monkeypatch.setattr(
         "datamat.cli.read_status",
-        lambda path: datamat.run.status.Status(ended.output, next(looks), done=ended.done),
+        lambda path, **_: datamat.run.status.Status(ended.output, next(looks), done=ended.done),
     )
     capfd.readouterr()
 
