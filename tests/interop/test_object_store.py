@@ -175,6 +175,7 @@ def test_copy_that_takes_a_while_is_waited_for(store, through, proxy, states):
         through.copy("one", "two")
 
     assert not states
+    assert sum(line.startswith("PUT") for line in proxy.seen) == (5 if fails else 1)
 
 
 def test_open_uploads_are_ended(store):
