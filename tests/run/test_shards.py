@@ -189,6 +189,7 @@ def changes(request, names):
 
 @pytest.mark.stress
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, changes, reference):
     """Killed at the n-th change, for every n, and resumed: the same bytes, and no finished part is made again."""
     for at in changes:
@@ -233,6 +234,7 @@ def replace(place, formats):
 
 @pytest.mark.stress
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, formats, changes, reference):
     """Both have the same fingerprint; neither ever stands with the offsets or the entry of the other."""
     old = tmp_path / "old"
