@@ -390,17 +390,22 @@ def commit_json(path: str | os.PathLike[str], value: Any, *, through: pathlib.Pa
 PathLike = TypeVar("PathLike", bound="str | os.PathLike[str]")
 
 
+_COLLAPSED_URL = re.compile(r"[A-Za-z][\w+.-]+:/[^/]")
+
+
 def expand_home(path: PathLike) -> PathLike:
     """Expand a leading `~` or `~USER` to the home folder, as a shell does; return other paths as they are.
 
     Raises:
-        OptionError: there is no such home folder.
+        OptionError: there is no such home folder, or the path is what `pathlib` has made of a URL.
 
     Example:
         >>> expand_home("out/~x")
         'out/~x'
     """
     text = os.fspath(cast("str | os.PathLike[str]", path))
+    if isinstance(path, pathlib.PurePath) and _COLLAPSED_URL.match(str(text)):
+        raise OptionError(f"{path!r} was made of a URL, of which pathlib drops a slash; pass the URL as a str")
     if not isinstance(text, str) or not text.startswith("~"):
         return path
     found = os.path.expanduser(text)

@@ -40,6 +40,7 @@ import xxhash
 
 from datamat.directory.remote import (
     RemotePath,
+    is_unreachable,
     is_url,
     lasting,
     open_filesystem,
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "AT_ONCE",
+    "LIKELY_BYTES",
     "FetchAhead",
     "SourceMirror",
     "UrlFiles",
@@ -78,7 +81,8 @@ __all__ = [
     "with_urls",
 ]
 
-_AT_ONCE = 32  # requests of a process
+AT_ONCE = 32
+"""Requests that a process makes at once."""
 _AHEAD_FILES, _AHEAD_BYTES = 128, 64 << 20  # that are fetched before their rows are read
 _KEPT_BYTES = 1 << 30  # of files that rows of a part are done with: others of the part may share them
 _OPENED_BY_LIBRARIES = frozenset(
@@ -194,15 +198,14 @@ class SourceMirror:
     def _find(self) -> dict[str, _Entry]:
         filesystem, root = open_filesystem(self._root.url, self._root.options)
         filesystem.invalidate_cache()
+        if self._single:
+            info = filesystem.info(open_filesystem((self._root / self._single).url, self._root.options)[1])
+            return {self._single: _listed(info)}
         with contextlib.suppress(FileNotFoundError):
             info = filesystem.info(root)
             if info["type"] == "file" and not root.endswith("/") and not _is_page(root, info):
-                self._single = root.rpartition("/")[2]
-                self._root = RemotePath(self._root.url[: -len(self._single)], self._root.options)
+                self._root, self._single = self._root.parent, self._root.name
                 return {self._single: _listed(info)}
-        if self._single:
-            info = filesystem.info(f"{root.rstrip('/')}/{self._single}")
-            return {self._single: _listed(info)}
         prefix = f"{root.rstrip('/')}/"
         if self._pattern:
             found = filesystem.glob(prefix + self._pattern, detail=True)
@@ -375,7 +378,8 @@ class SourceMirror:
 
 
 _MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end
-_LIKELY_BYTES = 1 << 18
+LIKELY_BYTES = 1 << 17
+"""Size of a file behind the URL of a row, where nothing has said it yet."""
 _SUFFIX = re.compile(r"\.\w{1,8}")
 _CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
 _PAGES = ("text/html", "application/xhtml+xml")
@@ -398,6 +402,7 @@ class UrlFiles:
         self._urls: dict[str, str] = {}
         self._states: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
+        self._silent: set[str] = set()  # hosts that have not answered; each further URL of one is asked for once
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived_urls, (self.folder, self._options)
@@ -450,13 +455,17 @@ class UrlFiles:
         """Fetch a file; return what is wrong with it, or ""."""
         part = f"{path}.part"
         options = self._options_of(url)
+        host = lasting(url).partition("://")[2].partition("/")[0]
         try:
             if not is_url(url):
                 return f"{url!r} is no URL, and no file below the source; want one of them"
+            attempts = {"attempts": 1} if host in self._silent else {}
             with open(part, "wb") as file:
-                size, said = RemotePath(_checked(url), options).download(file, _MOST_BYTES)
+                size, said = RemotePath(_checked(url), options).download(file, _MOST_BYTES, **attempts)
+            self._silent.discard(host)
             kind = str(said.get("content-type", "")).partition(";")[0].strip().lower()
-            if kind in _PAGES and not lasting(url).partition("?")[0].lower().endswith((".html", ".htm")):
+            is_page = kind in _PAGES and _begins_as_page(part)  # some servers call every file a page
+            if is_page and not lasting(url).partition("?")[0].lower().endswith((".html", ".htm")):
                 return (
                     f"{without_secrets(url)} answers with a page ({kind}) in place of a file; remove the row, or "
                     "correct the URL"
@@ -466,6 +475,8 @@ class UrlFiles:
         except Exception as error:
             if _is_of_disk(error) or isinstance(error, (MissingDependencyError, OptionError)):
                 raise  # it is none of this row
+            if is_unreachable(error):
+                self._silent.add(host)
             return f"{without_secrets(url)} {_problem(error, url, options)}"
         finally:
             with contextlib.suppress(OSError):
@@ -514,7 +525,7 @@ class UrlFiles:
 
     def lacks(self, path: str) -> int:
         """Return the bytes of a file, or a guess where it is not there yet."""
-        return _size(path) or _LIKELY_BYTES
+        return _size(path) or LIKELY_BYTES
 
     def files_in(self, path: str) -> list[str]:
         """Return the path where it is that of a URL."""
@@ -590,6 +601,8 @@ def _checked(url: str) -> str:
     """Return a URL with its scheme in small letters; raise `InputError` for one that no table of URLs may have."""
     from fsspec import available_protocols
 
+    if url[:5].lower() == "data:":
+        return f"data:{url[5:]}"
     scheme = url.partition("::")[0].partition("://")[0].lower()
     # Of this machine: a table of somebody else's must not read its files.
     if "::" in url.partition("://")[0] or scheme in {"file", "local", "memory"}:
@@ -597,6 +610,11 @@ def _checked(url: str) -> str:
     if scheme not in available_protocols():
         raise InputError(f"is of the scheme {scheme!r}, which fsspec does not know; correct the URL")
     return scheme + url[len(scheme) :]
+
+
+def _begins_as_page(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(256).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
 def _is_of_disk(error: BaseException) -> bool:
@@ -742,7 +760,7 @@ class FetchAhead:
         self._mirrors: dict[str, SourceMirror | UrlFiles] = {}
         self._rows = [[file for path in row for file in self._files_in(path)] for row in rows]
         self._next = 0
-        self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "datamat-fetch")
+        self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "datamat-fetch")
         self._running: dict[str, concurrent.futures.Future[None]] = {}
         self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._held: list[int] = []
@@ -871,7 +889,7 @@ def _each(call: Callable[[str], Any], names: Sequence[str]) -> Iterator[Any]:
     """Return what a function returns for each name, many at once; raise what the first that fails raises."""
     if not names:
         return iter(())
-    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(names))) as pool:
         return iter(list(pool.map(call, names)))
 
 

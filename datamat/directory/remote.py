@@ -17,12 +17,20 @@ import os
 import pathlib
 import random
 import re
+import socket
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from datamat.directory.files import expand_home, temporary_folder
-from datamat.errors import CorruptDataError, DatamatError, MissingDependencyError, OptionError, OutputError
+from datamat.errors import (
+    CorruptDataError,
+    DatamatError,
+    InputError,
+    MissingDependencyError,
+    OptionError,
+    OutputError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -36,6 +44,7 @@ __all__ = [
     "RemotePath",
     "chain_of",
     "is_transient",
+    "is_unreachable",
     "is_url",
     "lasting",
     "location",
@@ -50,7 +59,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)")  # at least two letters: one is a Windows drive
+_URL = re.compile(r"[A-Za-z][\w+.-]+(://|::)|(?i:data):[\w/+.-]*[;,]")  # at least two letters: one is a Windows drive
 _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 16 << 20  # of one request, and so of memory, where files are read by ranges
 _WAIT_S = 60
@@ -185,6 +194,8 @@ def without_secrets(url: str) -> str:
         >>> without_secrets("https://me:word@host/set?sig=abcd&v=2")
         'https://host/set?...'
     """
+    if _is_inline(url):
+        return f"{url.partition(',')[0]},..."
     head, query = _halves(url)
     scheme, mark, rest = head.partition("://")
     place, slash, path = rest.partition("/")
@@ -206,7 +217,7 @@ def lasting(url: str) -> str:
         'https://host/get?id=7'
     """
     head, query = _halves(url)
-    if not query and "@" not in head:
+    if _is_inline(url) or (not query and "@" not in head):
         return url
     parts = query.split("&") if query else []
     names = [urllib.parse.unquote(part.partition("=")[0]) for part in parts]
@@ -233,6 +244,11 @@ def redacted(text: str, url: str, options: Mapping[str, Any]) -> str:
     for secret in sorted(_secrets(url, options), key=len, reverse=True):
         text = text.replace(secret, "...")
     return _QUERY.sub(r"\1?...", text)
+
+
+def _is_inline(url: str) -> bool:
+    """Return whether a URL is itself the file: `data:image/png;base64,...`."""
+    return url[:5].lower() == "data:"
 
 
 def _halves(url: str) -> tuple[str, str]:
@@ -294,7 +310,11 @@ _FINAL = (
     NotImplementedError,
 )
 _FINAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOSYS, errno.EPERM, errno.EINVAL})
-_FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ParamValidationError"})
+_FINAL_NAMES = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "TooManyRedirects",
+     "InvalidUrlClientError", "InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError",
+     "ClientConnectorCertificateError"}
+)  # fmt: skip
 _TRANSIENT_CODES = frozenset(
     {"BadDigest", "IncompleteBody", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable",
      "SlowDown", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict", "Md5Mismatch"}
@@ -314,7 +334,9 @@ def is_transient(error: BaseException) -> bool:
     if status is not None:
         return status in _SOON or (status >= 500 and status not in _NEVER)
     last = chain[-1]
-    if isinstance(last, _FINAL) or isinstance(error, DatamatError) or type(last).__name__ in _FINAL_NAMES:
+    if isinstance(last, _FINAL) or isinstance(error, DatamatError):
+        return False
+    if any(type(one).__name__ in _FINAL_NAMES for one in chain):
         return False
     if isinstance(last, OSError) and last.errno in _FINAL_ERRNO:
         return False
@@ -376,13 +398,24 @@ def reason_of(error: BaseException) -> str:
     return ", from ".join(f"{type(one).__name__}: {' '.join(str(one).split())}" for one in chain_of(error))
 
 
-def retried(call: Callable[[], _T]) -> _T:
-    """Return the result of a call, which is made up to five times while its errors are transient.
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether a host did not answer at all, and this machine is not to blame, as when it has no network."""
+    for one in chain_of(error):
+        if isinstance(one, socket.gaierror):
+            return one.errno != socket.EAI_AGAIN
+        if isinstance(one, (TimeoutError, ConnectionRefusedError)):
+            return True
+    return False
+
+
+def retried(call: Callable[[], _T], attempts: int = _ATTEMPTS) -> _T:
+    """Return the result of a call, which is made several times while its errors are transient.
 
     Args:
         call: function that can be called again.
+        attempts: most calls.
     """
-    for attempt in range(1, _ATTEMPTS):
+    for attempt in range(1, attempts):
         try:
             return call()
         except Exception as error:  # each filesystem raises what the client below it does
@@ -390,6 +423,28 @@ def retried(call: Callable[[], _T]) -> _T:
                 raise
             _wait_before(attempt, error)
     return call()
+
+
+_SLOW_AFTER_S, _LEAST_BYTES_PER_S, _ENDLESS_AFTER_S = 60, 1 << 10, 600
+
+
+def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
+    """Raise `InputError` where a server drips, or streams without end, as radio and cameras do: silence never comes.
+
+    Args:
+        num_bytes: bytes that have come.
+        elapsed_s: time that they took.
+        has_end: whether the server has said how many there are.
+    """
+    if elapsed_s > _SLOW_AFTER_S and num_bytes < _LEAST_BYTES_PER_S * elapsed_s:
+        raise InputError(
+            f"comes too slowly: {num_bytes} bytes in {elapsed_s:.0f} s; run again later, or remove the row"
+        )
+    if elapsed_s > _ENDLESS_AFTER_S and not has_end:
+        raise InputError(
+            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is: a stream "
+            "without end? Remove the row"
+        )
 
 
 # ---------------------------------------------------------------- paths
@@ -464,14 +519,16 @@ class RemotePath:
                 raise self._explained(failed, "cannot be read")
             _wait_before(attempt, failed)
 
-    def download(self, file: BinaryIO, max_bytes: int) -> tuple[int, Mapping[str, Any]]:
+    def download(self, file: BinaryIO, max_bytes: int, *, attempts: int = _ATTEMPTS) -> tuple[int, Mapping[str, Any]]:
         """Write the whole file to another; return its size, and what the store says of it: headers, or fsspec's `info`.
 
         Args:
             file: file that is open for writing, and empty.
-            max_bytes: most bytes that are written.
+            max_bytes: most bytes that the file may have.
+            attempts: most attempts.
 
         Raises:
+            InputError: the file is larger; or a web server sends it too slowly, or without end.
             Exception: whatever the filesystem raises, when the attempts are used up.
         """
 
@@ -483,13 +540,18 @@ class RemotePath:
                 blocks = self._streamed(0, max_bytes, heard=said)
             else:
                 said = self._info()
-                blocks = self._blocks_from(0, min(int(said["size"] or 0), max_bytes))
+                blocks = self._blocks_from(0, int(said["size"] or 0))
+            began = time.monotonic()
             with contextlib.closing(blocks):
                 for block in blocks:
                     file.write(block)
+                    if file.tell() > max_bytes:
+                        raise InputError(f"has over {max_bytes} bytes, the most that are fetched; remove the row")
+                    if self._is_http:
+                        _check_pace(file.tell(), time.monotonic() - began, has_end="content-length" in said)
             return file.tell(), said
 
-        return retried(attempt)
+        return retried(attempt, attempts)
 
     def ask(self) -> tuple[int, Mapping[str, Any]]:
         """Return the size of the file and what the store says of it, and read at most a byte; raises as `download`.
@@ -511,6 +573,8 @@ class RemotePath:
 
     def _info(self) -> dict[str, Any]:
         filesystem, path = self._filesystem()
+        if _is_inline(self.url):  # of these, fsspec has no `info`
+            return {"size": len(filesystem.cat_file(path))}
         filesystem.invalidate_cache(path)
         return dict(filesystem.info(path))
 

@@ -25,7 +25,7 @@ import xxhash
 
 from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
-from datamat.directory.mirror import url_path
+from datamat.directory.mirror import LIKELY_BYTES, url_path
 from datamat.directory.remote import is_url, lasting
 from datamat.errors import READ_FLAGS, SourceError, join_problems
 
@@ -891,11 +891,19 @@ class RowStore:
         return self._file_fields
 
     def input_bytes(self) -> np.ndarray:
-        """Return int64 (num_rows,): bytes of the input files of each row."""
+        """Return int64 (num_rows,): bytes of the input files of each row; a guess where they are behind URLs."""
         total = np.zeros(self.num_rows, np.int64)
         for field in self._file_fields:
-            total += self._inputs(field)["size"]
+            inputs = self._inputs(field)
+            total += inputs["size"]
+            if field.holds_urls:
+                total[(inputs["path"] != 0) & (inputs["size"] == 0)] += LIKELY_BYTES
         return total
+
+    @property
+    def holds_urls(self) -> bool:
+        """Whether rows name files by URL."""
+        return any(field.holds_urls for field in self._file_fields)
 
     def times(self, start: int, stop: int) -> str:
         """Return the digest of rows start to stop in the order of the plan, with sizes and times of their files.
@@ -1439,7 +1447,6 @@ class _FieldWriter:
         self._kind: FieldKind | None = None
         self._family = "nested" if name == FILES else ""
         self._types: set[type] = set()
-        self._first = ""
         self._has_files = False
 
     @property
@@ -1463,7 +1470,6 @@ class _FieldWriter:
             values = [value.item() if isinstance(value, np.generic) else value for value in values]
             types = set(map(type, values))
         self._check(types, values, block, first)
-        self._first = self._first or block.origin_of(0, first)
         kind = _kind_of(types, values)
         if self._kind is not None and kind != self._kind:
             values = listed(values)
@@ -1479,10 +1485,6 @@ class _FieldWriter:
 
     def finish(self) -> RowField:
         """Return the field as its values have made it."""
-        if self._types == {type(None)}:
-            raise SourceError(
-                f"{self._first}: field {self._field.name!r} holds None, as in every other row; leave the field out"
-            )
         assert self._kind is not None
         names = tuple(sorted(kind.__name__ for kind in self._types)) if self._kind == "json" else ()
         return dataclasses.replace(self._field, kind=self._kind, types=names, holds_file=self._has_files)
@@ -1791,10 +1793,11 @@ def _unsigned(values: np.ndarray | Texts | list[Any]) -> tuple[np.ndarray | Text
     """Return URLs without what signs them, and the whole ones, "" where both are the same; of several, as JSON."""
     if isinstance(values, np.ndarray):
         return values, Texts.of([""] * len(values))
-    if isinstance(values, Texts) and not any(letter in values.data for letter in b"?@"):
+    if isinstance(values, Texts) and not any(letter in values.data for letter in b"?@ \t\r\n"):
         return values, Texts(b"", np.zeros(len(values), np.uint64))
     kept, signed = [], []
     for value in listed(values):
+        value = _each_text(value, _trimmed)  # noqa: PLW2901 -- what is around a URL is of no use to anyone
         if isinstance(value, str):
             kept.append(lasting(value))
             signed.append("" if kept[-1] == value else value)
@@ -1804,6 +1807,12 @@ def _unsigned(values: np.ndarray | Texts | list[Any]) -> tuple[np.ndarray | Text
         _each_text(value, lambda text, whole=whole: whole.append(text) or text)  # type: ignore[misc]
         signed.append("" if kept[-1] == value else json.dumps(whole))
     return (Texts.of(kept) if isinstance(values, Texts) else kept), Texts.of(signed)
+
+
+def _trimmed(text: str) -> str:
+    """Return a URL without the blanks around it; any other text, which may be a path, as it is."""
+    trimmed = text.strip()
+    return trimmed if is_url(trimmed) else text
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

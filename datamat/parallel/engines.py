@@ -46,7 +46,7 @@ _MOST_REBUILT = 8  # functions that a worker keeps: two or three for each run
 _LARGE = 64 << 10  # bytes of a function that Dask is to send once to each worker, and not with each call
 _WANTED = (
     "a dask.distributed.Client or the address of a Dask scheduler ('tcp://host:8786'), 'ray' or a Ray address "
-    "('ray://host:10001'), or a concurrent.futures.Executor"
+    "('ray://host:10001'), a concurrent.futures.Executor, or None for datamat's own workers"
 )
 _DASK_SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
 
@@ -292,7 +292,14 @@ class _Futures:
         self._executor = executor
 
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
-        future = self._executor.submit(call, *args)
+        try:
+            future = self._executor.submit(call, *args)
+        except RuntimeError as exc:
+            if isinstance(exc, BrokenExecutor):
+                raise
+            raise OptionError(
+                f"executor is a {self.name} that takes no calls: {exc}; pass one that is open, within its with block"
+            ) from exc
         future.add_done_callback(lambda done: end(done.result))
         return future.cancel
 
@@ -310,7 +317,9 @@ class _Dask:
     def __init__(self, client: Any) -> None:
         self._is_mine = isinstance(client, str)
         if isinstance(client, str):
-            client = _imported("distributed", "dask", f"executor={client!r}").Client(client, set_as_default=False)
+            distributed = _imported("distributed", "dask", f"executor={client!r}")
+            with _reached(client):
+                client = distributed.Client(client, set_as_default=False)
         self._client = client
         self._large: dict[str, Any] = {}  # functions that are on the workers
         self.name = f"Dask at {client.scheduler.address}"
@@ -377,7 +386,8 @@ class _Ray:
         ray = self._ray = _imported("ray", "ray", f"executor={address or 'ray'!r}")
         self._is_mine = not ray.is_initialized()
         if self._is_mine:
-            ray.init(address, log_to_driver=False)
+            with _reached(address or "ray"):
+                ray.init(address, log_to_driver=False)
         elif address is not None:
             raise OptionError(
                 f"executor is {address!r}, and this process is connected to a Ray already; pass executor='ray' to take "
@@ -415,6 +425,17 @@ class _Ray:
             self._ray.shutdown()
 
 
+@contextlib.contextmanager
+def _reached(address: str) -> Iterator[None]:
+    """Say which cluster it was that nobody answers for."""
+    try:
+        yield
+    except OSError as exc:
+        raise OptionError(
+            f"executor is {address!r}, where no cluster answers: {exc}; start it, or correct the address"
+        ) from exc
+
+
 def _imported(name: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -444,15 +465,30 @@ def _refuse_interpreters(given: Any) -> None:
         )
 
 
+def _check_client(client: Any) -> None:
+    if client.asynchronous:
+        raise OptionError(
+            "executor is a Client that was made with asynchronous=True, whose event loop a run would block; pass the "
+            "address of its scheduler, and call run in a thread (asyncio.to_thread)"
+        )
+    if client.scheduler is None or client.status == "closed":
+        raise OptionError("executor is a Client that was closed; pass one that is open, within its with block")
+
+
 def check_engine(given: Any) -> None:
     """Raise `OptionError` for what is no engine; nothing is imported, and nothing is connected to."""
-    if given is None or _is_ray(given) or _is_client(given):
+    if given is None or _is_ray(given):
+        return
+    if _is_client(given):
+        _check_client(given)
         return
     if isinstance(given, Executor):
         _refuse_interpreters(given)
         return
     if isinstance(given, str) and given.startswith(("ray://", *_DASK_SCHEMES)):
         return
+    if isinstance(given, type) and issubclass(given, Executor):
+        raise OptionError(f"executor is the class {given.__qualname__}; pass one of its objects, which you close")
     raise OptionError(f"executor is {given!r}; want {_WANTED}")
 
 

@@ -542,7 +542,10 @@ class Job:
     @property
     def _base(self) -> str:
         """The folder that relative paths start from."""
-        return os.path.abspath(self.source) if _is_path(self.source) else ""
+        if not _is_path(self.source):
+            return ""
+        source = os.path.abspath(self.source)
+        return os.path.dirname(source) if os.path.isfile(source) else source
 
     def _named_files(self) -> dict[str, str]:
         """Return the absolute path of each of the writer's `files`, by its path or name as the writer has it."""

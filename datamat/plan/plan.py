@@ -23,6 +23,7 @@ import xxhash
 
 from datamat.directory.display import Table, render_html
 from datamat.directory.keys import DATASET_NAME, ShardName, mix64, ordered_by, pieces
+from datamat.directory.mirror import AT_ONCE
 from datamat.errors import OptionError
 
 if TYPE_CHECKING:
@@ -339,7 +340,8 @@ def make_plan(
             digest.update(np.ascontiguousarray(store.identities[here]).data)
             shard_fingerprint = digest.hexdigest()  # one text, which all its parts share
             work = np.cumsum((costs[here] + _ROW_COST) * copies)
-            cuts = _cut(work, target, group_records // math.gcd(group_records, copies))
+            least = AT_ONCE if store.holds_urls else 1  # what is fetched together must be in one part
+            cuts = _cut(work, target, group_records // math.gcd(group_records, copies), least)
             parts = tuple(
                 PartSpec(
                     shard=shard_name,
@@ -469,13 +471,14 @@ def _power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def _cut(work: np.ndarray, target: int, step: int) -> list[tuple[int, int]]:
+def _cut(work: np.ndarray, target: int, step: int, least: int = 1) -> list[tuple[int, int]]:
     """Cut the rows of a shard into parts of about `target` cost, smaller ones at the end.
 
     Args:
         work: cumulated cost of the rows.
         target: wanted cost of a part.
         step: rows that fill groups of records: parts that come near it have a multiple of it.
+        least: rows that a part has at least, but the last.
     """
     tail_from = int(work[-1]) * (1 - _TAIL_SHARE)
     cuts, here = [], 0
@@ -483,7 +486,7 @@ def _cut(work: np.ndarray, target: int, step: int) -> list[tuple[int, int]]:
         done = int(work[here - 1]) if here else 0
         size = target if done < tail_from else target // _TAIL_DIVISOR
         end = int(np.searchsorted(work, done + size, side="right"))
-        end = min(max(end, here + 1), here + _MOST_PART_ROWS)
+        end = min(max(end, here + least), here + _MOST_PART_ROWS)
         if _GROUP_SHARE * (end - here) >= step:
             end = here + max((end - here) // step, 1) * step
         end = min(end, len(work))

@@ -10,11 +10,12 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from datamat.directory.keys import safe_key
-from datamat.errors import IncompleteRunError, SampleError, Skip, WorkerDied, fold
+from datamat.errors import BrokenPoolError, IncompleteRunError, SampleError, Skip, WorkerDied, fold
 from datamat.features import Features
 from datamat.features.base import as_array
 from datamat.options import ErrorPolicy, Remedies, WorkerOptions
 from datamat.parallel import get_logger
+from datamat.parallel.engines import CallLost
 from datamat.parallel.process_role import is_worker
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import describe_death, open_executor
@@ -88,6 +89,10 @@ def infer_features(
             try:
                 found = run_here.submit(search.first, start, last).result()
                 break
+            except CallLost as error:
+                raise BrokenPoolError(
+                    f"the first sample was lost: {error}; run again once the engine works, or declare features"
+                ) from error
             except WorkerDied as error:
                 if executor is not None:
                     raise

@@ -7,7 +7,10 @@ Tables go there as columns, and become `IndexRow`s only for those who iterate ov
 
 from __future__ import annotations
 
+import glob
+import io
 import itertools
+import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -28,7 +31,7 @@ from datamat.writers.existing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
 __all__ = ["Index", "files_below", "pair_files"]
@@ -137,20 +140,25 @@ class Index(Rows):
         return cls(rows)
 
     @classmethod
-    def from_table(cls, path: Any, *, key: str | None = None, split: str | None = None) -> Index:
+    def from_table(
+        cls, path: Any, *, key: str | None = None, split: str | None = None, columns: Sequence[str] | None = None
+    ) -> Index:
         """Return the rows of a table, with its columns as fields.
 
         Columns of numbers and text go to the workers as they are, a block of rows at a time: an index that `index`
         returns costs no Python object per row.
 
         Args:
-            path: path of a `.parquet`, `.csv` or `.tsv` file, also `.csv.gz` (bz2, lz4, zst); a pyarrow, pandas or
+            path: path of a `.parquet`, `.csv`, `.tsv` or `.jsonl` file, also `.csv.gz` (bz2, lz4, zst); a folder of
+                such files, or a pattern of them, which are read in the order of their names; a pyarrow, pandas or
                 polars table; columns by name, each a numpy array (n,) or a list of n values; or, for tables that do
                 not fit in memory, a function without arguments that returns an iterable of such tables, all with the
                 same columns.
             key: name of the column that holds the keys; None takes the column "key" if there is one, else the row
                 numbers.
             split: name of the column that holds the splits; None takes the column "split" if there is one.
+            columns: names of the columns that become fields, whose cells may be empty (None), or hold lists. None takes
+                all columns; then each cell must hold text or a number.
 
         Raises:
             SourceError: the file cannot be read, a named column is missing, columns differ in length, or a value is not
@@ -161,7 +169,7 @@ class Index(Rows):
             >>> [(row.key, row.fields) for row in index]
             [('a', {'speed': 1.5}), ('b', {'speed': 2.0})]
         """
-        return cls(lambda: _table_blocks(path, key, split))
+        return cls(lambda: _table_blocks(path, key, split, wanted=columns))
 
     @classmethod
     def join(
@@ -459,16 +467,28 @@ def _check_partners(
         )
 
 
-def _table_blocks(given: Any, key: str | None, split: str | None, *, text: tuple[str, ...] = ()) -> Iterator[RowBlock]:
+def _table_blocks(
+    given: Any,
+    key: str | None,
+    split: str | None,
+    *,
+    text: tuple[str, ...] = (),
+    wanted: Sequence[str] | None = None,
+) -> Iterator[RowBlock]:
     before = 0
+    special = (key or "key", split or "split")
     for table in _tables(given):
-        for count, batch in table.batches(text=(key or "key", split or "split", *text)):
-            for column in (key, split):
+        for count, batch in table.batches((*special, *text), None if wanted is None else {*special, *wanted}):
+            for column in (key, split, *(wanted or ())):
                 if column is not None and column not in batch:
                     raise SourceError(f"{table.name} has no column {column!r}; it has {', '.join(batch)}")
             key_column = key or ("key" if "key" in batch else None)
             split_column = split or ("split" if "split" in batch else None)
-            columns = {name: _cells(table.name, name, values, before) for name, values in batch.items()}
+            columns = {
+                name: _cells(table.name, name, values, before, is_checked=wanted is None or name in special)
+                for name, values in batch.items()
+                if wanted is None or name in {key_column, split_column, *wanted}
+            }
             keys: Texts | list[str] = Texts.of_positions(before, before + count)
             if key_column is not None:
                 keys = _as_keys(columns.pop(key_column))
@@ -485,8 +505,32 @@ def _tables(given: Any) -> Iterator[_Table]:
     elif callable(given) and table_of(given) is None:
         for one in given():
             yield _Table.of(one)
+    elif isinstance(given, (str, os.PathLike)) and not os.path.isfile(given):
+        yield from map(_Table.of, _table_files(given))
     else:
         yield _Table.of(given)
+
+
+def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Return the tables in a folder, or those that a pattern fits, in the order of their names."""
+    place = os.fspath(given)
+    if os.path.isdir(place):
+        found = [pathlib.Path(place, path) for path in files_below(pathlib.Path(place)) if _kind_of_table(path)]
+    else:
+        found = [pathlib.Path(path) for path in sorted(glob.glob(place, recursive=True)) if os.path.isfile(path)]
+    if not found:
+        raise SourceError(f"{place}: there is no table; want one, a folder of them, or a pattern: {_KINDS}")
+    return found
+
+
+_KINDS = ".parquet, .csv, .tsv or .jsonl, the last three also packed, as .csv.gz"
+
+
+def _kind_of_table(path: pathlib.PurePath) -> str:
+    """Return the extension of a table without that of its packing; "" where it is none."""
+    is_packed = path.suffix in _UNPACKED_BY_ARROW
+    ending = path.with_suffix("").suffix if is_packed else path.suffix
+    return ending if ending in {".csv", ".tsv", ".jsonl"} or (ending == ".parquet" and not is_packed) else ""
 
 
 class _Table(NamedTuple):
@@ -523,10 +567,13 @@ class _Table(NamedTuple):
         """What the places of its rows begin with."""
         return "table" if self.path is None else self.path.name
 
-    def batches(self, text: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, text: Sequence[str], wanted: Collection[str] | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the number of rows, and the columns by name, of a run of rows; a file is never in memory as a whole.
 
-        CSV columns that `text` names are not parsed as numbers: the key 007 is not 7.
+        CSV columns that `text` names are not parsed as numbers: the key 007 is not 7. Columns that are not `wanted` may
+        be missing.
         """
         if isinstance(self.held, Mapping):
             count = len(next(iter(self.held.values())))
@@ -534,7 +581,10 @@ class _Table(NamedTuple):
                 stop = min(start + _BATCH_ROWS, count)
                 yield stop - start, {name: values[start:stop] for name, values in self.held.items()}
             return
-        found = _file_batches(self.path, text) if self.path is not None else None
+        if self.path is not None and _kind_of_table(self.path) == ".jsonl":
+            yield from _json_batches(self.path)
+            return
+        found = _file_batches(self.path, text, wanted) if self.path is not None else None
         for batch in found or self.held.to_batches(max_chunksize=_BATCH_ROWS):
             names = batch.schema.names
             if len(set(names)) < len(names):
@@ -568,29 +618,55 @@ def _checked_columns(given: Mapping[Any, Any]) -> dict[str, Any]:
     return columns
 
 
-def _file_batches(path: pathlib.Path, text: Sequence[str]) -> Iterator[Any]:
+def _file_batches(path: pathlib.Path, text: Sequence[str], wanted: Collection[str] | None) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
     try:
-        ending = path.with_suffix("").suffix if path.suffix in _UNPACKED_BY_ARROW else path.suffix
-        if path.suffix == ".parquet":
+        ending = _kind_of_table(path)
+        if ending == ".parquet":
             with parquet.ParquetFile(path) as file:
-                yield from file.iter_batches(batch_size=_BATCH_ROWS)
+                names = file.schema_arrow.names
+                columns = None if wanted is None else [name for name in names if name in wanted] or None
+                yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
         elif ending in {".csv", ".tsv"}:
-            options = csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",")
+            options = csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",", newlines_in_values=True)
             convert = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
             with csv.open_csv(path, parse_options=options, convert_options=convert) as file:
                 yield from file
         else:
-            raise SourceError(
-                f"{path}: unknown kind of table; want .parquet, .csv or .tsv, or one of these two as .csv.gz"
-            )
+            raise SourceError(f"{path}: unknown kind of table; want {_KINDS}")
     except (OSError, pa.ArrowInvalid) as error:
         raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
 
 
-def _cells(table: str, name: str, values: Any, before: int) -> np.ndarray | Texts | list[Any]:
+def _json_batches(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the lines of a file as columns; a name that a line does not have is an empty cell."""
+    import pyarrow as pa
+
+    try:
+        with pa.input_stream(str(path), compression="detect") as packed, io.BufferedReader(packed) as file:
+            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            names: dict[str, None] = {}
+            while batch := list(itertools.islice(lines, _BATCH_ROWS)):
+                rows = [_object_of_line(path, number, line) for number, line in batch]
+                names |= dict.fromkeys(name for row in rows for name in row)
+                yield len(rows), {name: [row.get(name) for row in rows] for name in names}
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read as a table: {error}; write the file again") from error
+
+
+def _object_of_line(path: pathlib.Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise SourceError(f"{path} line {number} is no JSON: {error}; want an object on each line") from error
+    if not isinstance(row, dict):
+        raise SourceError(f"{path} line {number} holds {line[:40]!r}; want an object on each line")
+    return row
+
+
+def _cells(table: str, name: str, values: Any, before: int, *, is_checked: bool) -> np.ndarray | Texts | list[Any]:
     """Return a column of a batch as a block of rows holds it; raise `SourceError` where a cell is no text or number."""
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "iuf" and values.dtype.itemsize <= _LARGEST_NUMBER:
@@ -607,11 +683,13 @@ def _cells(table: str, name: str, values: Any, before: int) -> np.ndarray | Text
             return found
         values = values.to_pylist()
     cells = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if not is_checked:
+        return cells
     for place, value in enumerate(cells):
         if not isinstance(value, (str, int, float)):
             raise SourceError(
                 f"{table} row {before + place + 1}, column {name!r}: found {value!r} ({type(value).__name__}), want "
-                "text or a number; fill in empty cells and flatten nested ones"
+                "text or a number; fill in empty cells and flatten nested ones, or name the columns to take"
             )
     return cells
 

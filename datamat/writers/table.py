@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.codecs import read_file
-from datamat.errors import OptionError, SourceError
+from datamat.errors import InputError, OptionError, SourceError
 from datamat.features import Features, Scalar, Text
 from datamat.writers.base import DatasetWriter, Sample
 from datamat.writers.index import Index
@@ -45,8 +45,9 @@ class TableWriter(DatasetWriter):
     Args:
         key: name of the column that holds the keys; None takes the column "key" if there is one, else the row numbers.
         split: name of the column that holds the splits; None takes the column "split" if there is one.
-        features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; None reads all columns,
-            with the feature that fits their values.
+        features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; a row with an empty cell
+            fails, unless the feature of the column is an `Optional`. None reads all columns, with the feature that fits
+            their values, and refuses a table with empty cells.
         files: the column that names the file of each of these features, by URL or by path, such as {"image": "url"}.
 
     Raises:
@@ -103,30 +104,34 @@ class TableWriter(DatasetWriter):
             {name: _feature_of(value, name, table) for name, value in first.fields.items()}
         )
         self._names = [name for name in self.features if name != "key"]
-        missing = [name for name in self._columns if name not in first.fields]
-        if missing:
-            raise SourceError(f"{table} has no column {missing[0]!r}; it has {', '.join(first.fields)}")
-
-    @property
-    def _columns(self) -> list[str]:
-        return [self._files_in.get(name, name) for name in self._names]
 
     def index(self, source: Any) -> Iterable[IndexRow]:
-        """Return one row per row of the table, in its order.
+        """Return one row per row of the table, in its order, with the columns that become features.
 
         Raises:
-            SourceError: the file cannot be read, lacks the column of keys or of splits, or has an empty cell.
+            SourceError: the file cannot be read, lacks a column, or has an empty cell where no features are declared.
         """
-        return Index.from_table(source, key=self._key, split=self._split)
+        names = [name for name in self._declared or () if name != "key"]
+        columns = [self._files_in.get(name, name) for name in names] if self._declared is not None else None
+        return Index.from_table(source, key=self._key, split=self._split, columns=columns)
 
     def read(self, row: IndexRow) -> Sample:
         return {name: self._cell(name, row) for name in self._names}
 
     def _cell(self, name: str, row: IndexRow) -> Any:
-        if name not in self._files_in:
-            return row.fields[name]
-        path = row.fields[self._files_in[name]]
-        return None if path is None else read_file(path)
+        column = self._files_in.get(name, name)
+        value = row.fields[column]
+        is_file = name in self._files_in
+        if value is None or (is_file and not value and isinstance(value, str)):
+            if self.features[name].takes_none:
+                return None
+            raise InputError(
+                f"column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
+                f"features={{{name!r}: Optional(...)}}"
+            )
+        if not is_file:
+            return value
+        return [read_file(path) for path in value] if isinstance(value, (list, tuple)) else read_file(value)
 
     def read_block(self, keys: Sequence[str], fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the columns unchanged; None where declared features must check each value."""

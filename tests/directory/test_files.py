@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -16,13 +17,14 @@ from datamat.directory.files import (
     commit,
     commit_json,
     digest_file,
+    expand_home,
     lock_holder,
     locked,
     publish,
     read_json,
     render_json,
 )
-from datamat.errors import OutputLockedError
+from datamat.errors import OptionError, OutputLockedError
 
 
 def test_commit_names_the_file_only_at_the_end(tmp_path):
@@ -288,3 +290,9 @@ def test_json_is_read_from_regular_files_of_a_sane_size_only(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             read_json(path)
+
+
+def test_url_that_pathlib_has_spoiled_is_refused():
+    """It would be a local folder called `s3:`."""
+    with pytest.raises(OptionError, match="was made of a URL, of which pathlib drops a slash; pass the URL as a str"):
+        expand_home(pathlib.Path("s3://bucket/camvid"))

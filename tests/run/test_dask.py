@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -13,9 +14,10 @@ import pytest
 
 pytest.importorskip("distributed", reason="make test-interop installs Dask")
 
+import dask
 import engine_job
 from clusters import HERE, DaskCluster, Host, Programs, environment, wait_for, waiting_pids
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from datamat import BrokenPoolError, FingerprintError, OptionError, WorkerOptions, verify
 
@@ -247,3 +249,26 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path):
         engine_job.job(tmp_path, executor="tcp://127.0.0.1:1", workers=WorkerOptions(sample_timeout_s=3))
     with pytest.raises(OptionError, match=r"executor is 'dask'; want a dask\.distributed\.Client or the address"):
         engine_job.job(tmp_path, executor="dask")
+
+
+def test_client_that_cannot_be_waited_for_is_refused(tmp_path):
+    """One that is closed, one of an event loop, which a run would block for ever, and an address of nobody's."""
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            pass
+        with pytest.raises(OptionError, match="executor is a Client that was closed; pass one that is open"):
+            engine_job.job(tmp_path, executor=client)
+
+        async def waits():
+            async with Client(cluster.scheduler_address, asynchronous=True) as client:
+                with pytest.raises(
+                    OptionError, match="made with asynchronous=True, whose event loop a run would block"
+                ):
+                    engine_job.job(tmp_path, executor=client)
+
+        asyncio.run(waits())
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(OptionError, match=r"executor is 'tcp://127\.0\.0\.1:1', where no cluster answers: .*; start it"),
+    ):
+        engine_job.job(tmp_path, executor="tcp://127.0.0.1:1").run(progress=False)

@@ -79,6 +79,32 @@ def test_what_is_no_engine_is_refused(tmp_path, given):
         engine_job.job(tmp_path, executor=given)
 
 
+def test_class_of_an_executor_is_refused(tmp_path):
+    """It is an object that makes calls."""
+    with pytest.raises(OptionError, match="executor is the class ProcessPoolExecutor; pass one of its objects"):
+        engine_job.job(tmp_path, executor=concurrent.futures.ProcessPoolExecutor)
+
+
+def test_executor_that_is_shut_down_is_refused(tmp_path):
+    """By its name, with the remedy."""
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        pass
+
+    with pytest.raises(
+        OptionError, match=r"executor is a ThreadPoolExecutor that takes no calls: .*; pass one that is"
+    ):
+        engine_job.job(tmp_path, executor=executor).run(progress=False)
+
+
+def test_pool_that_breaks_before_the_first_sample(tmp_path):
+    """An initializer that fails, as of a pool whose processes cannot start."""
+    with (
+        concurrent.futures.ProcessPoolExecutor(1, initializer=os._exit, initargs=(3,)) as executor,
+        pytest.raises(BrokenPoolError, match=r"the first sample was lost: .*; run again once the engine works"),
+    ):
+        materialize(lambda n: {"n": n}, range(4), tmp_path / "out", executor=executor, progress=False)
+
+
 def test_interpreters_are_refused(tmp_path):
     """Python 3.14 has them; numpy cannot be imported there."""
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import email.utils
+import errno
 import hashlib
 import http.server
 import io
+import json
 import logging
+import pathlib
 import pickle
+import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image as Pillow
+from pyarrow import parquet
 
 from datamat import (
     DatasetWriter,
@@ -23,10 +32,13 @@ from datamat import (
     Image,
     Index,
     IndexRow,
+    InputError,
     Materializer,
+    Optional,
     OptionError,
     SampleError,
     Scalar,
+    Sequence,
     ShardOptions,
     SourceError,
     Text,
@@ -34,7 +46,7 @@ from datamat import (
     load,
 )
 from datamat.codecs import read_file
-from datamat.directory import mirror
+from datamat.directory import mirror, remote
 from datamat.directory.ledger import read_ledger
 from datamat.directory.remote import lasting
 from datamat.writers.table import TableWriter
@@ -45,7 +57,7 @@ ONE = WorkerOptions(num_workers=1)
 
 @pytest.fixture
 def hosts():
-    """Two web servers, as dicts of what they hold by path: content, or a status, or where it is now."""
+    """Two web servers, as dicts of what they hold by path: content, a status, where it is now, or a function."""
     made = []
     for _ in range(2):
         files, seen = {}, []
@@ -61,7 +73,9 @@ def hosts():
                 found = self.files_of.get(self.path.partition("?")[0], 404)
                 if isinstance(found, list):  # one after the other
                     found = found.pop(0) if len(found) > 1 else found[0]
-                if isinstance(found, int):
+                if callable(found):
+                    found(self)
+                elif isinstance(found, int):
                     self.send_error(found)
                 elif isinstance(found, str) and found.startswith("http"):
                     self.send_response(302)
@@ -82,6 +96,8 @@ def hosts():
         thread.start()
         made.append((server, thread, f"http://127.0.0.1:{server.server_port}", files, seen))
     yield [(url, files, seen) for _, _, url, files, seen in made]
+    for *_, files, _ in made:
+        files.clear()
     for server, thread, *_ in made:
         server.shutdown()
         server.server_close()
@@ -302,6 +318,236 @@ def test_retries_of_the_policy_fetch_again(hosts, tmp_path):
     assert pictures(tmp_path / "out") == {"picture 0": 3}
 
 
+def fetched(url, folder):
+    """Fetch the file behind a URL; return its path."""
+    files = mirror.UrlFiles(str(folder), {})
+    path = files.path_of(url, url.rpartition("/")[2])
+    files.fetch(path)
+    return pathlib.Path(path)
+
+
+def test_host_that_does_not_answer_is_asked_once_for_each_further_url(hosts, tmp_path, monkeypatch):
+    """Five attempts for the first; when the host answers again, each URL has five again."""
+    url, held, seen = hosts[0]
+    is_over = threading.Event()
+    held |= {f"/{n}.png": lambda _: is_over.wait(60) for n in range(2)} | {"/2.png": png(2), "/3.png": [503, png(3)]}
+    monkeypatch.setattr(mirror, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(remote, "_wait_before", lambda *_: None)
+    files = mirror.UrlFiles(str(tmp_path), {})
+    paths = [files.path_of(f"{url}/{n}.png", f"{n}-0-0") for n in range(4)]
+
+    for path in paths[:2]:
+        with pytest.raises(InputError, match=r"cannot be fetched: .*Timeout.*; run again later, or remove the row"):
+            files.fetch(path)
+    for path in paths[2:]:
+        files.fetch(path)
+
+    is_over.set()
+    assert seen == ["/0.png"] * 5 + ["/1.png", "/2.png"] + ["/3.png"] * 2
+
+
+def test_network_that_is_gone_is_no_host_that_does_not_answer():
+    """A name that cannot be looked up now, and a network that is unreachable: the next URL has five attempts, too."""
+    refused, unknown = ConnectionRefusedError(), socket.gaierror(socket.EAI_NONAME, "unknown")
+    busy, gone = socket.gaierror(socket.EAI_AGAIN, "later"), OSError(errno.ENETUNREACH, "unreachable")
+
+    found = [remote.is_unreachable(error) for error in (refused, unknown, TimeoutError(), busy, gone)]
+
+    assert found == [True, True, True, False, False]
+
+
+def drip(handler):
+    """Send a byte after the other, as long as anyone listens."""
+    handler.send_response(200)
+    if handler.path.startswith("/long"):
+        handler.send_header("Content-Length", "1000000")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b"x" * (1 if handler.path.startswith("/long") else 4096))
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "limits", "message"),
+    [
+        ("/long.png", {"_SLOW_AFTER_S": 0.1}, r"long\.png comes too slowly: \d+ bytes in 0 s; run again later"),
+        ("/radio.png", {"_ENDLESS_AFTER_S": 0.1}, r"radio\.png is still being sent .* a stream without end\? Remove"),
+        ("/large.png", {"_MOST_BYTES": 10_000}, r"large\.png has over 10000 bytes, the most that are fetched; remove"),
+    ],
+)
+def test_body_without_end_fails_its_row(hosts, tmp_path, monkeypatch, path, limits, message):
+    """A server that drips, one that streams, a file that is too large: no silence ends them, and none is retried."""
+    url, files, seen = hosts[0]
+    files[path] = drip
+    for name, value in limits.items():
+        monkeypatch.setattr(mirror if name == "_MOST_BYTES" else remote, name, value)
+
+    with pytest.raises(InputError, match=message):
+        fetched(f"{url}{path}", tmp_path)
+
+    assert seen == [path]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_circle_of_redirects_is_followed_once(hosts, tmp_path):
+    """It is the same the next time."""
+    url, files, seen = hosts[0]
+    files["/a.png"] = f"{url}/a.png"
+
+    with pytest.raises(InputError, match="cannot be fetched: TooManyRedirects"):
+        fetched(f"{url}/a.png", tmp_path)
+
+    assert len(seen) <= 11
+
+
+def test_file_that_is_called_a_page_is_taken(hosts, tmp_path):
+    """Some servers say text/html of everything: what begins like a page is one."""
+    url, files, _ = hosts[0]
+
+    def called_page(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/html")
+        handler.end_headers()
+        handler.wfile.write(png(1))
+
+    files |= {"/is.png": called_page, "/page.png": "\ufeff \n<!doctype html>"}
+
+    assert fetched(f"{url}/is.png", tmp_path).read_bytes() == png(1)
+    with pytest.raises(InputError, match=r"page\.png answers with a page \(text/html\)"):
+        fetched(f"{url}/page.png", tmp_path)
+
+
+def test_urls_that_hold_the_file_and_blanks_around_urls(hosts, tmp_path):
+    """A `data:` URL, as vision APIs have them; it is never shown whole."""
+    url, files, _ = hosts[0]
+    files["/1.png"] = png(1)
+    inline = base64.b64encode(png(2)).decode()
+    source = {
+        "url": [f" {url}/1.png\n", f"data:image/png;base64,{inline}", "data:image/png;base64,bm90aGluZw==" * 9],
+        "caption": ["blanks", "inline", "nothing"],
+    }
+    output = tmp_path / "out"
+
+    job(source, output, errors="skip").run(progress=False)
+
+    assert pictures(output) == {"blanks": 1, "inline": 2}
+    (failed,) = [e for e in read_ledger(output / ".datamat/ledger.jsonl") if e.event == "sample_skipped"]
+    assert "(data:image/png;base64,...)" in failed.values["message"]
+    assert "bm90aGluZw" not in failed.values["message"]
+
+
+def test_rows_of_a_small_table_are_fetched_together(hosts, tmp_path):
+    """Eight requests wait for one another: each part has as many rows as are fetched at once."""
+    url, files, seen = hosts[0]
+    all_there = threading.Barrier(8)
+
+    def together(handler):
+        all_there.wait(30)
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(png(1))
+
+    files |= {f"/{n}.png": together for n in range(8)}
+    source = table(tmp_path / "t.csv", [f"{url}/{n}.png" for n in range(8)])
+
+    job(source, tmp_path / "out", shards=ShardOptions(num_shards=1)).run(progress=False)
+
+    assert len(pictures(tmp_path / "out")) == len(seen) == 8
+
+
+def test_parts_of_many_urls_are_small(tmp_path):
+    """A part that a kill costs holds some hundred files, though nobody knows their sizes."""
+    source = {"url": [f"http://h/{n}.png" for n in range(3000)], "caption": ["x"] * 3000}
+
+    plan = job(source, tmp_path / "out", shards=ShardOptions(num_shards=1)).plan()
+
+    sizes = [part.stop - part.start for part in plan.shards[0].parts]
+    assert min(sizes[:-1]) >= 32
+    assert max(sizes) <= 256
+
+
+def test_empty_cells_fail_their_rows_or_are_none(hosts, tmp_path):
+    """A caption and a URL that are missing: refused by row, or None where that is declared."""
+    url, files, _ = hosts[0]
+    files |= {f"/{n}.png": png(n) for n in range(4)}
+    source = pa.table(
+        {
+            "url": [f"{url}/0.png", None, f"{url}/2.png", ""],
+            "caption": ["a", "b", None, "d"],
+            "other": pa.nulls(4),  # of no interest
+        }
+    )
+    output = tmp_path / "out"
+
+    job(source, output, errors="skip").run(progress=False)
+
+    entries = read_ledger(output / ".datamat/ledger.jsonl")
+    said = {e.values["key"]: e.values["message"] for e in entries if e.event == "sample_skipped"}
+    assert pictures(output) == {"a": 0}
+    assert "column 'url' of the table is empty; fill it in, or drop the row; or declare it with" in said["00000001"]
+    assert "features={'caption': Optional(...)}" in said["00000002"]
+    assert "column 'url' of the table is empty" in said["00000003"]
+    features = {"image": Optional(Image()), "caption": Optional(Text())}
+    writer = TableWriter(features=features, files={"image": "url"})
+    Materializer(writer, source, tmp_path / "all", workers=ONE).run(progress=False)
+    found = {s["key"]: (s["caption"], s["image"] is None) for s in load(tmp_path / "all")}
+    assert found == {f"{n:08d}": row for n, row in enumerate([("a", False), ("b", True), (None, False), ("d", True)])}
+
+
+def test_column_of_lists_of_urls(hosts, tmp_path):
+    """As in MMC4 and OBELICS: a feature of several files."""
+    url, files, _ = hosts[0]
+    files |= {f"/{n}.png": png(n) for n in range(3)}
+    source = tmp_path / "t.jsonl"
+    rows = [{"urls": [f"{url}/0.png", f"{url}/1.png"]}, {"urls": []}, {"urls": [f"{url}/2.png"], "more": {"a": 1}}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    writer = TableWriter(features={"images": Sequence(Image())}, files={"images": "urls"})
+
+    Materializer(writer, source, tmp_path / "out", workers=ONE).run(progress=False)
+
+    found = {s["key"]: [int(image[0, 0, 0]) for image in s["images"]] for s in load(tmp_path / "out")}
+    assert found == {"00000000": [0, 1], "00000001": [], "00000002": [2]}
+
+
+def test_folder_of_tables_with_paths_beside_them(hosts, tmp_path, monkeypatch):
+    """As LAION comes, in many files; a relative path begins at the folder of the table."""
+    url, files, _ = hosts[0]
+    files["/0.png"] = png(0)
+    folder = tmp_path / "laion"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images/1.png").write_bytes(png(1))
+    (folder / "_SUCCESS").touch()
+    for number, name in enumerate([f"{url}/0.png", "images/1.png"]):
+        columns = {"url": [name], "caption": [f"picture {number}"]}
+        parquet.write_table(pa.table(columns), folder / f"part-{number}.parquet")
+
+    for number, source in enumerate((folder, str(folder / "part-*.parquet"))):
+        job(source, tmp_path / f"out{number}", errors="skip").run(progress=False)
+    monkeypatch.chdir(tmp_path)
+    job("laion/part-1.parquet", "out2").run(progress=False)
+
+    assert pictures(tmp_path / "out0") == {"picture 0": 0, "picture 1": 1}
+    assert "picture 0" in pictures(tmp_path / "out1")
+    assert pictures("out2") == {"picture 1": 1}
+
+
+def test_table_behind_a_signed_url(hosts, tmp_path, caplog):
+    """Its name ends before the query, and no message has the signature."""
+    (url, files, seen), _ = hosts
+    files |= {"/a/t.csv": f"url,caption\n{url}/1.png,picture\n".encode(), "/1.png": png(1), "/a/t.png": png(1)}
+    source = f"{url}/a/t.csv?X-Amz-Signature={SECRET}"
+
+    for _ in range(2):
+        job(source, tmp_path / "out", scratch=tmp_path / "scratch").run(progress=False)
+
+    assert pictures(tmp_path / "out") == {"picture": 1}
+    assert seen.count("/1.png") == 1
+    with pytest.raises(SourceError, match="unknown kind of table") as raised:
+        job(source.replace("t.csv", "t.png"), tmp_path / "no", scratch=tmp_path / "scratch").plan()
+    assert SECRET not in str(raised.value) + caplog.text
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -310,6 +556,7 @@ def test_retries_of_the_policy_fetch_again(hosts, tmp_path):
         ("https://h/a?sv=2020&se=x&sig=y", "https://h/a"),
         ("https://h/a?se=x", "https://h/a?se=x"),
         ("s3://b/what?sig=1", "s3://b/what?sig=1"),
+        ("data:text/plain,a@b?sig=1", "data:text/plain,a@b?sig=1"),
     ],
 )
 def test_lasting_part_of_a_url(url, expected):

@@ -163,7 +163,7 @@ def test_bad_table_in_memory_is_refused(table, options, message):
 
 def test_other_files_are_refused(csv):
     """The suffix says what a table is."""
-    with pytest.raises(SourceError, match=r"unknown kind of table; want \.parquet, \.csv or \.tsv"):
+    with pytest.raises(SourceError, match=r"unknown kind of table; want \.parquet, \.csv, \.tsv or \.jsonl"):
         bound(csv(name="rows.xls"))
 
 
