@@ -1037,10 +1037,24 @@ def _find_job(name: str) -> Materializer:
             "TOML file"
         )
     found = _find_object(name, "want a Materializer, or a function that returns one")
-    job = found if isinstance(found, Materializer) else found() if callable(found) else found
+    if callable(found) and not isinstance(found, Materializer) and (needed := _needed_arguments(found)):
+        raise OptionError(
+            f"{name} needs arguments ({', '.join(needed)}), and a JOB is called without any; give them defaults, or "
+            "name a function that calls it"
+        )
+    job = found() if callable(found) and not isinstance(found, Materializer) else found
     if not isinstance(job, Materializer):
         raise OptionError(f"{name} gives {job!r}; want a Materializer, or a function that returns one")
     return job
+
+
+def _needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments without which a function cannot be called; [] where Python cannot tell."""
+    with contextlib.suppress(TypeError, ValueError):
+        taken = signatures.signature(function).parameters.values()
+        variable = (signatures.Parameter.VAR_POSITIONAL, signatures.Parameter.VAR_KEYWORD)
+        return [one.name for one in taken if one.default is one.empty and one.kind not in variable]
+    return []
 
 
 def _find_object(name: str, wanted: str) -> Any:
@@ -1050,6 +1064,11 @@ def _find_object(name: str, wanted: str) -> Any:
         OptionError: there is no such module, or nothing of that name in it.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
+        module = pathlib.PurePath(module_name).stem
+        raise OptionError(
+            f"{name!r} names a file; name the module, as in {module}:{attribute}, from the folder that it is in"
+        )
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

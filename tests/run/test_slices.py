@@ -359,7 +359,8 @@ def jobs(source, tmp_path, monkeypatch):
     (here / "my_jobs.py").write_text(
         "import sliced_job\n\n\n"
         f"def build():\n    return sliced_job.job({str(source)!r}, {str(tmp_path / 'out')!r})\n\n\n"
-        "ready = build()\nnumber = 3\n"
+        "ready = build()\nnumber = 3\n\n\n"
+        "def build_one(seed, *more, name='one', **options):\n    return build()\n"
     )
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -421,6 +422,10 @@ def test_signal_before_the_limit_is_the_deadline(jobs, wanted, tmp_path):
         ("no_such:job", "there is no module 'no_such' in"),
         ("my_jobs:missing", "my_jobs has no 'missing'"),
         ("my_jobs:number", "gives 3; want a Materializer, or a function"),
+        ("my_jobs:build_one", "my_jobs:build_one needs arguments (seed), and a JOB is called without any; give them"),
+        ("my_jobs.py:build", "'my_jobs.py:build' names a file; name the module, as in my_jobs:build, from the folder"),
+        ("./my_jobs:build", "names a file; name the module, as in my_jobs:build"),
+        ("here/my_jobs.py:build", "names a file; name the module, as in my_jobs:build"),
     ],
 )
 def test_command_refuses_what_is_no_job(jobs, capsys, name, message):
