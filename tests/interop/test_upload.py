@@ -462,17 +462,14 @@ def test_memory_is_a_store_of_this_process(tmp_path):
     assert {"manifest.json", "data-train-00000-of-00002.tfrecord"} <= names
 
 
-def test_what_needs_a_folder_is_refused(tmp_path):
-    """The message says what to do instead."""
+def test_what_a_url_cannot_do_is_refused(tmp_path):
+    """The message says what to do instead: nothing is finished there yet, the scratch is of no use, HTTP takes nothing."""
     table = pa.table({"number": [1, 2]})
     job = Materializer(table, output="memory://x/out")
 
-    with pytest.raises(
-        OptionError, match=r"repair works on the files of a folder.* makes again what the store does not have whole"
-    ):
-        job.repair()
-    with pytest.raises(OptionError, match=r"verify works on the files of a folder.* to read all, verify a copy"):
-        job.verify()
+    for work in (job.repair, job.verify):
+        with pytest.raises(OutputError, match=r"memory://x/out holds no manifest.json; .* finish its run"):
+            work()
     with pytest.raises(OptionError, match="scratch is given, but output"):
         Materializer(table, output=tmp_path / "out", scratch=tmp_path)
     with pytest.raises(OptionError, match="can be read, not written"):
