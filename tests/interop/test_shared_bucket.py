@@ -234,6 +234,33 @@ def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
 
 
 @pytest.mark.slow
+def test_later_of_two_that_made_a_shard_does_not_count(bucket, proxy):
+    """It was stopped in the upload, and goes on before there is a manifest, which it writes."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def meet(_, handler):
+        if handler.path.endswith(".tfrecord"):
+            asked.set()
+        return goes_on if asked.is_set() else None
+
+    proxy.meet = meet
+    late = bucket.start(0, storage=bucket.through(proxy), options=", errors='skip'", fails="13579")
+    try:
+        while not asked.wait(0.1):
+            assert late.poll() is None, late.communicate()
+        shard = bucket.names("leases")[0].partition(".")[0]
+        bucket.run(1, errors="skip", include=[shard])
+    finally:
+        goes_on.set()
+    out, err = late.communicate()
+
+    assert (late.returncode, out) == (0, "True\n"), err
+    file = f"{shard}.tfrecord"
+    assert any(seen.startswith("PUT") and seen.endswith(f"/{file}") for seen in proxy.seen)
+    assert bucket.there()[0][file] == bucket.wanted(errors="skip")[file]
+
+
+@pytest.mark.slow
 def test_two_last_tasks_write_one_manifest(bucket):
     """Two of one host share the work; the one that is stopped right before the manifest goes on after the other."""
     act = f"manifest,1,{int(signal.SIGSTOP)}"

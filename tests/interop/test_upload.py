@@ -463,7 +463,7 @@ def test_memory_is_a_store_of_this_process(tmp_path):
 
 
 def test_what_a_url_cannot_do_is_refused(tmp_path):
-    """The message says what to do instead: nothing is finished there yet, the scratch is of no use, HTTP takes nothing."""
+    """The message says what to do instead."""
     table = pa.table({"number": [1, 2]})
     job = Materializer(table, output="memory://x/out")
 
