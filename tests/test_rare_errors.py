@@ -361,7 +361,7 @@ def test_object_that_somebody_else_has_written(tmp_path):
         url_of=lambda name: f"s3://bucket/{name}",
     )
 
-    with raises(OutputError, "s3://bucket/a holds ", "were sent; something else writes there: end that, and run again"):
+    with raises(OutputError, "s3://bucket/a holds ", "belong; something else writes there: end that, and run again"):
         ObjectStore._upload_s3(store, tmp_path / "a", "a", _ranges(3, ()), "sum", None, None)
 
 

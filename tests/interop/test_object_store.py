@@ -94,9 +94,7 @@ def test_object_that_changes_meanwhile_is_not_replaced(store, through, proxy, tm
 
     proxy.meet = meet
 
-    with pytest.raises(
-        OutputError, match=r"file holds .* where 4 bytes with the checksum abc were sent; something else"
-    ):
+    with pytest.raises(OutputError, match=r"file holds .* where 4 bytes with the checksum abc belong; something else"):
         through.upload(tmp_path / "file", "file", "abc")
     assert store.get("file") == b"of another"
 
