@@ -17,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import socket
 import time
 import urllib.parse
@@ -861,3 +862,7 @@ class FetchedFolder:
         """Remove files from the temporary folder."""
         for name in names:
             (self.path / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the temporary folder, whoever still has this object."""
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -52,7 +52,6 @@ from datamat.plan.changes import (
     missing_files,
     num_changed_rows,
     read_snapshot,
-    render_snapshot,
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
@@ -697,7 +696,7 @@ class Run:
 
     def _show_plan(self) -> None:
         if self._remote is not None:
-            self._remote.show_plan(render_snapshot(self._plan))
+            self._remote.show_plan(self._plan)
 
     def end(self, *, is_complete: bool) -> RunReport:
         """Tell hooks and ledger that the run is over, and return its report."""

@@ -9,6 +9,7 @@
         .datamat/run                    the mark of the run at work
                  shards/SHARD.json      of an uploaded shard, until a manifest lists it
                  plan.json              the shards of the run at work, for `status`
+                 earlier.json           the shards of plans before it that were not finished
                  growing.json           the shards of which there may be pieces
                  growing/SHARD/...      pieces of a shard that is not finished, see `Pieces`
                  held/...               shards that wait until those that they replace are gone
@@ -71,6 +72,7 @@ from datamat.directory.manifest import (
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.directory.stores import ObjectStore, StoredChunk, StoredObject
 from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.plan.changes import render_snapshot
 from datamat.run.limits import tree_bytes
 from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, write_receipt
 
@@ -101,6 +103,7 @@ __all__ = [
 
 _RUN = f"{WORK}/run"
 _PLAN = f"{WORK}/plan.json"
+_EARLIER = f"{WORK}/earlier.json"
 _OBJECTS = f"{WORK}/objects.json"
 _ASIDE = f"{WORK}/{MANIFEST_FILE}"
 _ENTRIES = f"{WORK}/shards"
@@ -761,6 +764,7 @@ class RemoteOutput:
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
         self._shows_plan = False
+        self._earlier: set[str] = set()  # shards of unfinished plans, of which objects may be there that nothing notes
         self.pieces: Pieces | None = None
         if store.joins_chunks and not is_shared and all(made.joins_parts for made in formats):
             self.pieces = Pieces(store, self._work, self._run, [made.extension for made in formats])
@@ -776,6 +780,8 @@ class RemoteOutput:
         if not self._is_shared:
             self._mark()
             store.end_uploads(self._work / _OPEN)
+            if self._manifest is None:  # else they wait in a folder, which is listed in the end
+                self._earlier = self._named_in(_EARLIER) | self._named_in(_PLAN)
         self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
         entries = self._work / "shards"
         here, aside = _content(self._folder / MANIFEST_FILE), _content(entries / MANIFEST_FILE)
@@ -1043,9 +1049,16 @@ class RemoteOutput:
                 (folder / f"{shard}.json").unlink(missing_ok=True)
                 self._record(shard, is_held=is_held).unlink()
 
-    def show_plan(self, content: bytes) -> None:
+    def _named_in(self, name: str) -> set[str]:
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            return {str(shard["name"]) for shard in parse_json(self._store.get(name) or b"[]", name)}
+        return set()
+
+    def show_plan(self, plan: Plan) -> None:
         """Write down what this run makes, for whoever asks how far it is."""
-        self._store.put(_PLAN, content)
+        if earlier := sorted(self._earlier - {shard.name for shard in plan.shards}):
+            self._store.put(_EARLIER, render_json([{"name": name} for name in earlier]))
+        self._store.put(_PLAN, render_snapshot(plan))
         self._shows_plan = True
 
     # ------------------------------------------------------------ shards
@@ -1176,7 +1189,7 @@ class RemoteOutput:
         stale = [name for name in self._before if name not in objects]
         _each(lambda name: self._store.delete([name]), [*stale, *(name for names in left.values() for name in names)])
         # After the objects that they name: what a kill leaves of those is found by them.
-        stale = [*{_ASIDE, _PLAN, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
+        stale = [*{_ASIDE, _PLAN, _EARLIER, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
         _each(lambda name: self._store.delete([name]), stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.put(_OBJECTS, render_json(_rendered(objects)))
@@ -1206,6 +1219,9 @@ class RemoteOutput:
                 left |= {f"{folder}/{name}": [] for name in self._store.listed(folder)}
             if self._store.head(_GROWING_SHARDS) is not None:
                 left[_GROWING_SHARDS] = []
+            if earlier := self._earlier.difference(shards):
+                there = [name for name in self._store.listed("") if "/" not in name]
+                left |= {name: [] for name in there if name.partition(".")[0] in earlier}
 
             def follow(name: str) -> None:
                 shard = pathlib.PurePosixPath(name).stem

@@ -176,13 +176,24 @@ def test_copy_that_takes_a_while_is_waited_for(store, through, proxy, states):
     assert sum(line.startswith("PUT") for line in proxy.seen) == (5 if fails else 1)
 
 
-def test_open_uploads_are_ended(store):
-    """Those of a neighbour whose name begins alike stay."""
-    for name in ("sets/one/a", "sets/one/b/c", "sets/one-other/a"):
+@pytest.mark.parametrize(
+    ("folder", "ends"),
+    [
+        ("/sets/one", ["sets/one/.datamat/held/a", "sets/one/a"]),
+        ("", ["top"]),
+    ],
+)
+def test_open_uploads_are_ended(store, folder, ends):
+    """Those of other outputs stay: of a neighbour whose name begins alike, and of one in a folder of this one."""
+    every = ["sets/one-other/a", "sets/one/.datamat/held/a", "sets/one/a", "sets/one/b/a", "top"]
+    for name in every:
         calls(store, "create_multipart_upload", Key=name)
 
-    assert store.end_uploads() == 2
-    assert [upload["Key"] for upload in calls(store, "list_multipart_uploads")["Uploads"]] == ["sets/one-other/a"]
+    ended = ObjectStore(store.url.removesuffix("/sets/one") + folder, store.options).end_uploads()
+
+    assert ended == len(ends)
+    left = sorted(upload["Key"] for upload in calls(store, "list_multipart_uploads")["Uploads"])
+    assert left == sorted({*every} - {*ends})
 
 
 def test_upload_that_a_kill_left_is_continued(store, tmp_path, proxy):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -591,7 +592,8 @@ def followed(place, make):
     return followed
 
 
-@EVERY_STORE
+# gcsfs names a small object in the body of its request.
+@pytest.mark.parametrize("kind", ["s3", "az"])
 def test_manifest_of_a_run_that_followed_stays(place, followed):
     """The earlier one was stopped right before it wrote its own."""
     expected = followed(
@@ -601,7 +603,8 @@ def test_manifest_of_a_run_that_followed_stays(place, followed):
     assert place.there()[0] == expected
 
 
-@EVERY_STORE
+# The emulator of Google's store deletes whatever the condition.
+@pytest.mark.parametrize("kind", ["s3", "az"])
 def test_late_deletion_spares_what_another_run_has_put_there(place, make, followed):
     """It was to delete a shard that is replaced, and comes after the new one has its name."""
     make(20, "one", errors="skip")
@@ -631,12 +634,24 @@ def test_run_that_another_follows_ends_none_of_its_uploads(place, make, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("request_of", [r"PUT .*shards/.*\.json", r"PUT .*partNumber=2"], ids=["whole", "part"])
-def test_shards_of_another_plan_go(place, request_of):
+@pytest.mark.parametrize(
+    ("num_shards", "at", "times", "second"),
+    [
+        (4, r"PUT .*shards/.*\.json", 1, "other"),
+        (4, r"PUT .*shards/.*\.json", 2, "other"),
+        (2, r"PUT .*partNumber=2", 1, "scratch"),
+    ],
+    ids=["whole", "noted", "part"],
+)
+def test_shards_of_another_plan_go(place, num_shards, at, times, second):
     """Of a machine that was lost, whole shards that no manifest names; of this one, an upload that nobody continues."""
-    place.run_killed_at(lambda handler: re.match(request_of, f"{handler.command} {handler.path}"), num_shards=4)
+    seen = itertools.count(1)
+    place.run_killed_at(
+        lambda handler: re.match(at, f"{handler.command} {handler.path}") is not None and next(seen) == times,
+        num_shards=num_shards,
+    )
 
-    place.run(num_shards=3, scratch="other" if "shards" in request_of else "scratch")
+    place.run(num_shards=3, scratch=second)
 
     place.check(place.local(num_shards=3))
 
@@ -662,7 +677,7 @@ def test_ledger_goes_on_from_another_machine(place, make):
     make(20, "two", errors="skip")
 
     ledger = place.files.cat_file(f"{place.root}/.datamat/ledger.jsonl").decode()
-    assert [json.loads(line)["event"] for line in ledger.splitlines()].count("sample_failed") == 1
+    assert [json.loads(line)["event"] for line in ledger.splitlines()].count("sample_skipped") == 1
 
 
 def test_memory_is_a_store_of_this_process(tmp_path):
