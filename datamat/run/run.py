@@ -595,7 +595,8 @@ class _BucketTask(_Task):
         claims = TaskClaims(planned, task, shards, bucket, own.work)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         with contextlib.closing(claims):
-            if not claims.are_all_done:  # else this one would take the mark of the one that writes the manifest
+            # Else this one would take the mark of the one that writes the manifest, or of a run after that.
+            if not claims.is_over and not claims.are_all_done:
                 remote.share(claims.run, bucket.made_folder(own.work))
             write_snapshot(own.work / "rows", planned.plan)
             run = Run(planned, tasks_of(own), self._request, events, remote, claims)

@@ -669,8 +669,9 @@ class TaskBucket:
     def remove(self) -> None:
         """Remove what tasks shared, the plan first, by which they see that all is done; and what earlier ones left."""
         with contextlib.suppress(OutputError):  # it costs nothing, and the next run does it
-            if not self.is_over:
-                self._store.delete([f"{_BUCKET}/{_PLAN}"])
+            there = self._store.head(f"{_BUCKET}/{_PLAN}")  # before it is read: that of a session that begins now stays
+            if there is not None and not self.is_over:
+                self._store.delete_known(f"{_BUCKET}/{_PLAN}", there.identity)
             names = self._store.listed(_BUCKET)
             # After the listing: what is of a session that begins now is not in it, or spared.
             session = (self._read() or {}).get("session")
