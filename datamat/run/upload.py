@@ -763,7 +763,6 @@ class RemoteOutput:
         self._seen = ""  # identity of that; "" for none
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
-        self._shows_plan = False
         self._earlier: set[str] = set()  # shards of unfinished plans, of which objects may be there that nothing notes
         self.pieces: Pieces | None = None
         if store.joins_chunks and not is_shared and all(made.joins_parts for made in formats):
@@ -1058,8 +1057,8 @@ class RemoteOutput:
         """Write down what this run makes, for whoever asks how far it is."""
         if earlier := sorted(self._earlier - {shard.name for shard in plan.shards}):
             self._store.put(_EARLIER, render_json([{"name": name} for name in earlier]))
+        _check_mark(self._store, self._run)
         self._store.put(_PLAN, render_snapshot(plan))
-        self._shows_plan = True
 
     # ------------------------------------------------------------ shards
 
@@ -1173,14 +1172,14 @@ class RemoteOutput:
         for name, path in small.items():
             checksum = digest_file(path)
             before = self._before.get(name)
-            is_same = before is not None and (before.num_bytes, before.checksum) == (path.stat().st_size, checksum)
-            if before is not None and is_same and self._is_whole(name, before):
+            is_known = before is not None and (before.num_bytes, before.checksum) == (path.stat().st_size, checksum)
+            if before is not None and is_known and self._is_whole(name, before):
                 objects[name] = before
                 continue
             objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
         left = self._left(shards, objects)
         is_same = not self._is_changed and objects == self._before and content == self._manifest
-        if is_same and not left and not self._shows_plan:
+        if is_same and not left:
             return
         _check_mark(self._store, self._run)  # after the listing: what is in it is of no run that began since
         if content != self._manifest:
@@ -1189,7 +1188,7 @@ class RemoteOutput:
         stale = [name for name in self._before if name not in objects]
         _each(lambda name: self._store.delete([name]), [*stale, *(name for names in left.values() for name in names)])
         # After the objects that they name: what a kill leaves of those is found by them.
-        stale = [*{_ASIDE, _PLAN, _EARLIER, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
+        stale = [*{_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
         _each(lambda name: self._store.delete([name]), stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.put(_OBJECTS, render_json(_rendered(objects)))
@@ -1217,8 +1216,7 @@ class RemoteOutput:
         with contextlib.suppress(OutputError):
             for folder in (_ENTRIES, _HELD, _GROWING):
                 left |= {f"{folder}/{name}": [] for name in self._store.listed(folder)}
-            if self._store.head(_GROWING_SHARDS) is not None:
-                left[_GROWING_SHARDS] = []
+            left |= {name: [] for name in (_GROWING_SHARDS, _PLAN, _EARLIER) if self._store.head(name) is not None}
             if earlier := self._earlier.difference(shards):
                 there = [name for name in self._store.listed("") if "/" not in name]
                 left |= {name: [] for name in there if name.partition(".")[0] in earlier}
