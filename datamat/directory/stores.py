@@ -316,6 +316,7 @@ class ObjectStore:
         notes: pathlib.Path | None = None,
         beginning: Sequence[StoredChunk] = (),
         replaces: str | None = None,
+        check: Callable[[], object] | None = None,
     ) -> StoredObject:
         """Write a file as an object, which appears whole, unless it is there already.
 
@@ -327,6 +328,8 @@ class ObjectStore:
                 sends the parts that the store does not have.
             beginning: chunks whose bytes, one after another, the file begins with: the store copies them, if it can.
             replaces: identity of the only object that it may replace, "" for none; None for whatever is there.
+            check: raises where nothing may be written; called once it is known what is there, as whatever comes there
+                later is not replaced.
 
         Raises:
             OutputError: the store refuses it, or has something else than what was sent, or than may be replaced.
@@ -337,6 +340,8 @@ class ObjectStore:
             return before
         if replaces is not None and replaces != ("" if before is None else before.identity):
             raise self._other_there(name, before, size, checksum)
+        if check is not None:
+            check()
         with self._explained(name, "cannot be written"):
             if not self._is_s3:
                 return self._upload(os.fspath(path), name, checksum, before, beginning)

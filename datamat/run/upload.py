@@ -231,7 +231,6 @@ def upload(task: UploadTask | PieceTask) -> Uploaded | UploadedPiece:
 def _upload_shard(task: UploadTask) -> Uploaded:
     """Upload the files of a shard, its entry last; what the store has whole already is not sent again."""
     store = task.store
-    _check_mark(store, task.run)
     objects: dict[str, StoredObject] = {}
 
     def send(path: pathlib.Path, name: str, checksum: str) -> None:
@@ -241,6 +240,7 @@ def _upload_shard(task: UploadTask) -> Uploaded:
             checksum,
             notes=task.made.parent / _OPEN,
             beginning=task.beginnings.get(name, ()),
+            check=lambda: _check_mark(store, task.run),
         )
         objects[name] = dataclasses.replace(found, checksum=checksum)
 
@@ -255,6 +255,7 @@ def _upload_shard(task: UploadTask) -> Uploaded:
         send(path, info.file, info.checksum)
     if task.entry:
         stored = StoredShard(tuple(info for _, _, info in task.files), task.folder, objects)
+        _check_mark(store, task.run)
         store.put(task.entry, render_json(stored.to_json()))
     _each(lambda name: store.delete([name]), task.pieces)
     return Uploaded(task.shard, objects)
@@ -1176,14 +1177,15 @@ class RemoteOutput:
             if before is not None and is_known and self._is_whole(name, before):
                 objects[name] = before
                 continue
-            objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
+            objects[name] = dataclasses.replace(self._sent(path, name, checksum), checksum=checksum)
         left = self._left(shards, objects)
         is_same = not self._is_changed and objects == self._before and content == self._manifest
         if is_same and not left:
             return
         _check_mark(self._store, self._run)  # after the listing: what is in it is of no run that began since
         if content != self._manifest:
-            self._publish()
+            path = self._folder / MANIFEST_FILE
+            self._sent(path, MANIFEST_FILE, digest_file(path), replaces=self._seen)
             _check_mark(self._store, self._run)
         stale = [name for name in self._before if name not in objects]
         _each(lambda name: self._store.delete([name]), [*stale, *(name for names in left.values() for name in names)])
@@ -1193,13 +1195,16 @@ class RemoteOutput:
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.put(_OBJECTS, render_json(_rendered(objects)))
 
-    def _publish(self) -> None:
-        """Upload the manifest, in place of the one that this run has seen, if any."""
-        path = self._folder / MANIFEST_FILE
+    def _sent(self, path: pathlib.Path, name: str, checksum: str, *, replaces: str | None = None) -> StoredObject:
+        """Upload a file as `ObjectStore.upload` does, unless another run has begun since."""
+
+        def check() -> None:
+            _check_mark(self._store, self._run)
+
         try:
-            self._store.upload(path, MANIFEST_FILE, digest_file(path), replaces=self._seen)
+            return self._store.upload(path, name, checksum, replaces=replaces, check=check)
         except OutputError:
-            _check_mark(self._store, self._run)  # which says that it was another run
+            check()  # which says that it was another run
             raise
 
     def _left(self, shards: Collection[str], objects: Collection[str]) -> dict[str, list[str]]:

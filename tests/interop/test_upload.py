@@ -519,7 +519,7 @@ def test_waiting_shards_of_a_lost_machine_are_taken_over(place, make, stopped, t
 def test_named_shards_of_a_lost_machine_are_taken_over(make, stopped):
     """By one whose disk has the dataset that they replace."""
     make(20, "old", errors="skip")
-    stopped(RemoteOutput, "_publish", 30, "lost")
+    stopped(RemoteOutput, "finish", 30, "lost")
 
     report = make(30, "old", errors="skip")
 
