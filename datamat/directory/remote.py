@@ -442,8 +442,8 @@ def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
         )
     if elapsed_s > _ENDLESS_AFTER_S and not has_end:
         raise InputError(
-            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is: a stream "
-            "without end? Remove the row"
+            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is, as "
+            "with a stream without end; remove the row"
         )
 
 
