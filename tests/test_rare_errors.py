@@ -357,11 +357,13 @@ def test_object_that_somebody_else_has_written(tmp_path):
 
     store = types.SimpleNamespace(
         _conditional=refuse,
+        _other_there=lambda *found: ObjectStore._other_there(store, *found),
         head=lambda _: StoredObject(5, "identity", "other"),
         url_of=lambda name: f"s3://bucket/{name}",
     )
 
-    with raises(OutputError, "s3://bucket/a holds ", "belong; something else writes there: end that, and run again"):
+    told = "where 3 bytes with the checksum sum belong; something else writes there: end that, and run again"
+    with raises(OutputError, "s3://bucket/a holds ", told):
         ObjectStore._upload_s3(store, tmp_path / "a", "a", _ranges(3, ()), "sum", None, None)
 
 
