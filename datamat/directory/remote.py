@@ -130,11 +130,11 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     scheme = url.partition("://")[0].lower()
-    if scheme in _HTTP:
-        options = _with_timeout(options)
-    elif scheme in _S3:
-        options = _without_retries(options)
     try:
+        if scheme in _HTTP:
+            options = _with_timeout(options)
+        elif scheme in _S3:
+            options = _without_retries(options)
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
@@ -443,8 +443,8 @@ def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
         )
     if elapsed_s > _ENDLESS_AFTER_S and not has_end:
         raise InputError(
-            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is: a stream "
-            "without end? Remove the row"
+            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is, as "
+            "with a stream without end; remove the row"
         )
 
 

@@ -159,13 +159,13 @@ def test_finished_shards_are_nobodys(claims, clock, tmp_path):
     """No expiry gives them to another; the output is done with the last of them, whoever made it."""
     first, second = claims(0), claims(1)
     _take_all(first)
-    first.finish("n-0", ())
+    first.finish("n-0", (), None)
     assert not second.are_all_done
     assert _take_all(second) == []
     clock[0] += LEASE_S + 0.1
 
     assert _take_all(second) == ["n-1"]
-    second.finish("n-1", ())
+    second.finish("n-1", (), None)
     assert first.are_all_done
     assert second.are_all_done
 
