@@ -17,12 +17,15 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import itertools
+import math
 import os
 import pathlib
 import platform
 import socket
 import sys
 import threading
+import time
 import uuid
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +38,7 @@ from datamat.parallel.worker import pack_error
 from datamat.parallel.workers import unpack_error
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterator
 
     from datamat.parallel.logs import LoggingState
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["CallLost", "EngineExecutor", "check_engine", "open_engine"]
 
 _MOST_REBUILT = 8  # functions that a worker keeps: two or three for each run
+_MOMENT_S = 0.2  # for which what Dask's workers are at is believed
 _LARGE = 64 << 10  # bytes of a function that Dask is to send once to each worker, and not with each call
 _WANTED = (
     "a dask.distributed.Client or the address of a Dask scheduler ('tcp://host:8786'), 'ray' or a Ray address "
@@ -212,6 +217,9 @@ class Engine(Protocol):
             A function that cancels the call, and returns whether it never begins.
         """
 
+    def lacks_workers(self) -> bool:
+        """Return whether there is no worker, as far as the engine can tell."""
+
     def close(self) -> None:
         """Let go of what `open_engine` has opened."""
 
@@ -226,6 +234,7 @@ class EngineExecutor(Executor):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sent: dict[tuple[int, int], SentFunction] = {}
+        self._has_warned = False
 
     @property
     def name(self) -> str:
@@ -243,9 +252,15 @@ class EngineExecutor(Executor):
         future = _EngineFuture()
         try:
             future.cancel_call = self._engine.send(call, args, future.end)
-        except BrokenExecutor as exc:
+        except (BrokenExecutor, ConnectionError) as exc:
             raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
         return future
+
+    def warn_without_workers(self, logger: logging.Logger) -> None:
+        """Warn, once, where there is no worker, as far as the engine can tell."""
+        if not self._has_warned and self._engine.lacks_workers():
+            self._has_warned = True
+            logger.warning("%s has no workers: start some, or stop with Ctrl-C", self.name)
 
 
 class _EngineFuture(Future[Any]):
@@ -267,9 +282,8 @@ class _EngineFuture(Future[Any]):
             value = result()
             self.set_result(value.open() if isinstance(value, ReturnedCall) else value)
         except CancelledError as exc:
-            self._lose(CallLost(f"the engine has cancelled it: {exc}", may_repeat=True), exc)
-        except BrokenExecutor as exc:
-            self._lose(CallLost(str(exc), may_repeat=False), exc)
+            why = f": {exc}" if str(exc) else ""  # that of the standard library says nothing
+            self._lose(CallLost(f"the engine has cancelled it{why}", may_repeat=True), exc)
         except CallLost as exc:
             self._lose(exc, exc.__cause__)
         except BaseException as exc:  # noqa: BLE001 -- whatever the call raised
@@ -300,8 +314,20 @@ class _Futures:
             raise OptionError(
                 f"executor is a {self.name} that takes no calls: {exc}; pass one that is open, within its with block"
             ) from exc
-        future.add_done_callback(lambda done: end(done.result))
+        future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
         return future.cancel
+
+    def _result(self, done: Future[Any]) -> Any:
+        try:
+            return done.result()
+        except BrokenExecutor as exc:  # of all calls that the pool has, whichever of them ended its process
+            why = str(exc).rstrip(".")
+            raise CallLost(
+                f"the {self.name} broke, at this or at another that was handed out: {why}", may_repeat=False
+            ) from exc
+
+    def lacks_workers(self) -> bool:
+        return False  # it cannot be asked
 
     def close(self) -> None:
         """Leave the executor to whoever made it."""
@@ -322,22 +348,35 @@ class _Dask:
                 client = distributed.Client(client, set_as_default=False)
         self._client = client
         self._large: dict[str, Any] = {}  # functions that are on the workers
+        self._processing: frozenset[str] = frozenset()
+        self._looked_at = -math.inf
         self.name = f"Dask at {client.scheduler.address}"
 
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
         arrival = call.arrival
         size = len(arrival.stream) + sum(map(len, arrival.buffers))
-        sent = self._scattered(arrival) if size > _LARGE else arrival
         name = f"datamat-{getattr(call.function, '__name__', 'call')}-{uuid.uuid4().hex}"
-        future = self._client.submit(_call, sent, *args, key=name, pure=False)
+        try:
+            sent = self._held(arrival) if size > _LARGE else arrival
+            future = self._client.submit(_call, sent, *args, key=name, pure=False)
+        except Exception as exc:
+            if self._is_open():
+                raise
+            raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
+        if not self._is_open():  # while it closes, a client takes calls of which it never hears again
+            raise CallLost(f"{self.name} takes no more calls: the client is closed", may_repeat=False)
         future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
         return functools.partial(self._cancel, future)
 
-    def _scattered(self, arrival: ArrivedFunction) -> Any:
+    def _is_open(self) -> bool:
+        return self._client.status in ("running", "connecting")
+
+    def _held(self, arrival: ArrivedFunction) -> Any:
+        """Return a large function as the result of a call: made by the first worker, and again where it is lost."""
         known = self._large.get(arrival.token)
-        if known is None or known.status != "finished":
-            known = self._client.scatter(arrival, broadcast=True, hash=False)
-            self._large[arrival.token] = known
+        if known is None or known.status not in ("pending", "finished"):
+            key = f"datamat-function-{uuid.uuid4().hex}"
+            known = self._large[arrival.token] = self._client.submit(_as_it_is, arrival, key=key, pure=False)
         return known
 
     def _result(self, future: Any) -> Any:
@@ -355,14 +394,25 @@ class _Dask:
 
     def _cancel(self, future: Any) -> bool:
         """Cancel a call, but let one end that a worker has: Dask cannot stop it, and would only forget it."""
-        with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
-            if any(future.key in keys for keys in self._processing().values()):
-                return False
-        future.cancel()
+        if future.key in self._at_work():
+            return False
+        with contextlib.suppress(Exception):  # a client that is closed has let go of all calls
+            future.cancel()
         return True
 
-    def _processing(self) -> Any:
-        return self._client.processing()
+    def _at_work(self) -> frozenset[str]:
+        """Return the calls that workers have: thousands are cancelled at once, and one answer serves a moment."""
+        if time.monotonic() - self._looked_at > _MOMENT_S:
+            self._processing = frozenset()
+            with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
+                self._processing = frozenset(itertools.chain.from_iterable(self._client.processing().values()))
+            self._looked_at = time.monotonic()
+        return self._processing
+
+    def lacks_workers(self) -> bool:
+        with contextlib.suppress(OSError):  # a scheduler that does not answer
+            return not self._client.nthreads()
+        return False
 
     def close(self) -> None:
         self._large.clear()
@@ -403,7 +453,7 @@ class _Ray:
             self._stored[arrival.token] = self._ray.put(arrival)
         reference = self._remote.remote(self._stored[arrival.token], *args)
         reference.future().add_done_callback(lambda done: end(functools.partial(self._result, done)))
-        return functools.partial(self._cancel, reference)
+        return functools.cache(functools.partial(self._cancel, reference))  # a second one would disturb its end
 
     def _result(self, done: Future[Any]) -> Any:
         errors = self._ray.exceptions
@@ -411,12 +461,20 @@ class _Ray:
             return done.result()
         except errors.TaskCancelledError as exc:
             raise CancelledError(str(exc)) from exc
-        except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.ObjectLostError) as exc:
+        except errors.RayTaskError:  # of what was called
+            raise
+        except (errors.RayError, ConnectionError) as exc:  # a worker, a node or the server for clients is gone, ...
             raise CallLost(f"{self.name}: {exc}", may_repeat=False) from exc
 
     def _cancel(self, reference: Any) -> bool:
         """Cancel a call: one that has begun ends by KeyboardInterrupt, and its future then."""
-        self._ray.cancel(reference)
+        with contextlib.suppress(ConnectionError):  # a cluster that is gone runs nothing
+            self._ray.cancel(reference)
+        return False
+
+    def lacks_workers(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return not self._ray.cluster_resources().get("CPU")
         return False
 
     def close(self) -> None:
