@@ -409,8 +409,9 @@ def test_command_runs_a_job_of_a_module(jobs, wanted, tmp_path, capsys, name):
 
 
 def test_command_takes_its_number_from_slurm(jobs, wanted, tmp_path, monkeypatch, capsys):
-    """Arrays begin anywhere; the end of the job is a deadline."""
-    for name, value in {"ARRAY_TASK_ID": 9, "ARRAY_TASK_MIN": 1, "ARRAY_TASK_STEP": 4, "ARRAY_TASK_COUNT": 3}.items():
+    """It is that of the array, whichever others were submitted with it; the end of the job is a deadline."""
+    array = {"ID": 9, "MIN": 3, "MAX": 11, "STEP": 6, "COUNT": 3}
+    for name, value in {f"ARRAY_TASK_{name}": value for name, value in array.items()}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1")
     stopped = main(["run", "my_jobs:build"])
@@ -420,7 +421,7 @@ def test_command_takes_its_number_from_slurm(jobs, wanted, tmp_path, monkeypatch
     code = main(["run", "my_jobs:build"])
 
     assert (stopped, code) == (1, 0)
-    assert tasks == ["task-00002"]
+    assert tasks == ["task-00009"]
     assert "stopped by its deadline" in capsys.readouterr().err
     _is_as_wanted(tmp_path / "out", wanted)
 
