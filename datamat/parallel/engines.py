@@ -17,15 +17,12 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import itertools
-import math
 import os
 import pathlib
 import platform
 import socket
 import sys
 import threading
-import time
 import uuid
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,7 +36,7 @@ from datamat.parallel.workers import unpack_error
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.parallel.logs import LoggingState
 
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["CallLost", "EngineExecutor", "check_engine", "open_engine"]
 
 _MOST_REBUILT = 8  # functions that a worker keeps: two or three for each run
-_MOMENT_S = 0.2  # for which what Dask's workers are at is believed
 _LARGE = 64 << 10  # bytes of a function that Dask is to send once to each worker, and not with each call
 _WANTED = (
     "a dask.distributed.Client or the address of a Dask scheduler ('tcp://host:8786'), 'ray' or a Ray address "
@@ -214,8 +210,11 @@ class Engine(Protocol):
                 call that was cancelled raises `CancelledError`.
 
         Returns:
-            A function that cancels the call, and returns whether it never begins.
+            What `cancel` takes.
         """
+
+    def cancel(self, sent: Sequence[Any]) -> None:
+        """Cancel the calls that have not begun, as far as the engine knows, all at once; it may be asked again."""
 
     def lacks_workers(self) -> bool:
         """Return whether there is no worker, as far as the engine can tell."""
@@ -249,12 +248,19 @@ class EngineExecutor(Executor):
         """
         assert not kwargs, "arguments go by position"
         call = self._sent.setdefault(identity_of(fn), SentFunction(fn))  # it holds `fn`, so the identity stays its own
-        future = _EngineFuture()
+        future = _EngineFuture(self)
         try:
-            future.cancel_call = self._engine.send(call, args, future.end)
+            future.sent = self._engine.send(call, args, future.end)
         except (BrokenExecutor, ConnectionError) as exc:
             raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
         return future
+
+    def cancel(self, futures: Iterable[Future[Any]]) -> None:
+        """Cancel the calls of futures that have not begun, as far as the engine knows."""
+        asked = [future for future in futures if isinstance(future, _EngineFuture)]
+        for future in asked:
+            future.is_unwanted = True
+        self._engine.cancel([future.sent for future in asked])
 
     def warn_without_workers(self, logger: logging.Logger) -> None:
         """Warn, once, where there is no worker, as far as the engine can tell."""
@@ -264,17 +270,23 @@ class EngineExecutor(Executor):
 
 
 class _EngineFuture(Future[Any]):
-    """A call on an engine."""
+    """A call on an engine.
 
-    def __init__(self) -> None:
+    Attributes:
+        sent: what the engine's `cancel` takes.
+        is_unwanted: whether it was to be cancelled.
+    """
+
+    def __init__(self, executor: EngineExecutor) -> None:
         super().__init__()
-        self.cancel_call: Callable[[], bool] | None = None
-        self._is_unwanted = False
+        self.sent: Any = None
+        self.is_unwanted = False
+        self._executor = executor
 
     def cancel(self) -> bool:
         """Cancel the call if it has not begun, as far as the engine knows."""
-        self._is_unwanted = True
-        return self.done() or self.cancel_call is None or self.cancel_call()
+        self._executor.cancel([self])
+        return self.done()
 
     def end(self, result: Callable[[], Any]) -> None:
         """Take the end of the call; one that was cancelled has none."""
@@ -290,7 +302,7 @@ class _EngineFuture(Future[Any]):
             self.set_exception(exc)
 
     def _lose(self, lost: CallLost, cause: BaseException | None) -> None:
-        if self._is_unwanted:
+        if self.is_unwanted:
             super().cancel()
             self.set_running_or_notify_cancel()
         else:
@@ -315,7 +327,11 @@ class _Futures:
                 f"executor is a {self.name} that takes no calls: {exc}; pass one that is open, within its with block"
             ) from exc
         future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
-        return future.cancel
+        return future
+
+    def cancel(self, sent: Sequence[Any]) -> None:
+        for future in sent:
+            future.cancel()
 
     def _result(self, done: Future[Any]) -> Any:
         try:
@@ -348,8 +364,6 @@ class _Dask:
                 client = distributed.Client(client, set_as_default=False)
         self._client = client
         self._large: dict[str, Any] = {}  # functions that are on the workers
-        self._processing: frozenset[str] = frozenset()
-        self._looked_at = -math.inf
         self.name = f"Dask at {client.scheduler.address}"
 
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
@@ -366,7 +380,7 @@ class _Dask:
         if not self._is_open():  # while it closes, a client takes calls of which it never hears again
             raise CallLost(f"{self.name} takes no more calls: the client is closed", may_repeat=False)
         future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
-        return functools.partial(self._cancel, future)
+        return future
 
     def _is_open(self) -> bool:
         return self._client.status in ("running", "connecting")
@@ -392,22 +406,13 @@ class _Dask:
             raise CallLost(f"{self.name} has lost its result: {exc}", may_repeat=True) from exc
         raise CallLost(f"{self.name} was started anew, or has lost it", may_repeat=True)
 
-    def _cancel(self, future: Any) -> bool:
-        """Cancel a call, but let one end that a worker has: Dask cannot stop it, and would only forget it."""
-        if future.key in self._at_work():
-            return False
+    def cancel(self, sent: Sequence[Any]) -> None:
+        """Cancel calls, but let those end that workers have: Dask cannot stop them, and would only forget them."""
+        at_work: set[str] = set()
+        with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
+            at_work.update(*self._client.processing().values())
         with contextlib.suppress(Exception):  # a client that is closed has let go of all calls
-            future.cancel()
-        return True
-
-    def _at_work(self) -> frozenset[str]:
-        """Return the calls that workers have: thousands are cancelled at once, and one answer serves a moment."""
-        if time.monotonic() - self._looked_at > _MOMENT_S:
-            self._processing = frozenset()
-            with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
-                self._processing = frozenset(itertools.chain.from_iterable(self._client.processing().values()))
-            self._looked_at = time.monotonic()
-        return self._processing
+            self._client.cancel([future for future in sent if future.key not in at_work])
 
     def lacks_workers(self) -> bool:
         with contextlib.suppress(OSError):  # a scheduler that does not answer
@@ -453,7 +458,7 @@ class _Ray:
             self._stored[arrival.token] = self._ray.put(arrival)
         reference = self._remote.remote(self._stored[arrival.token], *args)
         reference.future().add_done_callback(lambda done: end(functools.partial(self._result, done)))
-        return functools.cache(functools.partial(self._cancel, reference))  # a second one would disturb its end
+        return functools.cache(functools.partial(self._ray.cancel, reference))  # a second one would disturb its end
 
     def _result(self, done: Future[Any]) -> Any:
         errors = self._ray.exceptions
@@ -466,11 +471,11 @@ class _Ray:
         except (errors.RayError, ConnectionError) as exc:  # a worker, a node or the server for clients is gone, ...
             raise CallLost(f"{self.name}: {exc}", may_repeat=False) from exc
 
-    def _cancel(self, reference: Any) -> bool:
-        """Cancel a call: one that has begun ends by KeyboardInterrupt, and its future then."""
+    def cancel(self, sent: Sequence[Any]) -> None:
+        """Cancel calls: one that has begun ends by KeyboardInterrupt, and its future then."""
         with contextlib.suppress(ConnectionError):  # a cluster that is gone runs nothing
-            self._ray.cancel(reference)
-        return False
+            for cancel in sent:
+                cancel()
 
     def lacks_workers(self) -> bool:
         with contextlib.suppress(ConnectionError):

@@ -345,12 +345,12 @@ class PartQueue:
                     self._disk.measure()
                 if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
                     self.stopped = "deadline"
-                    yield from self._last_results()
+                    yield from self._last_results(executor)
                     return
                 self._submit(executor)
             wait(list(self._removing), self._deadline.left_s)
         except Exception:
-            self._let_end(LONGEST_GRACE_S)  # parts under way may finish, and stay
+            self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and stay
             raise
         finally:
             self._end(executor)
@@ -491,33 +491,26 @@ class PartQueue:
                 self._passed_on.add(remark)
                 self._job.logger.warning("%s", remark)
 
-    def _last_results(self) -> Iterator[Result]:
+    def _last_results(self, executor: Executor) -> Iterator[Result]:
         """Yield what arrives within the grace period."""
-        self._let_end(self._deadline.grace_s)
+        self._let_end(executor, self._deadline.grace_s)
         while not self._done.empty():
             future = self._done.get()
             if not future.cancelled() and future.exception() is None:
                 yield future.result()
 
-    def _let_end(self, grace_s: float) -> None:
+    def _let_end(self, executor: Executor, grace_s: float) -> None:
         """Cancel what has not started, and give the rest a little time."""
-        wait(self._cancelled(self._under_way), grace_s)
-
-    def _cancelled(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-        """Cancel what has not started, and return what has not ended."""
-        asked = list(futures)
-        for future in asked:
-            future.cancel()
-        return [future for future in asked if not future.done()]
+        wait(_cancelled(executor, self._under_way), grace_s)
 
     def _end(self, executor: Executor) -> None:
         """Leave nothing running: datamat's own workers are ended by force, which leaves no half of a part."""
         removing = dict(self._removing)
-        if self._cancelled(self._under_way) and isinstance(executor, PathosExecutor) and self._is_own:
+        if _cancelled(executor, self._under_way) and isinstance(executor, PathosExecutor) and self._is_own:
             executor.terminate()
         else:
             # More than once: where a worker is lost, its engine would hand out anew what could not be cancelled.
-            while left := self._cancelled([*self._under_way, *removing]):
+            while left := _cancelled(executor, [*self._under_way, *removing]):
                 wait(left, _CANCEL_AGAIN_S)
         for folder in (*self._to_remove, *removing.values()):
             remove_folder(folder)
@@ -625,6 +618,17 @@ class PartQueue:
 
     def _key(self, position: int) -> str:
         return self._store.keys(self._store.order[position : position + 1])[0]
+
+
+def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+    """Cancel what has not started, and return what has not ended."""
+    asked = [future for future in futures if not future.done()]
+    if isinstance(executor, EngineExecutor):
+        executor.cancel(asked)  # at once: each time, the engine may have to be asked
+    else:
+        for future in asked:
+            future.cancel()
+    return [future for future in asked if not future.done()]
 
 
 def _done_here(task: UploadTask | PieceTask) -> Future[Any]:

@@ -228,9 +228,10 @@ def test_ray_is_told_once_to_cancel_a_call():
     engine._remote = types.SimpleNamespace(remote=lambda *_: types.SimpleNamespace(future=concurrent.futures.Future))
 
     future = engines.EngineExecutor(engine).submit(print)
-    answers = [future.cancel(), future.cancel()]
+    future.cancel()
+    future.cancel()
 
-    assert (len(cancelled), answers) == (1, [False, False])
+    assert len(cancelled) == 1
 
 
 class Queued(concurrent.futures.ThreadPoolExecutor):

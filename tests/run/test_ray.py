@@ -87,6 +87,25 @@ def test_ray_gives_the_bytes_of_this_machine(tmp_path):
     assert len(os.listdir(tmp_path / "lambda")) > 3
 
 
+def test_cluster_without_workers(tmp_path):
+    """The run says what it waits for, and ends at its deadline."""
+    (tmp_path / "program.py").write_text(
+        "import ray, engine_job\n"
+        "from datamat.run import dispatch\n"
+        "dispatch._SILENCE_S = 0.2\n"
+        "ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)\n"
+        "print(engine_job.job('out', executor='ray').run(deadline=4, progress=False).stopped)\n"
+    )
+
+    with ray_alone() as env:
+        done = subprocess.run(
+            [sys.executable, "program.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    assert done.stdout.split()[-1:] == ["deadline"], done.stderr[-3000:]
+    assert done.stderr.count("has no workers: start some, or stop with Ctrl-C") == 1
+
+
 @pytest.fixture
 def cluster(tmp_path_factory):
     """A cluster of Ray that is nobody's child: two processors, and a server for clients."""
