@@ -211,6 +211,9 @@ class Engine(Protocol):
 
         Returns:
             What `cancel` takes.
+
+        Raises:
+            BrokenExecutor, ConnectionError: the engine takes no more calls.
         """
 
     def cancel(self, sent: Sequence[Any]) -> None:
@@ -376,9 +379,9 @@ class _Dask:
         except Exception as exc:
             if self._is_open():
                 raise
-            raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
+            raise ConnectionError(str(exc)) from exc
         if not self._is_open():  # while it closes, a client takes calls of which it never hears again
-            raise CallLost(f"{self.name} takes no more calls: the client is closed", may_repeat=False)
+            raise ConnectionError("its client is closed")
         future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
         return future
 

@@ -290,3 +290,13 @@ def test_first_call_of_a_worker_may_be_the_end_of_a_shard(tmp_path):
         travelled(job).seal_shard("numbers-train-00000-of-00003", "f", 1, "run")
     with pytest.raises(FingerprintError, match=r"differs from the program that called run, .*: seed: .*, there 9;"):
         other.seal_shard("numbers-train-00000-of-00003", "f", 1, "run")
+
+
+def test_dask_client_that_is_being_closed():
+    """It still takes a call, and would never say what became of it."""
+    engine = object.__new__(engines._Dask)
+    engine.name = "Dask"
+    engine._client = types.SimpleNamespace(status="closing", submit=lambda *_, **__: concurrent.futures.Future())
+
+    with pytest.raises(engines.CallLost, match="Dask takes no more calls: its client is closed"):
+        engines.EngineExecutor(engine).submit(print)
