@@ -927,10 +927,10 @@ _RUN_DOES = """\
 Make what is missing in the output of a job. MODULE:JOB names a Materializer, or a function without arguments that
 returns one; the module is imported as a program in this folder would import it. FILE.toml holds the arguments of a
 Materializer by name; its tables shards, workers and errors hold those of ShardOptions, WorkerOptions and ErrorPolicy;
-transform, logger, sidecars, hooks and executor are named as MODULE:NAME. With --task-index and --num-tasks, or in a
-Slurm array job, several such processes make one output together, on a shared file system or in an S3 bucket."""
+transform, logger, sidecars and hooks are named as MODULE:NAME; so is executor, unless it is "ray" or an address. With
+--task-index and --num-tasks, or in a Slurm array job, several such processes make one output together, on a shared file
+system or in a bucket (S3, Google's or Azure's)."""
 _JOB = "MODULE:JOB, a Materializer or a function that returns one, in a module that can be imported here; or FILE.toml"
-_SLURM = {"ID": "", "MIN": "0", "STEP": "1", "COUNT": ""}  # SLURM_ARRAY_TASK_..., and what they are where not set
 _ENDS_BEFORE_S = 60.0  # the end that Slurm has set: parts under way end, and the program too
 
 
@@ -992,16 +992,18 @@ def _usr1_calls(deadline: Deadline) -> Iterator[None]:
 def _task_of_slurm(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Return number and count of the tasks of an array job; None for both outside of one.
 
+    The number is that of the array: one that is submitted again, without those that are at work, finds its own parts.
+
     Raises:
         OptionError: the variables do not fit together.
     """
     if "SLURM_ARRAY_TASK_ID" not in environ:
         return None, None
-    found = {name: environ.get(f"SLURM_ARRAY_TASK_{name}", default) for name, default in _SLURM.items()}
+    found = {name: environ.get(f"SLURM_ARRAY_TASK_{name}", "0") for name in ("ID", "MAX")}
     try:
-        number, first, step, count = (int(found[name]) for name in ("ID", "MIN", "STEP", "COUNT"))
-        return (number - first) // step, count
-    except (ValueError, ZeroDivisionError) as error:
+        number, last = map(int, found.values())
+        return number, max(number, last) + 1
+    except ValueError as error:
         raise OptionError(
             f"the variables SLURM_ARRAY_TASK_... say {found}; want numbers, or give --task-index and --num-tasks"
         ) from error

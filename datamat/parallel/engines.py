@@ -35,7 +35,8 @@ from datamat.parallel.worker import pack_error
 from datamat.parallel.workers import unpack_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import logging
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.parallel.logs import LoggingState
 
@@ -209,8 +210,17 @@ class Engine(Protocol):
                 call that was cancelled raises `CancelledError`.
 
         Returns:
-            A function that cancels the call, and returns whether it never begins.
+            What `cancel` takes.
+
+        Raises:
+            BrokenExecutor, ConnectionError: the engine takes no more calls.
         """
+
+    def cancel(self, sent: Sequence[Any]) -> None:
+        """Cancel the calls that have not begun, as far as the engine knows, all at once; it may be asked again."""
+
+    def lacks_workers(self) -> bool:
+        """Return whether there is no worker, as far as the engine can tell."""
 
     def close(self) -> None:
         """Let go of what `open_engine` has opened."""
@@ -226,6 +236,7 @@ class EngineExecutor(Executor):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sent: dict[tuple[int, int], SentFunction] = {}
+        self._has_warned = False
 
     @property
     def name(self) -> str:
@@ -240,26 +251,45 @@ class EngineExecutor(Executor):
         """
         assert not kwargs, "arguments go by position"
         call = self._sent.setdefault(identity_of(fn), SentFunction(fn))  # it holds `fn`, so the identity stays its own
-        future = _EngineFuture()
+        future = _EngineFuture(self)
         try:
-            future.cancel_call = self._engine.send(call, args, future.end)
-        except BrokenExecutor as exc:
+            future.sent = self._engine.send(call, args, future.end)
+        except (BrokenExecutor, ConnectionError) as exc:
             raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
         return future
 
+    def cancel(self, futures: Iterable[Future[Any]]) -> None:
+        """Cancel the calls of futures that have not begun, as far as the engine knows."""
+        asked = [future for future in futures if isinstance(future, _EngineFuture)]
+        for future in asked:
+            future.is_unwanted = True
+        self._engine.cancel([future.sent for future in asked])
+
+    def warn_without_workers(self, logger: logging.Logger) -> None:
+        """Warn, once, where there is no worker, as far as the engine can tell."""
+        if not self._has_warned and self._engine.lacks_workers():
+            self._has_warned = True
+            logger.warning("%s has no workers: start some, or stop with Ctrl-C", self.name)
+
 
 class _EngineFuture(Future[Any]):
-    """A call on an engine."""
+    """A call on an engine.
 
-    def __init__(self) -> None:
+    Attributes:
+        sent: what the engine's `cancel` takes.
+        is_unwanted: whether it was to be cancelled.
+    """
+
+    def __init__(self, executor: EngineExecutor) -> None:
         super().__init__()
-        self.cancel_call: Callable[[], bool] | None = None
-        self._is_unwanted = False
+        self.sent: Any = None
+        self.is_unwanted = False
+        self._executor = executor
 
     def cancel(self) -> bool:
         """Cancel the call if it has not begun, as far as the engine knows."""
-        self._is_unwanted = True
-        return self.done() or self.cancel_call is None or self.cancel_call()
+        self._executor.cancel([self])
+        return self.done()
 
     def end(self, result: Callable[[], Any]) -> None:
         """Take the end of the call; one that was cancelled has none."""
@@ -267,16 +297,15 @@ class _EngineFuture(Future[Any]):
             value = result()
             self.set_result(value.open() if isinstance(value, ReturnedCall) else value)
         except CancelledError as exc:
-            self._lose(CallLost(f"the engine has cancelled it: {exc}", may_repeat=True), exc)
-        except BrokenExecutor as exc:
-            self._lose(CallLost(str(exc), may_repeat=False), exc)
+            why = f": {exc}" if str(exc) else ""  # that of the standard library says nothing
+            self._lose(CallLost(f"the engine has cancelled it{why}", may_repeat=True), exc)
         except CallLost as exc:
             self._lose(exc, exc.__cause__)
         except BaseException as exc:  # noqa: BLE001 -- whatever the call raised
             self.set_exception(exc)
 
     def _lose(self, lost: CallLost, cause: BaseException | None) -> None:
-        if self._is_unwanted:
+        if self.is_unwanted:
             super().cancel()
             self.set_running_or_notify_cancel()
         else:
@@ -300,8 +329,24 @@ class _Futures:
             raise OptionError(
                 f"executor is a {self.name} that takes no calls: {exc}; pass one that is open, within its with block"
             ) from exc
-        future.add_done_callback(lambda done: end(done.result))
-        return future.cancel
+        future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
+        return future
+
+    def cancel(self, sent: Sequence[Any]) -> None:
+        for future in sent:
+            future.cancel()
+
+    def _result(self, done: Future[Any]) -> Any:
+        try:
+            return done.result()
+        except BrokenExecutor as exc:  # of all calls that the pool has, whichever of them ended its process
+            why = str(exc).rstrip(".")
+            raise CallLost(
+                f"the {self.name} broke, at this or at another that was handed out: {why}", may_repeat=False
+            ) from exc
+
+    def lacks_workers(self) -> bool:
+        return False  # it cannot be asked
 
     def close(self) -> None:
         """Leave the executor to whoever made it."""
@@ -327,17 +372,28 @@ class _Dask:
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
         arrival = call.arrival
         size = len(arrival.stream) + sum(map(len, arrival.buffers))
-        sent = self._scattered(arrival) if size > _LARGE else arrival
         name = f"datamat-{getattr(call.function, '__name__', 'call')}-{uuid.uuid4().hex}"
-        future = self._client.submit(_call, sent, *args, key=name, pure=False)
+        try:
+            sent = self._held(arrival) if size > _LARGE else arrival
+            future = self._client.submit(_call, sent, *args, key=name, pure=False)
+        except Exception as exc:
+            if self._is_open():
+                raise
+            raise ConnectionError(str(exc)) from exc
+        if not self._is_open():  # while it closes, a client takes calls of which it never hears again
+            raise ConnectionError("its client is closed")
         future.add_done_callback(lambda done: end(functools.partial(self._result, done)))
-        return functools.partial(self._cancel, future)
+        return future
 
-    def _scattered(self, arrival: ArrivedFunction) -> Any:
+    def _is_open(self) -> bool:
+        return self._client.status in ("running", "connecting")
+
+    def _held(self, arrival: ArrivedFunction) -> Any:
+        """Return a large function as the result of a call: made by the first worker, and again where it is lost."""
         known = self._large.get(arrival.token)
-        if known is None or known.status != "finished":
-            known = self._client.scatter(arrival, broadcast=True, hash=False)
-            self._large[arrival.token] = known
+        if known is None or known.status not in ("pending", "finished"):
+            key = f"datamat-function-{uuid.uuid4().hex}"
+            known = self._large[arrival.token] = self._client.submit(_as_it_is, arrival, key=key, pure=False)
         return known
 
     def _result(self, future: Any) -> Any:
@@ -353,16 +409,18 @@ class _Dask:
             raise CallLost(f"{self.name} has lost its result: {exc}", may_repeat=True) from exc
         raise CallLost(f"{self.name} was started anew, or has lost it", may_repeat=True)
 
-    def _cancel(self, future: Any) -> bool:
-        """Cancel a call, but let one end that a worker has: Dask cannot stop it, and would only forget it."""
+    def cancel(self, sent: Sequence[Any]) -> None:
+        """Cancel calls, but let those end that workers have: Dask cannot stop them, and would only forget them."""
+        at_work: set[str] = set()
         with contextlib.suppress(Exception):  # a scheduler that is gone runs nothing
-            if any(future.key in keys for keys in self._processing().values()):
-                return False
-        future.cancel()
-        return True
+            at_work.update(*self._client.processing().values())
+        with contextlib.suppress(Exception):  # a client that is closed has let go of all calls
+            self._client.cancel([future for future in sent if future.key not in at_work])
 
-    def _processing(self) -> Any:
-        return self._client.processing()
+    def lacks_workers(self) -> bool:
+        with contextlib.suppress(OSError):  # a scheduler that does not answer
+            return not self._client.nthreads()
+        return False
 
     def close(self) -> None:
         self._large.clear()
@@ -403,7 +461,7 @@ class _Ray:
             self._stored[arrival.token] = self._ray.put(arrival)
         reference = self._remote.remote(self._stored[arrival.token], *args)
         reference.future().add_done_callback(lambda done: end(functools.partial(self._result, done)))
-        return functools.partial(self._cancel, reference)
+        return functools.cache(functools.partial(self._ray.cancel, reference))  # a second one would disturb its end
 
     def _result(self, done: Future[Any]) -> Any:
         errors = self._ray.exceptions
@@ -411,12 +469,20 @@ class _Ray:
             return done.result()
         except errors.TaskCancelledError as exc:
             raise CancelledError(str(exc)) from exc
-        except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.ObjectLostError) as exc:
+        except errors.RayTaskError:  # of what was called
+            raise
+        except (errors.RayError, ConnectionError) as exc:  # a worker, a node or the server for clients is gone, ...
             raise CallLost(f"{self.name}: {exc}", may_repeat=False) from exc
 
-    def _cancel(self, reference: Any) -> bool:
-        """Cancel a call: one that has begun ends by KeyboardInterrupt, and its future then."""
-        self._ray.cancel(reference)
+    def cancel(self, sent: Sequence[Any]) -> None:
+        """Cancel calls: one that has begun ends by KeyboardInterrupt, and its future then."""
+        with contextlib.suppress(ConnectionError):  # a cluster that is gone runs nothing
+            for cancel in sent:
+                cancel()
+
+    def lacks_workers(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return not self._ray.cluster_resources().get("CPU")
         return False
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ import itertools
 import os
 import queue
 import signal
+import time
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from datamat.run.report import RunEvents
 
 
-__all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor"]
+__all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor", "result_of"]
 
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
@@ -64,6 +65,12 @@ _MOST_UNDER_WAY = 4096
 
 _MOST_LOST = 8
 """Calls in a row that an engine lost and none that it finished; more are no accident."""
+
+_CANCEL_AGAIN_S = 1.0
+"""Seconds after which to cancel again what has not ended."""
+
+_SILENCE_S = 10.0
+"""Seconds without a result after which an engine is asked whether it has workers."""
 
 _MOST_UNBEGUN = 8
 """Deaths in a row at no row at all; more are no accident: workers fail during their setup."""
@@ -212,6 +219,13 @@ def open_executor(
     )
 
 
+def result_of(future: Future[Any], executor: Executor, logger: logging.Logger) -> Any:
+    """Return the result of a single call; warn where the user's engine has no worker to make it."""
+    if isinstance(executor, EngineExecutor) and not wait([future], _SILENCE_S).done:
+        executor.warn_without_workers(logger)
+    return future.result()
+
+
 class PartQueue:
     """The parts of a run that are still to do, and the workers that do them.
 
@@ -261,6 +275,7 @@ class PartQueue:
         self._feed: Feed | None = None
         self._num_lost = 0  # calls in a row that an engine lost
         self._num_unbegun = 0  # deaths in a row before any row was begun
+        self._heard_at = 0.0
         self._has_warned_of_undeclared = False
         self._passed_on: set[str] = set()
         self._deaths: collections.Counter[tuple[str, int | None, int | None]] = collections.Counter()
@@ -317,24 +332,25 @@ class PartQueue:
                 self.stopped = "deadline"
                 return
             self._submit(executor)
+            self._heard_at = time.monotonic()
             self._events.emit(self._workers_started(executor))
             while self._under_way:
                 raise_swallowed()
                 if self._feed is not None:
                     self._feed.beat()
-                result = self._next()
+                result = self._next(executor)
                 if result is not None:
                     yield result
                 if isinstance(result, Uploaded):
                     self._disk.measure()
                 if self._deadline.has_come and (self._under_way or self._waiting or self._to_seal or self._to_upload):
                     self.stopped = "deadline"
-                    yield from self._last_results()
+                    yield from self._last_results(executor)
                     return
                 self._submit(executor)
             wait(list(self._removing), self._deadline.left_s)
         except Exception:
-            self._let_end(LONGEST_GRACE_S)  # parts under way may finish, and stay
+            self._let_end(executor, LONGEST_GRACE_S)  # parts under way may finish, and stay
             raise
         finally:
             self._end(executor)
@@ -350,7 +366,7 @@ class PartQueue:
     def _submit(self, executor: Executor) -> None:
         """Hand out what waits: one task for each of datamat's own workers, and one more that need not lie apart.
 
-        Another executor gets as much as the largest may have use for, or only what surely fits where disk is limited.
+        Another executor gets as much as the largest may have use for.
         """
         self._submit_removals(executor)
         while self._to_upload:  # first: what is uploaded makes room
@@ -363,7 +379,7 @@ class PartQueue:
             shard = self._to_seal.popleft()
             call = (shard.name, shard.fingerprint, len(shard.parts), self._run)
             self._hand_out(executor, shard, self._tasks.seal_shard, *call)
-        most = self._num_workers + 1 if self._is_own or self._disk.is_set else _MOST_UNDER_WAY
+        most = self._num_workers + 1 if self._is_own else _MOST_UNDER_WAY
         while len(self._under_way) < most:
             if self._feed is not None and not self._waiting and len(self._under_way) < self._num_workers:
                 self._waiting.add(self._feed.more())
@@ -407,12 +423,10 @@ class PartQueue:
             raise self._lost_for_good(task, error) from error
         self._add(future, task)
 
-    def _next(self) -> Result | None:
-        """Return the next result; None where a worker died, or the deadline came first."""
-        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
-        try:
-            future = self._done.get(timeout=min((wait_s for wait_s in waits if wait_s is not None), default=None))
-        except queue.Empty:
+    def _next(self, executor: Executor) -> Result | None:
+        """Return the next result; None where a worker died, or the deadline or something else came first."""
+        future = self._ended(executor)
+        if future is None:
             return None
         task = self._under_way.pop(future)
         if isinstance(task, PartSpec):
@@ -440,6 +454,21 @@ class PartQueue:
             self._disk.add(task.cost, result.num_bytes)
         return result
 
+    def _ended(self, executor: Executor) -> Future[Any] | None:
+        """Wait for a call that has ended; None where something else came first."""
+        waits = [self._deadline.left_s, self._deadline.wait_s, None if self._feed is None else self._feed.pause_s]
+        if isinstance(executor, EngineExecutor):
+            waits.append(_SILENCE_S)
+        try:
+            future = self._done.get(timeout=min((wait_s for wait_s in waits if wait_s is not None), default=None))
+        except queue.Empty:
+            if isinstance(executor, EngineExecutor) and time.monotonic() - self._heard_at >= _SILENCE_S:
+                executor.warn_without_workers(self._job.logger)
+                self._heard_at = time.monotonic()  # to ask again
+            return None
+        self._heard_at = time.monotonic()
+        return future
+
     def _warn_of_undeclared(self, receipt: Receipt) -> None:
         """Warn once about files that decide records although no row declares them."""
         if not receipt.undeclared or self._has_warned_of_undeclared:
@@ -462,30 +491,27 @@ class PartQueue:
                 self._passed_on.add(remark)
                 self._job.logger.warning("%s", remark)
 
-    def _last_results(self) -> Iterator[Result]:
+    def _last_results(self, executor: Executor) -> Iterator[Result]:
         """Yield what arrives within the grace period."""
-        self._let_end(self._deadline.grace_s)
+        self._let_end(executor, self._deadline.grace_s)
         while not self._done.empty():
             future = self._done.get()
             if not future.cancelled() and future.exception() is None:
                 yield future.result()
 
-    def _let_end(self, grace_s: float) -> None:
+    def _let_end(self, executor: Executor, grace_s: float) -> None:
         """Cancel what has not started, and give the rest a little time."""
-        for future in self._under_way:
-            future.cancel()
-        wait([future for future in self._under_way if not future.done()], grace_s)
+        wait(_cancelled(executor, self._under_way), grace_s)
 
     def _end(self, executor: Executor) -> None:
         """Leave nothing running: datamat's own workers are ended by force, which leaves no half of a part."""
         removing = dict(self._removing)
-        for future in (*self._under_way, *removing):
-            future.cancel()
-        left = [future for future in self._under_way if not future.done()]
-        if left and isinstance(executor, PathosExecutor) and self._is_own:
+        if _cancelled(executor, self._under_way) and isinstance(executor, PathosExecutor) and self._is_own:
             executor.terminate()
         else:
-            wait([future for future in (*left, *removing) if not future.done()])
+            # More than once: where a worker is lost, its engine would hand out anew what could not be cancelled.
+            while left := _cancelled(executor, [*self._under_way, *removing]):
+                wait(left, _CANCEL_AGAIN_S)
         for folder in (*self._to_remove, *removing.values()):
             remove_folder(folder)
         self._to_remove.clear()
@@ -592,6 +618,17 @@ class PartQueue:
 
     def _key(self, position: int) -> str:
         return self._store.keys(self._store.order[position : position + 1])[0]
+
+
+def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+    """Cancel what has not started, and return what has not ended."""
+    asked = [future for future in futures if not future.done()]
+    if isinstance(executor, EngineExecutor):
+        executor.cancel(asked)  # at once: each time, the engine may have to be asked
+    else:
+        for future in asked:
+            future.cancel()
+    return [future for future in asked if not future.done()]
 
 
 def _done_here(task: UploadTask | PieceTask) -> Future[Any]:

@@ -18,7 +18,7 @@ from datamat.directory.rows import RowStore
 from datamat.errors import OptionError, SampleError
 from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.pipeline import Pipeline
-from datamat.run.dispatch import count_workers, open_executor
+from datamat.run.dispatch import count_workers, open_executor, result_of
 from datamat.run.limits import free_bytes
 from datamat.run.worker import PartWorker
 from datamat.transforms.seeding import global_state_kept
@@ -327,7 +327,8 @@ def estimate(job: Job, num_samples: int) -> Estimate:
     with job.planned() as planned, contextlib.ExitStack() as stack:
         samples = choose_rows(planned.chosen, num_samples)
         executor = stack.enter_context(open_executor(job.executor, job.workers, 1, job.logger))
-        measurement = executor.submit(measure_rows, PartWorker(job, planned.store.folder), samples).result()
+        call = executor.submit(measure_rows, PartWorker(job, planned.store.folder), samples)
+        measurement = result_of(call, executor, job.logger)
         start_s = time.perf_counter() - begun - measurement.elapsed_s
     found = Estimate.of(
         measurement, samples, num_workers=count_workers(job), start_s=start_s, free_bytes=free_bytes(job.output)

@@ -18,7 +18,7 @@ from datamat.parallel import get_logger
 from datamat.parallel.engines import CallLost
 from datamat.parallel.process_role import is_worker
 from datamat.plan.pipeline import Pipeline
-from datamat.run.dispatch import describe_death, open_executor
+from datamat.run.dispatch import describe_death, open_executor, result_of
 from datamat.run.limits import signals_raised
 from datamat.run.materializer import Materializer
 from datamat.run.module_state import ModuleState
@@ -87,7 +87,7 @@ def infer_features(
         start, last = 0, ""
         while True:
             try:
-                found = run_here.submit(search.first, start, last).result()
+                found: _First = result_of(run_here.submit(search.first, start, last), run_here, logger)
                 break
             except CallLost as error:
                 raise BrokenPoolError(

@@ -38,7 +38,6 @@ from datamat.errors import (
 from datamat.options import ErrorPolicy, ShardOptions, WorkerOptions
 from datamat.parallel import get_logger
 from datamat.parallel.byvalue import run_top_level_once
-from datamat.plan.changes import find_changes
 from datamat.plan.job import Job, checked_version, resolve_formats
 from datamat.plan.pipeline import Pipeline
 from datamat.run.dispatch import count_workers
@@ -47,8 +46,8 @@ from datamat.run.limits import Deadline, parse_bytes, seconds_until, signals_rai
 from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair, set_aside
 from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
-from datamat.run.run import RunRequest, lacking_shards, run_job, run_task, work_folder
-from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber, unfinished_shards
+from datamat.run.run import RunRequest, run_job, run_task, work_folder
+from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber
 from datamat.run.status import compared_status, output_status
 from datamat.run.upload import laid_out, scratch_folder
 from datamat.run.worker import PartWorker
@@ -411,15 +410,9 @@ class Materializer:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
-        if self.job.store is not None:
-            request = dataclasses.replace(_request(None, None, "make", progress=progress, rebuild="allow"), makes=False)
-            with signals_raised():
-                return run_job(self.job, self._traveller(self.job), request)
-        with self.job.planned() as planned:
-            lacking = unfinished_shards(self.job.work, [change.shard for change in find_changes(planned)])
-        if lacking:
-            raise lacking_shards(self.job, lacking)
-        return self.run(progress=progress)
+        request = dataclasses.replace(_request(None, None, "make", progress=progress, rebuild="allow"), makes=False)
+        with signals_raised():
+            return run_job(self.job, self._traveller(self.job), request)
 
     def rerun_failed(
         self,

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,7 +27,15 @@ from datamat.directory.files import (
 from datamat.directory.index_files import read_index
 from datamat.directory.keys import DATASET_NAME, ShardName, key_hash, packed_hashes
 from datamat.directory.ledger import LEDGER_FILE, Ledger, read_ledger
-from datamat.directory.manifest import INDEX_FOLDER, IndexInfo, Manifest, file_names, index_file, keys_file
+from datamat.directory.manifest import (
+    INDEX_FOLDER,
+    MOST_MANIFEST_BYTES,
+    IndexInfo,
+    Manifest,
+    file_names,
+    index_file,
+    keys_file,
+)
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import write_sidecars
 from datamat.directory.verify import verify
@@ -42,6 +50,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["merge"]
+
+Renamed: TypeAlias = "dict[str, list[list[tuple[ShardInfo, ShardInfo]]]]"
 
 _GROUP_ROWS = 65_536
 _MARK = "merging"  # in `.datamat`, until the manifest is written
@@ -91,6 +101,7 @@ def merge(
     target = pathlib.Path(os.path.abspath(expand_home(output)))
     name = _common_name(sets, name)
     _check_fit(sets, target)
+    _check_size(sets, name)
     began = time.perf_counter()
     with disk_errors_explained(target):
         _begin(target)
@@ -181,6 +192,17 @@ def _check_keys(sets: Sequence[_Set]) -> None:
         )
 
 
+def _check_size(sets: Sequence[_Set], name: str) -> None:
+    """Raise `OptionError` where no reader would take the manifest."""
+    index = {info.file: info for one in sets for info in one.manifest.index}  # as long as that which is not made yet
+    num_bytes = len(_manifest(sets, name, _renamed(sets, name), tuple(index.values())).render())
+    if num_bytes > MOST_MANIFEST_BYTES:
+        raise OptionError(
+            f"merge: the manifest would have {num_bytes:,} bytes, of which readers take {MOST_MANIFEST_BYTES:,}; merge "
+            "fewer directories, or join them where they are read, by `concat`"
+        )
+
+
 def _begin(target: pathlib.Path) -> None:
     """Make the folder of the output, which must be missing, empty, or of a merge that was killed."""
     work = target / WORK
@@ -203,18 +225,17 @@ def _merged(sets: Sequence[_Set], target: pathlib.Path, name: str, logger: loggi
     ledger = Ledger(ledger_path)
     with contextlib.closing(ledger):
         ledger.write("run_started", name=name, merges=[str(one.folder) for one in sets], **_here())
-        splits = list(dict.fromkeys(split for one in sets for split in one.manifest.splits))
-        renamed = {split: _renamed(sets, name, split) for split in splits}
-        for split in splits:
-            for number, one in enumerate(sets):
-                for old, new in renamed[split][number]:
+        renamed = _renamed(sets, name)
+        for each in renamed.values():
+            for one, pairs in zip(sets, each, strict=True):
+                for old, new in pairs:
                     _bring(one.folder, old, target, new)
         fsync_folder(target)
         (target / INDEX_FOLDER).mkdir(exist_ok=True)
-        index = tuple(info for split in splits for info in _write_index(sets, target, split))
+        index = tuple(info for split in renamed for info in _write_index(sets, target, split))
         fsync_folder(target / INDEX_FOLDER)
-        _take_samples(sets, ledger, name)
-        manifest = _manifest(sets, name, {split: list(itertools.chain(*renamed[split])) for split in splits}, index)
+        _take_samples(sets, ledger, renamed)
+        manifest = _manifest(sets, name, renamed, index)
         write_sidecars(target, manifest, logger)
         manifest.write(target, through=target / WORK)
         shutil.rmtree(target / WORK / "shards", ignore_errors=True)
@@ -235,7 +256,13 @@ def _here() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
-def _renamed(sets: Sequence[_Set], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
+def _renamed(sets: Sequence[_Set], name: str) -> Renamed:
+    """Return the files of each split and directory as they are, and as they will be."""
+    splits = dict.fromkeys(split for one in sets for split in one.manifest.splits)
+    return {split: _renamed_in(sets, name, split) for split in splits}
+
+
+def _renamed_in(sets: Sequence[_Set], name: str, split: str) -> list[list[tuple[ShardInfo, ShardInfo]]]:
     """Return, for each directory, the files of a split as they are, and as they will be."""
     extensions = [shards[0].file.partition(".")[2] for shards in sets[0].manifest.by_format.values()]
     counts = [len(one.manifest.splits.get(split, ())) for one in sets]
@@ -300,15 +327,13 @@ def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list
     return [IndexInfo.of_file(path), IndexInfo.of_file(keys)]
 
 
-def _take_samples(sets: Sequence[_Set], ledger: Ledger, name: str) -> None:
+def _take_samples(sets: Sequence[_Set], ledger: Ledger, renamed: Renamed) -> None:
     """Take over what the ledgers say of single samples, with the new names of their shards."""
     for number, one in enumerate(sets):
         path = one.folder / WORK / LEDGER_FILE
         if not path.is_file():
             continue
-        names = {
-            old.name: new.name for split in one.manifest.splits for old, new in _renamed(sets, name, split)[number]
-        }
+        names = {old.name: new.name for each in renamed.values() for old, new in each[number]}
         for entry in read_ledger(path, without="part_committed"):
             shard = names.get(str(entry.values.get("shard")))
             if entry.event in _OF_SAMPLES and shard:
@@ -318,11 +343,11 @@ def _take_samples(sets: Sequence[_Set], ledger: Ledger, name: str) -> None:
 def _manifest(
     sets: Sequence[_Set],
     name: str,
-    renamed: dict[str, list[tuple[ShardInfo, ShardInfo]]],
+    renamed: Renamed,
     index: tuple[IndexInfo, ...],
 ) -> Manifest:
     first = sets[0].manifest
-    new = [info for pairs in renamed.values() for _, info in pairs]
+    new = [info for each in renamed.values() for _, info in itertools.chain(*each)]
     formats = list(first.by_format)
     extensions = [shards[0].file.partition(".")[2] for shards in first.by_format.values()]
     ordered = sorted(new, key=lambda info: (list(renamed).index(info.split), info.name))

@@ -107,7 +107,6 @@ __all__ = [
     "Run",
     "RunRequest",
     "judge_rebuild",
-    "lacking_shards",
     "refuse_other_dataset",
     "run_job",
     "run_task",
@@ -302,7 +301,7 @@ class RunRequest:
         deadline: time at which the run stops; None for no limit.
         max_disk: how much the output folder may hold, in bytes; None for no limit.
         progress: whether to show a bar and a summary.
-        makes: whether shards are made; without, an output in a store has to have all.
+        makes: whether shards are made; without, the output has to have all.
     """
 
     mode: Literal["make", "retry", "repair"] = "make"
@@ -359,7 +358,10 @@ def _run_locked(
                     remote.adopt_made(planned.plan, bucket.made(), are_held=bucket.replaces)
                 remote.adopt(planned.plan)
             if not request.makes and (lacking := [change.shard for change in find_changes(planned)]):
-                raise lacking_shards(job, lacking)
+                raise IncompleteRunError(
+                    f"{job.place} lacks {len(lacking)} shards ({join_problems(lacking)}): run the tasks that make them "
+                    "again, or call run() to make them in this process"
+                )
         except (OutputError, IncompleteRunError):
             shutil.rmtree(job.work / "rows", ignore_errors=True)
             raise
@@ -371,17 +373,9 @@ def _run_locked(
             job.logger.warning("%s", uneven)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         report = Run(planned, tasks, request, events, remote).execute()
-        if slices is not None:
+        if slices is not None and (report.is_complete or request.task is None):  # else other tasks are at work
             remove_slices(slices)
         return report
-
-
-def lacking_shards(job: Job, lacking: Sequence[str]) -> IncompleteRunError:
-    """Return the error of an output that lacks shards which tasks were to make."""
-    return IncompleteRunError(
-        f"{job.place} lacks {len(lacking)} shards ({join_problems(lacking)}): run the tasks that make them again, or "
-        "call run() to make them in this process"
-    )
 
 
 def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest) -> RunReport:
@@ -470,8 +464,10 @@ class _Task:
                     report = self._made(Run(planned, tasks_of(self._own), self._request, events, claims=claims), claims)
             if report.stopped:
                 return dataclasses.replace(report, output=self._shared.place)
-            with contextlib.closing(claims):
-                self._finish(claims, tasks_of)
+            # With include or exclude, the rest may be for others, whose folders the last run would remove.
+            if claims.are_done(self._lacking):
+                with contextlib.closing(claims):
+                    self._finish(claims, tasks_of)
         return self._completed(report, whole)
 
     def _claims(self, whole: PlannedJob) -> TaskClaims | None:
@@ -479,7 +475,7 @@ class _Task:
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_rebuild(whole, finished, rebuild=self._request.rebuild, reuses_rows=False)
-        lacking = {change.shard for change in find_changes(whole)}
+        self._lacking = lacking = {change.shard for change in find_changes(whole)}
         if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
             return None
         assert self._request.task is not None

@@ -301,7 +301,7 @@ class GrowingShard:
         kept = {f"{number:05d}" for number in but}
         for path in self.folder.iterdir():
             if path.name.partition(".")[0] not in kept:
-                path.unlink()
+                path.unlink(missing_ok=True)  # a worker of a driver that was killed may clear up, too
 
     def disown(self) -> None:
         """Replace the files by copies of them: a process that still writes to them then does no harm."""

@@ -82,7 +82,6 @@ __all__ = [
     "remove_slices",
     "slices_folder",
     "task_folder",
-    "unfinished_shards",
 ]
 
 LEASE_S = 60.0
@@ -729,12 +728,6 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- the end
 #
 # What the tasks have made becomes what an ordinary run finds: complete shards that wait for their names.
-
-
-def unfinished_shards(work: pathlib.Path, shards: Sequence[str]) -> list[str]:
-    """Return those shards that no task has completed."""
-    done = set(_names(slices_folder(work) / "done"))
-    return [shard for shard in shards if f"{shard}.json" not in done]
 
 
 def adopt_slices(output: pathlib.Path, *, is_last: bool) -> pathlib.Path | None:

@@ -260,9 +260,7 @@ class PartWorker:
         """Write a part; see `Materializer.write_part`."""
         shared = self._shared.get(os.getpid())
         if shared is None:
-            self.settle()
-            if not self._is_own_pool:
-                self._refuse_missing_output(run)
+            self._arrive(run)
             opened = OpenedFiles(self._near) if is_worker() else None
             if opened is not None:
                 opened.start()
@@ -272,15 +270,23 @@ class PartWorker:
             shared = self._shared.setdefault(os.getpid(), made)
         return shared.write_part(spec, lost, reused, run)
 
-    def _refuse_missing_output(self, run: str) -> None:
+    def _arrive(self, run: str) -> None:
+        """Settle, and in a worker of an engine look for the output; before anything is written.
+
+        Raises:
+            FingerprintError: something differs that cannot be set.
+            OutputError: the output is not here.
+        """
+        self.settle()
         work = self.folder.parent
-        if run and not (work / "shards" / "run").exists():
+        if not self._is_own_pool and run and not (work / "shards" / "run").exists():
             raise OutputError(
                 f"a worker on {socket.gethostname()} does not see {work}; mount the output at this path on every host"
             )
 
     def seal_shard(self, shard: str, fingerprint: str, num_parts: int, run: str) -> Sealed:
         """Complete a shard whose parts are done; see `Materializer.seal_shard`."""
+        self._arrive(run)  # it may be the first call here
         growing = GrowingShard(self.folder.parent, shard, fingerprint, self.job.formats, num_parts, run)
         return growing.seal(is_alone=self._is_own_pool)
 

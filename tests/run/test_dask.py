@@ -16,10 +16,14 @@ pytest.importorskip("distributed", reason="make test-interop installs Dask")
 
 import dask
 import engine_job
+import numpy as np
 from clusters import HERE, DaskCluster, Host, Programs, environment, wait_for, waiting_pids
 from distributed import Client, LocalCluster
 
-from datamat import BrokenPoolError, FingerprintError, OptionError, WorkerOptions, verify
+from datamat import BrokenPoolError, Features, FingerprintError, OptionError, Scalar, WorkerOptions, materialize, verify
+from datamat.parallel import engines
+from datamat.run import dispatch
+from datamat.run.limits import Deadline
 
 pytestmark = [
     pytest.mark.slow,
@@ -153,6 +157,29 @@ def test_host_that_is_cut_off_in_the_middle_of_a_part(tmp_path, programs, hosts,
     assert verify(tmp_path / "out", deep=True).ok
 
 
+def test_worker_lost_while_its_part_is_waited_for(tmp_path, programs, flags, monkeypatch):
+    """The deadline has come, and a part cannot be cancelled; then its worker dies, and there is none to make it."""
+    left = []
+
+    def cancel(engine, sent, _cancel=engines._Dask.cancel):
+        _cancel(engine, sent)
+        left.append([future for future in sent if not future.cancelled()])
+
+    monkeypatch.setattr(engines._Dask, "cancel", cancel)
+    cluster = DaskCluster(programs, 1)
+    deadline = Deadline(None, may_be_called=True)
+    job = engine_job.job(tmp_path / "out", flags, executor=cluster.address)
+    result = in_thread(lambda: job.run(deadline=deadline, progress=False))
+
+    (first,) = wait_for(lambda: waiting_pids(flags))
+    deadline.come()
+    wait_for(lambda: len(left) > 1)  # at the deadline, and once more when time is up
+    assert left[1]
+    os.kill(first, signal.SIGKILL)
+
+    assert result().stopped == "deadline"
+
+
 def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog):
     """The parts that it has forgotten are handed out again."""
     cluster = DaskCluster(programs)
@@ -167,6 +194,44 @@ def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog):
     assert result().is_complete
     assert engine_job.digests(tmp_path / "out") == held
     assert "is handed out again" in caplog.text
+
+
+def test_scheduler_that_does_not_come_back(tmp_path, programs, flags):
+    """Nobody takes the parts any more: an error of the engine, which names one of them."""
+    cluster = DaskCluster(programs)
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
+        job = engine_job.job(tmp_path / "out", flags, executor=cluster.address)
+        result = in_thread(lambda: job.run(progress=False))
+
+        wait_for(lambda: waiting_pids(flags))
+        programs.kill(cluster.scheduler)
+
+        with pytest.raises(
+            BrokenPoolError, match=r"part \d+ of .* was lost: Dask at .* takes no more calls: .*run again"
+        ):
+            result()
+
+
+@pytest.mark.parametrize("begins_with", ["features", "parts"])
+def test_cluster_without_workers(tmp_path, programs, caplog, monkeypatch, begins_with):
+    """The run waits, and says for what; a function that is sent but once waits with it."""
+    monkeypatch.setattr(dispatch, "_SILENCE_S", 0.2)
+    large = np.random.default_rng(0).bytes(100_000)
+    features = Features({"n": Scalar("int64")}) if begins_with == "parts" else None
+    cluster = DaskCluster(programs, 0)
+
+    def run():
+        return materialize(
+            lambda n: {"n": n + len(large)}, range(20), tmp_path / "out", features=features, executor=cluster.address,
+            progress=False,
+        )  # fmt: skip
+
+    result = in_thread(run)
+    wait_for(lambda: "has no workers: start some, or stop with Ctrl-C" in caplog.text)
+    cluster.start_worker()
+
+    assert result().is_complete
+    assert caplog.text.count("has no workers") == 1
 
 
 def test_driver_killed_and_run_again(tmp_path, programs, flags, held):

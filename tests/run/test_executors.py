@@ -5,16 +5,32 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import threading
+import types
 
 import engine_job
 import pytest
 from clusters import HERE, environment, ray_alone
 
-from datamat import BrokenPoolError, Features, OptionError, Scalar, load, materialize
+from datamat import (
+    BrokenPoolError,
+    Features,
+    FingerprintError,
+    OptionError,
+    OutputError,
+    RunHook,
+    Scalar,
+    WorkerOptions,
+    load,
+    materialize,
+)
+from datamat.parallel import engines
+from datamat.run.worker import PartWorker
 
 GUIDE = HERE.parents[1] / "docs/engines.md"
 
@@ -67,7 +83,11 @@ def test_pool_that_breaks_names_the_part(tmp_path):
 
     with (
         concurrent.futures.ProcessPoolExecutor(1) as executor,
-        pytest.raises(BrokenPoolError, match=r"part \d+ of data-train.* \(rows '\d+' to '\d+'\) was lost: .*run again"),
+        pytest.raises(
+            BrokenPoolError,
+            match=r"part \d+ of data-train.* \(rows '\d+' to '\d+'\) was lost: the ProcessPoolExecutor broke, at this "
+            r"or at another that was handed out: .*\w\. Finished parts stay: run again",
+        ),
     ):
         materialize(make, range(4), tmp_path / "out", features=features, executor=executor, progress=False)
 
@@ -197,3 +217,86 @@ def test_code_of_the_guide_runs(tmp_path, number):
         )
 
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_ray_is_told_once_to_cancel_a_call():
+    """It interrupts the call by KeyboardInterrupt, and a second one would end its cleaning up."""
+    cancelled = []
+    engine = object.__new__(engines._Ray)
+    engine._stored = {}
+    engine._ray = types.SimpleNamespace(put=id, cancel=cancelled.append)
+    engine._remote = types.SimpleNamespace(remote=lambda *_: types.SimpleNamespace(future=concurrent.futures.Future))
+
+    future = engines.EngineExecutor(engine).submit(print)
+    future.cancel()
+    future.cancel()
+
+    assert len(cancelled) == 1
+
+
+class Queued(concurrent.futures.ThreadPoolExecutor):
+    """Begins no call before it is told to."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.num_calls = 0
+        self.begins = threading.Event()
+
+    def submit(self, fn, /, *args):
+        self.num_calls += 1
+        return super().submit(self._call, fn, args)
+
+    def _call(self, fn, args):
+        self.begins.wait()
+        return fn(*args)
+
+
+class NoteCalls(RunHook):
+    """Notes how many calls an executor has when all that it may have at a time is handed out."""
+
+    def __init__(self, executor):
+        self.executor = executor
+        self.num_calls = 0
+
+    def on_workers_start(self, event):
+        self.num_calls = self.executor.num_calls
+        self.executor.begins.set()
+
+
+@pytest.mark.parametrize("max_disk", [None, "1GB"])
+def test_engine_gets_as_many_parts_as_fit_on_the_disk(tmp_path, max_disk):
+    """However few processors the machine has that hands them out."""
+    with Queued() as executor:
+        noted = NoteCalls(executor)
+        options = {"executor": executor, "workers": WorkerOptions(num_workers=1), "hooks": [noted]}
+        report = engine_job.job(tmp_path / "out", **options).run(max_disk=max_disk, progress=False)
+
+    assert noted.num_calls == report.num_parts_written > 2
+
+
+def travelled(job):
+    """Return what a worker gets of the tasks of a run."""
+    return pickle.loads(pickle.dumps(PartWorker(job, job.work / "rows")))
+
+
+def test_first_call_of_a_worker_may_be_the_end_of_a_shard(tmp_path):
+    """It compares what counts, and looks for the output, as before a part."""
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        job = engine_job.job(tmp_path / "out", executor=executor).job
+    other = travelled(job)
+    other._digests = {**other._digests, "seed": "9"}
+
+    with pytest.raises(OutputError, match=r"a worker on .* does not see .*; mount the output at this path"):
+        travelled(job).seal_shard("numbers-train-00000-of-00003", "f", 1, "run")
+    with pytest.raises(FingerprintError, match=r"differs from the program that called run, .*: seed: .*, there 9;"):
+        other.seal_shard("numbers-train-00000-of-00003", "f", 1, "run")
+
+
+def test_dask_client_that_is_being_closed():
+    """It still takes a call, and would never say what became of it."""
+    engine = object.__new__(engines._Dask)
+    engine.name = "Dask"
+    engine._client = types.SimpleNamespace(status="closing", submit=lambda *_, **__: concurrent.futures.Future())
+
+    with pytest.raises(engines.CallLost, match="Dask takes no more calls: its client is closed"):
+        engines.EngineExecutor(engine).submit(print)

@@ -27,6 +27,7 @@ from datamat import (
     verify,
 )
 from datamat.cli import main
+from datamat.run import merge as merging
 from datamat.run.status import read_status
 
 
@@ -125,6 +126,20 @@ def test_ledger_takes_over_what_failed(sets, tmp_path):
     (shard,) = [info for info in Manifest.read(tmp_path / "c").shards if info.name == failed.values["shard"]]
     assert shard.num_failed == 1
     assert [lines[0].event, lines[-1].event] == ["run_started", "run_finished"]
+
+
+def test_manifest_that_no_reader_would_take_is_refused(sets, tmp_path, monkeypatch):
+    """Before anything is made; what is allowed is what the manifest takes."""
+    merge(sets, tmp_path / "c", name="longer")
+    found = (tmp_path / "c/manifest.json").stat().st_size
+
+    monkeypatch.setattr(merging, "MOST_MANIFEST_BYTES", found - 20)
+    with pytest.raises(OptionError, match=rf"manifest would have {found // 1000},\d+ bytes.* merge fewer directories"):
+        merge(sets, tmp_path / "d", name="longer")
+    monkeypatch.setattr(merging, "MOST_MANIFEST_BYTES", found + 20)
+    merge(sets, tmp_path / "e", name="longer")
+
+    assert not (tmp_path / "d").exists()
 
 
 def test_keys_that_are_in_both_are_named(sets, tmp_path):

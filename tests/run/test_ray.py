@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 
 import psutil
 import pytest
@@ -86,9 +87,28 @@ def test_ray_gives_the_bytes_of_this_machine(tmp_path):
     assert len(os.listdir(tmp_path / "lambda")) > 3
 
 
+def test_cluster_without_workers(tmp_path):
+    """The run says what it waits for, and ends at its deadline."""
+    (tmp_path / "program.py").write_text(
+        "import ray, engine_job\n"
+        "from datamat.run import dispatch\n"
+        "dispatch._SILENCE_S = 0.2\n"
+        "ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)\n"
+        "print(engine_job.job('out', executor='ray').run(deadline=4, progress=False).stopped)\n"
+    )
+
+    with ray_alone() as env:
+        done = subprocess.run(
+            [sys.executable, "program.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    assert done.stdout.split()[-1:] == ["deadline"], done.stderr[-3000:]
+    assert done.stderr.count("has no workers: start some, or stop with Ctrl-C") == 1
+
+
 @pytest.fixture
-def address(tmp_path_factory):
-    """The address of a cluster of Ray that is nobody's child: two processors, and a server for clients."""
+def cluster(tmp_path_factory):
+    """A cluster of Ray that is nobody's child: two processors, and a server for clients."""
     programs = Programs(tmp_path_factory.mktemp("cluster"))
     ours = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, for sockets; others do not find this cluster by it
     ports = free_ports(2)
@@ -97,16 +117,26 @@ def address(tmp_path_factory):
         f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", "--include-dashboard=false",
         f"--object-store-memory={80 << 20}", "--disable-usage-stats", f"--temp-dir={ours}",
     )  # fmt: skip
-    try:
-        wait_for(lambda: head.poll() is not None or answers(ports[1]), seconds=90)
-        yield f"ray://127.0.0.1:{ports[1]}"
-    finally:
-        servers = psutil.Process(head.pid).children(recursive=True)  # in groups of their own
+
+    def end():
+        servers = [] if head.poll() is not None else psutil.Process(head.pid).children(recursive=True)
         programs.close()
-        for server in servers:
+        for server in servers:  # in groups of their own
             with contextlib.suppress(psutil.NoSuchProcess):
                 server.kill()
+
+    try:
+        wait_for(lambda: head.poll() is not None or answers(ports[1]), seconds=90)
+        yield types.SimpleNamespace(address=f"ray://127.0.0.1:{ports[1]}", end=end)
+    finally:
+        end()
         shutil.rmtree(ours, ignore_errors=True)
+
+
+@pytest.fixture
+def address(cluster):
+    """The address of a cluster that stays."""
+    return cluster.address
 
 
 @pytest.fixture
@@ -175,3 +205,14 @@ def test_driver_killed_and_run_again(tmp_path, address, programs, flags, held):
     assert again.wait(120) == 0, programs.log(again)
     assert int(programs.log(again).splitlines()[-1]) > 0  # parts that it has taken over
     assert engine_job.digests(tmp_path / "out") == held
+
+
+def test_cluster_that_is_gone(tmp_path, cluster, programs, flags, monkeypatch):
+    """All of its processes have ended: an error of the engine, which names one of the parts."""
+    monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "2")
+    driver, _ = driver_at(programs, tmp_path / "out", cluster.address, flags)
+    cluster.end()
+
+    assert driver.wait(120) == 1, programs.log(driver)
+    assert "was lost: Ray at ray://" in programs.log(driver)
+    assert "BrokenPoolError" in programs.log(driver)

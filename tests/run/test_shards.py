@@ -616,6 +616,21 @@ def test_shard_without_records_is_published(place, formats):
     assert {finished_files(place)[info.index_file] for info in infos} == {b""}
 
 
+def test_file_that_a_worker_removes_while_the_rest_is_dropped(place, formats, monkeypatch):
+    """The worker of a driver that was killed may find out at that moment, and clears up after itself."""
+    growing = shards.GrowingShard(place / ".datamat", make_spec().name, "f1", formats, 5)
+    growing.folder.mkdir(parents=True)
+    for name in ("00000.tmp", "00001.tmp"):
+        (growing.folder / name).touch()
+    files = sorted(growing.folder.iterdir())
+    files[0].unlink()
+    monkeypatch.setattr(pathlib.Path, "iterdir", lambda _: iter(files))
+
+    growing.drop(but=set())
+
+    assert os.listdir(growing.folder) == []
+
+
 def test_finished_shard_without_names_can_wait_for_them(place, formats, reference):
     """A kill came between its entry and its names, and shards of another plan are visible now."""
     make(place, formats)

@@ -257,6 +257,23 @@ def test_ordinary_run_takes_over_what_tasks_made(source, wanted, tmp_path):
     _is_as_wanted(output, wanted)
 
 
+def test_task_that_is_done_with_its_own_leaves_the_rest_to_others(source, wanted, tmp_path):
+    """Each has its own `include`: the first to end has all of its shards, and the other is in mid-shard."""
+    output = tmp_path / "out"
+    act = f"read,5,{int(signal.SIGSTOP)},{tmp_path / 'tally'}"
+    other = start_task(source, output, 1, 2, act=act, options=", include='*-0000[345]-of-*'")
+    try:
+        sliced_job.wait_until_stopped(other)
+        report = _run(source, output, 0, include="*-0000[012]-of-*")
+    finally:
+        sliced_job.wake(other)
+    out, err = other.communicate()
+
+    assert (report.is_complete, report.stopped, report.num_shards_written) == (False, "", 3)
+    assert (other.returncode, out) == (0, "True\n"), err
+    _is_as_wanted(output, wanted)
+
+
 def test_finalize_writes_the_manifest_after_a_kill(source, tmp_path):
     """The last task is killed right before it writes the manifest: nothing needs to be made again."""
     output = tmp_path / "out"
@@ -284,6 +301,20 @@ def test_finalize_names_what_is_missing(source, tmp_path):
         sliced_job.job(source, output).finalize(progress=False)
 
     assert not (output / "manifest.json").exists()
+
+
+def test_finalize_makes_nothing_of_another_definition(source, tmp_path):
+    """The code has changed since the tasks made all shards: they are of no use, and none is made instead."""
+    output = tmp_path / "out"
+    options = {"sidecars": [sliced_job.end_at_manifest]}
+    act = f"manifest,1,9,{tmp_path / 'tally'}"
+    start_task(source, output, 0, 2, act=act, options=", sidecars=[sliced_job.end_at_manifest]").communicate()
+
+    with pytest.raises(IncompleteRunError, match=rf"lacks {sliced_job.NUM_SHARDS} shards .*run the tasks that make"):
+        sliced_job.job(source, output, seed=1, **options).finalize(progress=False)
+    report = sliced_job.job(source, output, **options).finalize(progress=False)
+
+    assert (report.is_complete, report.num_shards_written) == (True, 0)
 
 
 def test_only_what_changed_is_made_again(source, tmp_path):
@@ -378,8 +409,9 @@ def test_command_runs_a_job_of_a_module(jobs, wanted, tmp_path, capsys, name):
 
 
 def test_command_takes_its_number_from_slurm(jobs, wanted, tmp_path, monkeypatch, capsys):
-    """Arrays begin anywhere; the end of the job is a deadline."""
-    for name, value in {"ARRAY_TASK_ID": 9, "ARRAY_TASK_MIN": 1, "ARRAY_TASK_STEP": 4, "ARRAY_TASK_COUNT": 3}.items():
+    """It is that of the array, whichever others were submitted with it; the end of the job is a deadline."""
+    array = {"ID": 9, "MIN": 3, "MAX": 11, "STEP": 6, "COUNT": 3}
+    for name, value in {f"ARRAY_TASK_{name}": value for name, value in array.items()}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1")
     stopped = main(["run", "my_jobs:build"])
@@ -389,7 +421,7 @@ def test_command_takes_its_number_from_slurm(jobs, wanted, tmp_path, monkeypatch
     code = main(["run", "my_jobs:build"])
 
     assert (stopped, code) == (1, 0)
-    assert tasks == ["task-00002"]
+    assert tasks == ["task-00009"]
     assert "stopped by its deadline" in capsys.readouterr().err
     _is_as_wanted(tmp_path / "out", wanted)
 
