@@ -176,16 +176,14 @@ def test_late_upload_of_a_shard_that_lacks_a_row_replaces_nothing(bucket, proxy,
         for path in bucket.source.iterdir():
             path.write_text("changed")
             os.utime(path, (2, 2))
-    asked, goes_on, sent = threading.Event(), threading.Event(), threading.Event()
+    asked, goes_on = threading.Event(), threading.Event()
 
     def meet(_, handler):
-        """Hold the question what is there; and then all that could end the worker before it has sent the shard."""
-        if handler.path.endswith(".tfrecord") and (".datamat" in handler.path or not replaces):
+        """Hold the shard, and then all else, until the others are done."""
+        is_shard = handler.command == "PUT" and handler.path.endswith(".tfrecord")
+        if is_shard and (".datamat" in handler.path or not replaces):
             asked.set()
-            if goes_on.is_set() and handler.command == "PUT":
-                sent.set()
-            return goes_on
-        return sent if asked.is_set() else None
+        return goes_on if asked.is_set() else None
 
     proxy.meet = meet
     late = bucket.start(0, storage=bucket.through(proxy), options=", errors='skip'", fails="13579")
