@@ -129,11 +129,11 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     scheme = url.partition("://")[0].lower()
-    if scheme in _HTTP:
-        options = _with_timeout(options)
-    elif scheme in _S3:
-        options = _without_retries(options)
     try:
+        if scheme in _HTTP:
+            options = _with_timeout(options)
+        elif scheme in _S3:
+            options = _without_retries(options)
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
