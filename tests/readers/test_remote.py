@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import gc
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -16,12 +18,26 @@ import threading
 
 import numpy as np
 import pytest
+from every_feature import ONE_WORKER
 from web import serving
 
-from datamat import CorruptDataError, MissingDependencyError, OptionError, OutputError, load
+from datamat import (
+    CorruptDataError,
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Materializer,
+    MissingDependencyError,
+    OptionError,
+    OutputError,
+    ShardOptions,
+    Tensor,
+    load,
+)
 from datamat.directory.remote import RemotePath, is_url
 from datamat.readers import records
 from datamat.readers.cache import ShardStore
+from datamat.readers.remote import ShardFetcher
 
 pytest.importorskip("aiohttp")
 
@@ -65,10 +81,9 @@ def copies(cache, ending=""):
 
 
 def arrived():
-    """Wait for the shards that are being fetched."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("datamat-fetch"):
-            thread.join(20)
+    """Wait for the shards that are being fetched, and for those that are begun when one of them is here."""
+    while running := [thread for thread in threading.enumerate() if thread.name.startswith("datamat-fetch")]:
+        running[0].join(20)
 
 
 def same(one, other):
@@ -170,10 +185,11 @@ def test_files_are_fetched_when_needed_and_once(web, cache):
 
     one, other = data.manifest.splits["train"]
     assert at_first == ["/manifest.json"]
-    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}"]
+    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}", "/manifest.json"]
     assert web.headers[2]["Range"] is not None
-    assert sorted(web.asked[3:]) == sorted(
-        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index", "/manifest.json"]
+    assert web.headers[3]["Range"] is not None
+    assert sorted(path for path in web.asked[4:] if path != "/manifest.json") == sorted(
+        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index"]
     )
 
 
@@ -253,6 +269,131 @@ def test_replaced_directory_is_noticed(web, make_pairs_output, copied, cache):
     assert set(after.keys()) == set(old)
     assert not any(np.array_equal(sample["image"], old[sample["key"]]) for sample in after)
     assert all(map(same, after, load(copied, "train")))
+
+
+class Numbers(DatasetWriter):
+    """Arrays of one size, which hold the number of the row and that of the version."""
+
+    name = "numbers"
+    features = Features({"array": Tensor((64,), "int64")})
+
+    def __init__(self, version):
+        self.version = version
+
+    def index(self, source):
+        return [IndexRow(f"k{number:02d}", fields={"version": self.version}) for number in range(40)]
+
+    def read(self, row):
+        return {"array": np.full(64, 40 * self.version + int(row.key[1:]))}
+
+
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory):
+    """Two versions of a dataset, whose files have the same names, sizes and offsets. Read only."""
+    folders = []
+    for version in range(2):
+        folders.append(tmp_path_factory.mktemp("version") / "out")
+        cut = ShardOptions(num_shards=4)
+        Materializer(Numbers(version), None, folders[-1], shards=cut, workers=ONE_WORKER).run(progress=False)
+    one, other = (load(folder).manifest.shards for folder in folders)
+    assert [(info.file, info.num_bytes) for info in one] == [(info.file, info.num_bytes) for info in other]
+    assert [info.checksum for info in one] != [info.checksum for info in other]
+    assert all(
+        (folders[0] / one[n].index_file).read_bytes() == (folders[1] / one[n].index_file).read_bytes() for n in range(4)
+    )
+    return folders
+
+
+def read_by_number(data):
+    """Yield arrays as one program may read them."""
+    return (data[number]["array"] for number in range(len(data)))
+
+
+def until_it_fails(arrays):
+    """Return the numbers that come, and what the error says that ends them."""
+    found = []
+    try:
+        for array in arrays:
+            found.append(int(array[0]))
+    except OutputError as error:
+        return found, str(error)
+    return found, ""
+
+
+READING = {
+    "numbers": read_by_number,
+    "order": lambda data: (sample["array"] for sample in data),
+    "batches": lambda data: (array for batch in data.to_numpy(3) for array in batch["array"]),
+    "shuffled": lambda data: (array for batch in data.to_numpy(3, shuffle=True) for array in batch["array"]),
+}
+
+
+@pytest.mark.parametrize("seen", ["nothing", "a record", "a shard", "a record of each shard"])
+@pytest.mark.parametrize("way", READING)
+def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, monkeypatch, way, seen):
+    """Nothing but the manifest shows that a range is of another record: what is whole here is read on."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
+    with serving(versions[0]) as web:
+        data = load(web.url, cache_dir=cache, errors="skip")
+        info = data.manifest.shards[0]
+        if seen == "a shard":
+            ShardStore(cache, 1 << 30, [info]).fetch(info, RemotePath(web.url) / info.file)
+        elif seen != "nothing":
+            starts = itertools.accumulate([0, *(info.num_records for info in data.manifest.shards[:-1])])
+            assert [data[start]["key"] for start in starts if start == 0 or seen != "a record"]
+        web.folder = versions[1]
+
+        found, problem = until_it_fails(READING[way](data))
+        arrived()
+        again = [int(array[0]) for array in READING[way](load(web.url, cache_dir=cache))]
+
+    assert "is no longer the file that was loaded: a run has replaced it; load" in problem
+    assert [number for number in found if number >= 40] == []
+    assert sorted(again) == list(range(40, 80))
+
+
+def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path):
+    """A run has removed the manifest, and no shard yet: what comes next may be of the new dataset."""
+    copied = shutil.copytree(versions[0], tmp_path / "out")
+    with serving(copied) as web:
+        data = load(web.url, cache_dir=cache)
+        (copied / "manifest.json").rename(copied / "aside")
+
+        with pytest.raises(OutputError, match=r"manifest\.json is gone since it was loaded: a run is replacing shards"):
+            data[0]
+        (copied / "aside").rename(copied / "manifest.json")
+
+        assert same(data[0], load(copied)[0])
+
+
+def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path):
+    """The new manifest lists them, with the same checksums."""
+    copied = shutil.copytree(versions[0], tmp_path / "out")
+    infos = load(copied).manifest.shards
+    kept = list(load(copied))[: infos[0].num_records]
+    with serving(copied) as web:
+        data = load(web.url, cache_dir=cache)
+        manifest = load(versions[1]).manifest
+        dataclasses.replace(manifest, shards=(infos[0], *manifest.shards[1:])).write(copied)
+        shutil.copy(versions[1] / infos[1].file, copied)
+
+        assert all(same(data[number], sample) for number, sample in enumerate(kept))
+        with pytest.raises(OutputError, match=f"{infos[1].file} is no longer the file that was loaded"):
+            data[len(kept)]
+        assert same(data[0], kept[0])
+
+
+@pytest.mark.parametrize("way", ["keys", "a key"])
+def test_replaced_index_is_refused(versions, cache, way, caplog):
+    """It is no damage, of which the log would tell."""
+    with serving(versions[0]) as web:
+        data = load(web.url, cache_dir=cache)
+        web.folder = versions[1]
+
+        with pytest.raises(OutputError, match="is no longer the file that was loaded"):
+            data.keys() if way == "keys" else data["k03"]
+
+    assert "repair" not in caplog.text
 
 
 @pytest.mark.parametrize("room", [0, 1])
@@ -420,11 +561,20 @@ def test_shards_are_fetched_ahead(web, cache):
 def test_epoch_that_is_left_fetches_no_more(formats, cache, monkeypatch):
     """What is on its way arrives; the rest is not asked for."""
     monkeypatch.setattr("datamat.readers.remote._AT_ONCE", 1)
+    is_left, really = threading.Event(), ShardFetcher._fetch
+
+    def fetch_once_it_is_left(self, info, *others):
+        if info.file != data.manifest.shards[0].file:
+            is_left.wait()
+        really(self, info, *others)
+
+    monkeypatch.setattr(ShardFetcher, "_fetch", fetch_once_it_is_left)
     with serving(formats) as web:
         data = load(web.url, format="tfrecord", cache_dir=cache)
         walk = iter(data)
         next(walk)
         walk.close()
+        is_left.set()
         arrived()
 
         assert len(copies(cache, ".tfrecord")) < len(data.files)
@@ -523,6 +673,22 @@ def test_damaged_shard_is_read_as_far_as_it_is_intact(web, copied, cache):
         data[info.num_records - 1]
 
 
+def test_damaged_shard_that_another_process_fetches_is_read_as_far_as_it_is_intact(web, copied, cache, monkeypatch):
+    """Its copy is waited for, made here when the other process has given up, and refused here, too."""
+    monkeypatch.setattr(ShardStore, "is_being_made", lambda *_: True)
+    data = load(web.url, "train", cache_dir=cache)
+    info = data.manifest.splits["train"][0]
+    content = bytearray((copied / info.file).read_bytes())
+    content[-1] ^= 1
+    (copied / info.file).write_bytes(content)
+
+    found = [data[number]["key"] for number in range(info.num_records - 1)]
+
+    assert found == load(copied, "train").keys()[: info.num_records - 1]
+    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.file}: record {info.num_records - 1} at byte"):
+        data[info.num_records - 1]
+
+
 @pytest.mark.parametrize("name", ["tfrecord", "parquet"])
 def test_damaged_copy_is_fetched_again(formats, cache, name):
     """A disk that lies is no reason to stop, and none to skip a record."""
@@ -592,7 +758,7 @@ def test_a_key_costs_the_file_of_hashes_and_its_record(web, copied, cache):
 
     assert data[key]["key"] == key
     assert web.asked == ["/_index/train.keys", f"/{data.manifest.splits['train'][0].index_file}", *web.asked[2:]]
-    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}"}
+    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}", "/manifest.json"}
     assert "nothing" not in load(web.url, "train", cache_dir=cache)
     assert "/_index/train.index" not in web.asked
 
