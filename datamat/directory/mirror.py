@@ -104,8 +104,9 @@ _has_hook = False
 class _Entry:
     """An object of the listing."""
 
-    num_bytes: int
+    num_bytes: int  # -1 where its server does not say
     stamp: int
+    part: str = ""  # path of its content, where that was fetched with the listing
 
 
 @final
@@ -155,6 +156,8 @@ class SourceMirror:
         work = self._folder / "work"
         for made in (work, pathlib.Path(self._files)):
             made.mkdir(parents=True, exist_ok=True)
+        unsized = [name for name, found in listed.items() if found.num_bytes < 0]
+        listed |= dict(zip(unsized, _each(self._measured, unsized), strict=True))
         known = set(listed)
         for folder, names, files in os.walk(self._files, topdown=False):
             below = os.path.relpath(folder, self._files)
@@ -222,6 +225,26 @@ class SourceMirror:
                 raise SourceError(f"{self} holds {name!r}, which cannot be the name of a file; rename it or remove it")
         return {name: _listed(info) for name, info in infos.items()}
 
+    def _measured(self, name: str) -> _Entry:
+        """Return an object whose size no server says, with its content: only that tells its versions apart."""
+        place, part = self._root / name, self._part()
+        try:
+            with open(part, "w+b") as file:
+                size, _ = place.download(file, _MOST_BYTES)
+                file.seek(0)
+                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+            return _Entry(size, _stamp(digest.hexdigest()), part)
+        except Exception as error:  # each filesystem raises what the client below it does
+            os.unlink(part)
+            if _is_of_disk(error) or (isinstance(error, DatamatError) and not isinstance(error, InputError)):
+                raise
+            reason = str(error).partition(";")[0] if isinstance(error, InputError) else reason_of(error)
+            problem = redacted(reason, place.url, place.options)
+        raise SourceError(
+            f"{place} cannot be fetched to see how large it is, which its server does not say: {problem}; download it, "
+            "and give its path"
+        )
+
     def _is_early(self, name: str) -> bool:
         stem, ending = os.path.splitext(name.lower())
         if ending in _PACKED:
@@ -237,15 +260,21 @@ class SourceMirror:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._leave(path, found)
-            return True
+            return not found.part
         is_same = (status.st_size, status.st_mtime_ns) == (found.num_bytes, found.stamp)
-        if is_same and stat.S_ISREG(status.st_mode):
+        if is_same and stat.S_ISREG(status.st_mode) and not found.part:
             # What a run that was killed has left: it would fill the disk.
             return self.drop(path) if status.st_mode & _READABLE and not self._is_early(name) else _is_empty(status)
         self._leave(path, found)
-        return True
+        return not found.part
 
     def _leave(self, path: str, found: _Entry) -> None:
+        """Put an object in place: its content where that is here, or else a placeholder."""
+        if found.part:
+            os.utime(found.part, ns=(found.stamp, found.stamp))
+            os.chmod(found.part, _READABLE)
+            os.replace(found.part, path)
+            return
         part = self._part()
         descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o200)
         try:
@@ -867,7 +896,8 @@ def _stamp(identity: str) -> int:
 
 
 def _listed(info: Mapping[str, Any]) -> _Entry:
-    return _Entry(int(info["size"] or 0), _stamp(_identity(info)))
+    size = info.get("size")
+    return _Entry(-1 if size is None else int(size), _stamp(_identity(info)))
 
 
 def _identity(info: Mapping[str, Any]) -> str:

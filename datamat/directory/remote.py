@@ -540,7 +540,7 @@ class RemotePath:
                 blocks = self._streamed(0, max_bytes, heard=said)
             else:
                 said = self._info()
-                blocks = self._blocks_from(0, int(said["size"] or 0))
+                blocks = self._blocks_from(0, max_bytes if said["size"] is None else int(said["size"]))
             began = time.monotonic()
             with contextlib.closing(blocks):
                 for block in blocks:

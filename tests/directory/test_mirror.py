@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datamat import InputError, Materializer, OptionError, SampleError, SourceError, WorkerOptions, load
+from datamat import InputError, Materializer, OptionError, SampleError, SourceError, Text, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, mirrored
+from datamat.writers.table import TableWriter
 
 
 @pytest.fixture
@@ -152,6 +153,59 @@ def test_run_over_a_web_server(web, tmp_path):
     assert len(files) == 12
     assert not any(map(is_here, files))
     assert url in repr(job)
+
+
+@pytest.fixture
+def unsized(web, monkeypatch):
+    """A web server whose answers come in chunks, and do not say how long they are, or when they were changed."""
+    folder, url, _ = web
+
+    def send(handler):
+        handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.send_header("Content-Type", "text/csv")
+        handler.end_headers()
+        return handler.wfile
+
+    def get(handler):
+        content = (folder / handler.path.lstrip("/")).read_bytes()
+        send(handler).write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content))
+
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_HEAD", send)
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_GET", get)
+    return folder, url
+
+
+def test_file_whose_size_no_server_says(unsized, tmp_path):
+    """As those that are made on demand, such as exports: its content tells whether it has changed."""
+    folder, url = unsized
+    (folder / "export.csv").write_text("key,text\na,one\nb,two\n")
+    job = Materializer(
+        TableWriter(features={"text": Text()}), f"{url}/export.csv", tmp_path / "out", scratch=tmp_path / "scratch"
+    )
+
+    def texts():
+        report = job.run(progress=False)
+        return report.num_shards_written, {sample["key"]: sample["text"] for sample in load(tmp_path / "out")}
+
+    first, again = texts(), texts()
+    (folder / "export.csv").write_text("key,text\na,one\nb,six\n")
+
+    assert first == (1, {"a": "one", "b": "two"})
+    assert again == (0, first[1])
+    assert texts() == (1, {"a": "one", "b": "six"})
+
+
+def test_file_without_end_whose_size_no_server_says_is_refused(unsized, tmp_path, monkeypatch):
+    """So much is fetched, and no more."""
+    folder, url = unsized
+    (folder / "export.csv").write_text("key,text\na,one\n")
+    monkeypatch.setattr("datamat.directory.mirror._MOST_BYTES", 10)
+
+    with pytest.raises(SourceError, match=r"export\.csv cannot be fetched .*: has over 10 bytes, .*; download it"):
+        mirrored(f"{url}/export.csv", None, tmp_path)
+    assert os.listdir(next(tmp_path.glob("source-*/work"))) == []
 
 
 def test_one_file_a_pattern_and_a_local_url(tmp_path):
