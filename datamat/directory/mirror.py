@@ -431,6 +431,7 @@ class UrlFiles:
         self._urls: dict[str, str] = {}
         self._states: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
+        self._num_seen = self._seen_bytes = 0  # files that this process has fetched
         self._silent: set[str] = set()  # hosts that have not answered; each further URL of one is asked for once
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -500,6 +501,7 @@ class UrlFiles:
                     "correct the URL"
                 )
             self._states[path] = size, _stamp(_identity(_as_info(said, size)))
+            self._num_seen, self._seen_bytes = self._num_seen + 1, self._seen_bytes + size
             os.replace(part, path)
         except Exception as error:
             if _is_of_disk(error) or isinstance(error, (MissingDependencyError, OptionError)):
@@ -553,8 +555,8 @@ class UrlFiles:
         return None
 
     def lacks(self, path: str) -> int:
-        """Return the bytes of a file, or a guess where it is not there yet."""
-        return _size(path) or LIKELY_BYTES
+        """Return the bytes of a file; where it is not there yet, a guess: the mean of those that were fetched."""
+        return _size(path) or (self._seen_bytes // self._num_seen if self._seen_bytes else LIKELY_BYTES)
 
     def files_in(self, path: str) -> list[str]:
         """Return the path where it is that of a URL."""
@@ -791,7 +793,9 @@ class FetchAhead:
         self._next = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "datamat-fetch")
         self._running: dict[str, concurrent.futures.Future[None]] = {}
-        self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()  # and the size of each
+        self._arrived: collections.deque[tuple[str, int]] = collections.deque()  # sizes that were guesses before
+        self._most_files = AT_ONCE  # until one has arrived, which may be large
         self._held: list[int] = []
 
     def _files_in(self, path: str) -> list[str]:
@@ -836,18 +840,19 @@ class FetchAhead:
         """Begin to fetch what comes next, and drop the oldest where much is here."""
         num_files = num_bytes = 0
         self._next = max(self._next, first)
+        self._note_sizes()
         for row in self._rows[first : self._next]:
             num_files += len(row)
             num_bytes += sum(self._fetched.get(path, 0) for path in row)
         while self._next < len(self._rows) and (
-            self._next < stop or (num_files < _AHEAD_FILES and num_bytes < _AHEAD_BYTES)
+            self._next < stop or (num_files < self._most_files and num_bytes < _AHEAD_BYTES)
         ):
             for path in self._rows[self._next]:
                 size = self._mirrors[path].lacks(path)
                 num_files += 1
                 num_bytes += size
                 if path not in self._fetched and size:
-                    self._running[path] = self._pool.submit(self._mirrors[path].ahead, path)
+                    self._running[path] = self._pool.submit(self._fetch, path)
                 self._fetched[path] = size
                 self._fetched.move_to_end(path)
             self._next += 1
@@ -857,6 +862,17 @@ class FetchAhead:
             if total > _KEPT_BYTES and path not in ahead:
                 total -= self._fetched.pop(path)
                 self._mirrors[path].drop(path)
+
+    def _fetch(self, path: str) -> None:
+        self._mirrors[path].ahead(path)
+        self._arrived.append((path, self._mirrors[path].lacks(path)))
+
+    def _note_sizes(self) -> None:
+        while self._arrived:
+            path, size = self._arrived.popleft()
+            self._most_files = _AHEAD_FILES
+            if path in self._fetched:
+                self._fetched[path] = size
 
     def _let_go(self) -> None:
         for descriptor in self._held:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 
 import numpy as np
 import pyarrow as pa
@@ -454,6 +455,28 @@ def test_rows_of_a_small_table_are_fetched_together(hosts, tmp_path):
     job(source, tmp_path / "out", shards=ShardOptions(num_shards=1)).run(progress=False)
 
     assert len(pictures(tmp_path / "out")) == len(seen) == 8
+
+
+def test_large_files_behind_urls_do_not_fill_the_disk(hosts, tmp_path, monkeypatch):
+    """No server says beforehand how large they are: those that have come say it."""
+    url, files, _ = hosts[0]
+    for name, value in {"LIKELY_BYTES": 100, "AT_ONCE": 4, "_KEPT_BYTES": 100_000, "_AHEAD_BYTES": 50_000}.items():
+        monkeypatch.setattr(mirror, name, value)
+    found = mirror.UrlFiles(str(tmp_path / "urls"), {})
+    found.activate()
+    for number in range(100):
+        files[f"/{number}.bin"] = bytes(10_000)
+    paths = [found.path_of(f"{url}/{number}.bin", str(number)) for number in range(100)]
+    held = []
+
+    with mirror.FetchAhead([[path] for path in paths]) as ahead:
+        for number, path in enumerate(paths):
+            ahead.reach(number, number + 1)
+            assert pathlib.Path(path).stat().st_size == 10_000
+            futures.wait(ahead._running.values())
+            held.append(sum(file.stat().st_size for file in tmp_path.rglob("*.bin")))
+
+    assert 50_000 <= max(held) <= 100_000 + 2 * 50_000
 
 
 def test_parts_of_many_urls_are_small(tmp_path):
