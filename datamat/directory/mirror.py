@@ -164,9 +164,11 @@ class SourceMirror:
             for name in files:
                 path = os.path.normpath(os.path.join(below, name))
                 if path not in known:
-                    os.unlink(os.path.join(folder, name))
+                    with contextlib.suppress(FileNotFoundError):  # another process lists the source, too
+                        os.unlink(os.path.join(folder, name))
             if below != "." and not any(os.path.lexists(os.path.join(folder, name)) for name in (*names, *files)):
-                os.rmdir(folder)
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
         early = [name for name, found in listed.items() if self._lay(name, found) and self._is_early(name)]
         self.activate()
         self._is_fresh = True
@@ -258,7 +260,6 @@ class SourceMirror:
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             self._leave(path, found)
             return not found.part
         is_same = (status.st_size, status.st_mtime_ns) == (found.num_bytes, found.stamp)
@@ -273,7 +274,7 @@ class SourceMirror:
         if found.part:
             os.utime(found.part, ns=(found.stamp, found.stamp))
             os.chmod(found.part, _READABLE)
-            os.replace(found.part, path)
+            _put(found.part, path)
             return
         part = self._part()
         descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o200)
@@ -283,7 +284,7 @@ class SourceMirror:
             os.fchmod(descriptor, 0)
         finally:
             os.close(descriptor)
-        os.replace(part, path)
+        _put(part, path)
 
     def _part(self) -> str:
         descriptor, part = tempfile.mkstemp(dir=self._folder / "work")
@@ -317,7 +318,7 @@ class SourceMirror:
                     f"{self._root / name} has changed since it was listed; run again, when nothing writes there"
                 )
             os.chmod(part, _READABLE)
-            os.replace(part, path)
+            _put(part, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
@@ -404,6 +405,20 @@ class SourceMirror:
         if not os.path.isdir(full):
             return [full]
         return [os.path.join(folder, name) for folder, _, names in os.walk(full) for name in sorted(names)]
+
+
+def _put(part: str, path: str) -> None:
+    """Give a file its place, in a folder that is made, also where another process removes that as empty."""
+    folder = os.path.dirname(path)
+    while True:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            os.replace(part, path)
+        except (FileNotFoundError, FileExistsError):  # the latter where it goes while it is made
+            if not os.path.exists(part) or os.path.isfile(folder):
+                raise
+        else:
+            return
 
 
 _MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import http.server
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -15,7 +17,7 @@ import pytest
 from PIL import Image
 
 from datamat import InputError, Materializer, OptionError, SampleError, SourceError, Text, WorkerOptions, load
-from datamat.directory.mirror import FetchAhead, mirrored
+from datamat.directory.mirror import FetchAhead, _Entry, mirrored
 from datamat.writers.table import TableWriter
 
 
@@ -153,6 +155,27 @@ def test_run_over_a_web_server(web, tmp_path):
     assert len(files) == 12
     assert not any(map(is_here, files))
     assert url in repr(job)
+
+
+def update_often(source):
+    """Bring a folder in line with a source that changes each time, for other processes; return how often."""
+    listings = [{f"a/b/{number}.bin": _Entry(number, 10**18) for number in range(5)}, {"c.bin": _Entry(1, 1)}]
+    for number in range(300):
+        source._listed = lambda number=number: listings[number % 2]
+        source.update()
+    return number + 1
+
+
+def test_processes_that_list_a_source_at_once_do_not_disturb_each_other(web, tmp_path):
+    """What one removes another may have removed, and a folder may go before a file is put there."""
+    folder, url, _ = web
+    (folder / "c.bin").write_bytes(b"x")
+    source = mirrored(url, None, tmp_path)
+
+    with concurrent.futures.ProcessPoolExecutor(4, multiprocessing.get_context("fork")) as pool:
+        assert list(pool.map(update_often, [source] * 4)) == [300] * 4
+
+    assert list((pathlib.Path(source.path).parent / "work").iterdir()) == []
 
 
 @pytest.fixture
