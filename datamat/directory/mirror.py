@@ -45,6 +45,7 @@ from datamat.directory.remote import (
     lasting,
     open_filesystem,
     options_for,
+    place_of,
     reason_of,
     redacted,
     retried,
@@ -978,8 +979,8 @@ def mirrored(
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
         return None
     head, pattern = _parted(source)
-    folder = f"source-{xxhash.xxh3_64_hexdigest(source.encode())}"
     root = RemotePath(head, options_for(source, options or {}))
+    folder = f"source-{xxhash.xxh3_64_hexdigest(place_of(source, root.options).encode())}"
     made = SourceMirror(root, pattern, pathlib.Path(_scratch(scratch), folder))
     made.update()
     return made

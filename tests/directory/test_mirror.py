@@ -157,6 +157,34 @@ def test_run_over_a_web_server(web, tmp_path):
     assert url in repr(job)
 
 
+def test_each_store_has_a_folder_of_its_own(tmp_path):
+    """Two may have buckets of one name; what opens them does not matter."""
+    memory, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}"
+    memory.pipe(f"/{tmp_path.name}/c.bin", b"x")
+
+    def folder(**options):
+        return mirrored(url, options, tmp_path).path
+
+    own, secret = folder(), folder(key="A", client_kwargs={"secret": "B"})
+    nested = [folder(client_kwargs={"endpoint_url": f"http://{name}"}) for name in ("one", "two", "one")]
+    plain = [folder(endpoint_url="http://three"), folder(account_name="one"), folder(connection_string="one")]
+
+    assert own == secret
+    assert nested[0] == nested[2]
+    assert len({own, *nested, *plain}) == 6
+
+
+def test_signature_is_not_part_of_the_folder(web, tmp_path):
+    """A source that is signed anew is the same one, and what is here is not fetched again."""
+    folder, url, seen = web
+    (folder / "table.csv").write_text("x\n1\n")
+
+    paths = {mirrored(f"{url}/table.csv?X-Amz-Signature={n}", None, tmp_path).path for n in range(3)}
+
+    assert len(paths) == 1
+    assert len([path for path in seen if path.startswith("/table.csv")]) == 1
+
+
 def update_often(source):
     """Bring a folder in line with a source that changes each time, for other processes; return how often."""
     listings = [{f"a/b/{number}.bin": _Entry(number, 10**18) for number in range(5)}, {"c.bin": _Entry(1, 1)}]
