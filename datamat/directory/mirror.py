@@ -375,7 +375,13 @@ class SourceMirror:
 
         while True:
             self.fetch(path)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, PermissionError) as error:
+                if _is_placeholder(path):  # dropped again a moment ago
+                    continue
+                name = os.path.relpath(path, self._files)
+                raise InputError(f"{self._root / name} is gone since it was listed; run again") from error
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)) and not _is_empty(os.fstat(descriptor)):
@@ -901,6 +907,13 @@ def _size(path: str) -> int:
         return os.lstat(path).st_size
     except OSError:
         return 0
+
+
+def _is_placeholder(path: str) -> bool:
+    try:
+        return _is_empty(os.lstat(path))
+    except OSError:
+        return False
 
 
 def _is_empty(status: os.stat_result) -> bool:

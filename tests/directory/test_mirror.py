@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datamat import InputError, Materializer, OptionError, SampleError, SourceError, Text, WorkerOptions, load
+from datamat import InputError, Materializer, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, _Entry, mirrored
 from datamat.writers.table import TableWriter
 
@@ -121,6 +121,31 @@ def test_files_of_rows_come_ahead_and_go(web, tmp_path):
 
     assert not any(map(is_here, paths))
     assert sorted(one for one in seen if one.endswith(".bin")) == [f"/{number:02d}.bin" for number in range(20)]
+
+
+class Removes(RunHook):
+    """Removes a file when the source is listed, and before its row is read."""
+
+    def on_plan(self, event):
+        """Remove it."""
+        os.unlink(self.path)
+
+
+def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):
+    """Somebody has emptied the folder, or lists the source when the object is gone: other rows are made."""
+    folder, url, _ = web
+    for name in ("cat/0.png", "cat/1.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / name)
+    place = {"scratch": tmp_path / "scratch", "workers": WorkerOptions(num_workers=1)}
+    removes = Removes()
+    job = Materializer("image_folder", url, tmp_path / "out", errors="skip", **place, hooks=[removes])
+    removes.path = f"{job.job.mirror.path}/cat/1.png"
+
+    report = job.run(progress=False)
+
+    assert report.num_failed == 1
+    assert len(load(tmp_path / "out")) == 1
 
 
 def test_another_process_has_it_by_pickle(web, tmp_path):
