@@ -431,6 +431,7 @@ def _put(part: str, path: str) -> None:
 _MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end
 LIKELY_BYTES = 1 << 17
 """Size of a file behind the URL of a row, where nothing has said it yet."""
+_OF_THIS_MACHINE = frozenset({"asynclocal", "dir", "file", "generic", "git", "local", "memory"})
 _SUFFIX = re.compile(r"\.\w{1,8}")
 _CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
 _PAGES = ("text/html", "application/xhtml+xml")
@@ -453,6 +454,7 @@ class UrlFiles:
         self._urls: dict[str, str] = {}
         self._states: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
         self._num_seen = self._seen_bytes = 0  # files that this process has fetched
         self._silent: set[str] = set()  # hosts that have not answered; each further URL of one is asked for once
 
@@ -463,17 +465,20 @@ class UrlFiles:
         """Have this process fetch the files that Python opens from now on."""
         _activate(self.folder, self)
 
-    def path_of(self, url: str, place: str) -> str:
+    def path_of(self, url: str, place: str, problem: str = "") -> str:
         """Return the path at which the file behind a URL will be found in this process.
 
         Args:
             url: the URL, in full.
             place: what tells it from all others: row and field.
+            problem: why it is not to be fetched, said when its row is read; "" where it is.
         """
         suffix = os.path.splitext(lasting(url).partition("?")[0])[1]
         name = f"{place}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
         path = os.path.join(self.folder, str(os.getpid()), name)
         self._urls[path] = url
+        if problem:
+            self._refused[path] = problem
         return path
 
     def fetch(self, path: str) -> None:
@@ -488,7 +493,7 @@ class UrlFiles:
         url = self._urls.get(path)
         if url is None or os.path.exists(path):
             return
-        problem = self._failed.pop(path, "")
+        problem = self._refused.get(path) or self._failed.pop(path, "")
         if not problem:
             _own(os.path.dirname(path))
             problem = self._fetched(url, path)
@@ -597,7 +602,7 @@ class UrlFiles:
 
     def forget(self) -> None:
         """Forget the files of a part, and remove the folder of this process: it may end without a word."""
-        for known in (self._urls, self._states, self._failed):
+        for known in (self._urls, self._states, self._failed, self._refused):
             known.clear()
         _disown(os.path.join(self.folder, str(os.getpid())))
 
@@ -658,7 +663,7 @@ def _checked(url: str) -> str:
         return f"data:{url[5:]}"
     scheme = url.partition("::")[0].partition("://")[0].lower()
     # Of this machine: a table of somebody else's must not read its files.
-    if "::" in url.partition("://")[0] or scheme in {"file", "local", "memory"}:
+    if "::" in url.partition("://")[0] or scheme in _OF_THIS_MACHINE:
         raise InputError(f"is of the scheme {scheme!r}, which tables of URLs must not use; give a path")
     if scheme not in available_protocols():
         raise InputError(f"is of the scheme {scheme!r}, which fsspec does not know; correct the URL")
@@ -704,19 +709,20 @@ def is_path_of_url(paths: Sequence[str]) -> bool:
     return any(isinstance(files, UrlFiles) and files.files_in(path) for files in _active.values() for path in paths)
 
 
-def url_path(folder: str, url: str, place: str) -> str:
+def url_path(folder: str, url: str, place: str, problem: str = "") -> str:
     """Return the path of the file behind a URL of a row, in this process.
 
     Args:
         folder: folder of `UrlFiles`.
         url: the URL, in full.
         place: what tells it from all others: row and field.
+        problem: why it is not to be fetched; "" where it is.
     """
     files = _active.get(folder)
     if not isinstance(files, UrlFiles):
         files = UrlFiles(folder, {})
         files.activate()
-    return files.path_of(url, place)
+    return files.path_of(url, place, problem)
 
 
 def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] | None) -> str:

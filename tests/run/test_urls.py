@@ -327,6 +327,15 @@ def fetched(url, folder):
     return pathlib.Path(path)
 
 
+@pytest.mark.parametrize("scheme", ["file", "asynclocal", "git", "generic", "GIT", "simplecache::file"])
+def test_schemes_that_read_this_machine_are_refused(tmp_path, scheme):
+    """`git://` reads a repository here, whatever its name says."""
+    (tmp_path / "there").write_bytes(b"x")
+
+    with pytest.raises(InputError, match="which tables of URLs must not use; give a path"):
+        fetched(f"{scheme}://{tmp_path}/there", tmp_path / "urls")
+
+
 def test_host_that_does_not_answer_is_asked_once_for_each_further_url(hosts, tmp_path, monkeypatch):
     """Five attempts for the first; when the host answers again, each URL has five again."""
     url, held, seen = hosts[0]
@@ -553,6 +562,30 @@ def test_folder_of_tables_with_paths_beside_them(hosts, tmp_path, monkeypatch):
     assert pictures(tmp_path / "out0") == {"picture 0": 0, "picture 1": 1}
     assert "picture 0" in pictures(tmp_path / "out1")
     assert pictures("out2") == {"picture 1": 1}
+
+
+@pytest.mark.parametrize("kind", ["column", "list"])
+def test_link_out_of_the_source_is_no_way_around_urls(tmp_path, kind):
+    """A table of somebody else's must not read what it names beside the source; the owner of the links may say so."""
+    folder = tmp_path / "set"
+    (folder / "images").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(png(1))
+    (folder / "images/0.png").write_bytes(png(0))
+    (folder / "images/1.png").symlink_to(tmp_path / "secret.png")
+    names = ["images/0.png", "images/1.png"]
+    rows = [{"key": f"{n}", "image": name if kind == "column" else [name]} for n, name in enumerate(names)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    feature = Image() if kind == "column" else Sequence(Image())
+    writer = TableWriter(features={"image": feature}, files={"image": "image"})
+
+    def run(output, **more):
+        report = Materializer(writer, folder / "t.jsonl", tmp_path / output, workers=ONE, **more).run(progress=False)
+        return report.num_shards_written, sorted(load(tmp_path / output).keys())
+
+    with pytest.raises(SampleError, match=r"'images/1\.png': a link leads out of the source, .*; .* follow_links=True"):
+        run("raises")
+    assert [run("skips", errors="skip") for _ in range(2)] == [(1, ["0"]), (0, ["0"])]
+    assert [run("follows", follow_links=True) for _ in range(2)] == [(1, ["0", "1"]), (0, ["0", "1"])]
 
 
 def test_table_behind_a_signed_url(hosts, tmp_path, caplog):
