@@ -92,6 +92,7 @@ _OPENED_BY_LIBRARIES = frozenset(
 )  # fmt: skip
 _PACKED = frozenset({".gz", ".bz2", ".lz4", ".zst", ".xz"})
 _READABLE = 0o444
+_WITH_CONTENT = 0o644  # NFS refuses an exclusive lock to whoever may not write
 _WILDCARDS = "*?["
 _FIRST_NS, _SPAN_NS = 946_684_800 * 10**9, 10**18  # from 2000 on, for some thirty years: any file system has such times
 _IDENTITIES = ("md5Hash", "content_settings", "ETag", "etag", "generation", "blob_id", "sha", "mtime", "LastModified",
@@ -274,7 +275,7 @@ class SourceMirror:
         """Put an object in place: its content where that is here, or else a placeholder."""
         if found.part:
             os.utime(found.part, ns=(found.stamp, found.stamp))
-            os.chmod(found.part, _READABLE)
+            os.chmod(found.part, _WITH_CONTENT)
             _put(found.part, path)
             return
         part = self._part()
@@ -318,7 +319,7 @@ class SourceMirror:
                 raise InputError(
                     f"{self._root / name} has changed since it was listed; run again, when nothing writes there"
                 )
-            os.chmod(part, _READABLE)
+            os.chmod(part, _WITH_CONTENT)
             _put(part, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -360,7 +361,7 @@ class SourceMirror:
         try:
             if _is_empty(os.lstat(path)):
                 return True  # to open it would fetch it
-            with open(path, "rb") as file:
+            with open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 status = os.fstat(file.fileno())
                 if not _is_empty(status):
@@ -619,7 +620,7 @@ def _own(folder: str) -> None:
         if folder in _owned:
             return
         for lock in glob.glob(f"{glob.escape(os.path.dirname(folder))}/*.lock"):
-            with contextlib.suppress(OSError), open(lock, "rb") as file:
+            with contextlib.suppress(OSError), open(lock, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.removesuffix(".lock"), ignore_errors=True)
                 os.unlink(lock)

@@ -363,10 +363,10 @@ class ShardStore:
                 return True
             return False
         try:
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            with contextlib.suppress(FileNotFoundError), _open_to_lock(path) as file:
                 _lock_now(file)  # refused while a reader has it open
                 path.unlink(missing_ok=True)
-        except BlockingIOError:
+        except OSError:  # or where it is another user's
             return False
         return True
 
@@ -421,6 +421,14 @@ def _locked(path: pathlib.Path, how: int) -> BinaryIO:
             file.close()
             raise
         file.close()
+
+
+def _open_to_lock(path: pathlib.Path) -> BinaryIO:
+    """Open a file that is to be locked against all others: NFS refuses that to whoever may not write."""
+    try:
+        return open(path, "r+b")
+    except PermissionError:
+        return open(path, "rb")
 
 
 def _lock_now(file: BinaryIO) -> None:

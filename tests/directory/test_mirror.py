@@ -14,6 +14,7 @@ import threading
 import fsspec
 import numpy as np
 import pytest
+from nfs_locks import refuse_as_nfs_does
 from PIL import Image
 
 from datamat import InputError, Materializer, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
@@ -105,8 +106,11 @@ def test_object_that_changed_after_the_listing_is_refused(web, tmp_path):
         (path / "b.bin").read_bytes()
 
 
-def test_files_of_rows_come_ahead_and_go(web, tmp_path):
+@pytest.mark.parametrize("is_nfs", [False, True])
+def test_files_of_rows_come_ahead_and_go(web, tmp_path, monkeypatch, is_nfs):
     """Those of the row at work stay, whoever wants to drop them; after the part none is left."""
+    if is_nfs:
+        refuse_as_nfs_does(monkeypatch)
     folder, url, seen = web
     for number in range(20):
         (folder / f"{number:02d}.bin").write_bytes(bytes([number]) * 100)

@@ -23,6 +23,7 @@ from concurrent import futures
 import numpy as np
 import pyarrow as pa
 import pytest
+from nfs_locks import refuse_as_nfs_does
 from PIL import Image as Pillow
 from pyarrow import parquet
 
@@ -632,8 +633,11 @@ def test_jobs_of_one_output_share_a_process(hosts, urls, tmp_path):
     assert len(pictures(tmp_path / "out")) == 8
 
 
-def test_files_of_a_killed_process_are_removed(tmp_path):
+@pytest.mark.parametrize("is_nfs", [False, True])
+def test_files_of_a_killed_process_are_removed(tmp_path, monkeypatch, is_nfs):
     """By the next one that fetches there; those of one that lives stay."""
+    if is_nfs:
+        refuse_as_nfs_does(monkeypatch)
     code = (
         "import os, sys; from datamat.directory.mirror import UrlFiles, _own; UrlFiles(sys.argv[1], {}).activate(); "
         "_own(f'{sys.argv[1]}/{os.getpid()}'); print(os.getpid(), flush=True); sys.stdin.read()"
