@@ -163,6 +163,44 @@ def test_copy_that_cannot_be_removed_takes_its_room(pairs, tmp_path, monkeypatch
     assert kept.exists()
 
 
+def test_child_does_not_release_what_its_parent_reads(pairs, tmp_path):
+    """It has inherited the open file, and drops its readers when it ends."""
+    info = load(pairs, "train").manifest.splits["train"][0]
+    store = ShardStore(tmp_path, 1 << 30, [info])
+    copy = store.local(info, pairs / info.file)
+    release = store.in_use(copy)
+
+    child = multiprocessing.get_context("fork").Process(target=release)
+    child.start()
+    child.join(20)
+
+    assert child.exitcode == 0
+    assert not store._remove(copy)
+    release()
+    assert store._remove(copy)
+
+
+@pytest.mark.parametrize("way", ["fork", "pickle"])
+def test_needs_of_an_epoch_are_those_of_its_process(pairs, tmp_path, way):
+    """A process that is forked, or gets the store by pickle, does not know what the epoch needs by now."""
+    one, other = load(pairs, "train").manifest.splits["train"]
+    store = ShardStore(tmp_path, max(one.num_bytes, other.num_bytes), [one, other])
+    copy = store.local(one, pairs / one.file)
+    store.need(1, [other])
+
+    if way == "pickle":
+        assert pickle.loads(pickle.dumps(store)).local(other, pairs / other.file) == pairs / other.file
+    else:
+        child = multiprocessing.get_context("fork").Process(target=store.local, args=(other, pairs / other.file))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+    assert copy.exists()
+
+    assert store.local(other, pairs / other.file).parent == tmp_path
+    assert not copy.exists()
+
+
 def test_what_a_killed_copier_left_is_replaced(copied, tmp_path):
     """Half a file has another name than a whole one, and counts until it is gone."""
     info = load(copied, "train").manifest.splits["train"][0]
