@@ -258,7 +258,8 @@ class RemoteReader(ShardReader):
 
     The bytes of a range go to their place in a local file, which has the size of the shard and takes room for what was
     read only; there the reader of the format finds them. So any format can be read this way that reads no more than
-    the ranges of its records.
+    the ranges of its records. The copy that is being made is only read: its stream is what is compared with the
+    manifest.
 
     Args:
         info: entry of the shard in the manifest.
@@ -282,7 +283,7 @@ class RemoteReader(ShardReader):
         download: Download | None,
         loaded: LoadedUrl | None,
     ) -> None:
-        self._descriptor = -1
+        self._descriptor = self._part = -1
         self._info = info
         self._source = source
         self._spans = spans
@@ -296,10 +297,13 @@ class RemoteReader(ShardReader):
         self._here: set[tuple[int, int]] = set()
         self._written = self._num_ranges = self._range_bytes = 0
         if download is not None and download.part is not None:
-            self._open(str(download.part))
-        else:
+            self._part = os.open(download.part, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
             with store.scratch(info.num_bytes) as file:
                 self._open(file.name)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, path: str) -> None:
         info, self._path = self._info, path
@@ -335,16 +339,14 @@ class RemoteReader(ShardReader):
 
     def _read(self, number: int, read: Callable[[int], dict[str, Column] | None]) -> dict[str, Column] | None:
         offset, size, _ = self._spans.span(number)
-        if self._download is not None and self._download.reaches(offset + size):
-            self._check()
-            return read(number)
         with self._lock:
             if (offset, size) in self._here:
                 return read(number)
-        data = self._source.read_range(offset, offset + size)
+        is_range = self._download is None or not self._download.reaches(offset + size)
+        data = self._source.read_range(offset, offset + size) if is_range else _read_at(self._part, size, offset)
         self._check()
         with self._lock:
-            if self._download is None and self._written > _SCRATCH_BYTES:
+            if self._written > _SCRATCH_BYTES:
                 os.ftruncate(self._descriptor, 0)
                 os.ftruncate(self._descriptor, self._info.num_bytes)
                 self._here.clear()
@@ -353,8 +355,8 @@ class RemoteReader(ShardReader):
             self._here.add((offset, size))
             self._written += size
             found = read(number)
-            self._num_ranges += 1
-            self._range_bytes += size
+            self._num_ranges += is_range
+            self._range_bytes += size * is_range
         if (
             self._fetcher is not None
             and self._num_ranges >= _LEAST_RANGES
@@ -376,9 +378,17 @@ class RemoteReader(ShardReader):
 
     def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
         """Release the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            close_descriptor(descriptor)
+        descriptors, self._descriptor, self._part = (self._descriptor, self._part), -1, -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                close_descriptor(descriptor)
+
+
+def _read_at(descriptor: int, size: int, offset: int) -> bytes:
+    found = b""
+    while len(found) < size and (block := os.pread(descriptor, size - len(found), offset + len(found))):
+        found += block
+    return found
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -35,9 +36,10 @@ from datamat import (
     load,
 )
 from datamat.directory.remote import RemotePath, is_url
+from datamat.formats import Offsets, get_format
 from datamat.readers import records
 from datamat.readers.cache import ShardStore
-from datamat.readers.remote import ShardFetcher
+from datamat.readers.remote import Download, RemoteReader, ShardFetcher
 
 pytest.importorskip("aiohttp")
 
@@ -578,6 +580,34 @@ def test_epoch_that_is_left_fetches_no_more(formats, cache, monkeypatch):
         arrived()
 
         assert len(copies(cache, ".tfrecord")) < len(data.files)
+
+
+def test_ranges_are_not_written_into_a_copy_that_is_being_made(versions, cache, tmp_path, monkeypatch):
+    """What came with the copy is what is compared with the manifest; a range may be of another version."""
+    monkeypatch.setattr("datamat.readers.remote._NEAR_BYTES", 0)
+    old, new = (load(folder) for folder in versions)
+    info = old.manifest.shards[0]
+    spans = Offsets.from_text((versions[0] / info.index_file).read_text())
+    read_file = functools.partial(get_format("tfrecord").with_features(old.manifest.features).reader, spans=spans)
+    part, download = tmp_path / "part", Download()
+    part.write_bytes(bytes(info.num_bytes))
+    download.watch(part, 0)
+
+    with serving(versions[1]) as web:
+        source = RemotePath(web.url) / info.file
+        store = ShardStore(cache, 1 << 30, [info])
+        reader = RemoteReader(info, source, spans, store, None, read_file, download, None)
+        by_range = old.manifest.features.decode(reader.read(0))
+        untouched = part.read_bytes()
+        part.write_bytes((versions[0] / info.file).read_bytes())
+        download.watch(part, info.num_bytes)
+        of_part = old.manifest.features.decode(reader.read(1))
+
+    assert same(by_range, new[0])
+    assert untouched == bytes(info.num_bytes)
+    assert same(of_part, old[1])
+    assert os.listdir(cache) == []
+    reader.close()
 
 
 def test_record_by_key_is_a_range_of_its_shard(web, copied, cache):
