@@ -574,6 +574,8 @@ class LoadedDirectory:
 
 
 _ATTEMPTS = 5
+_UNKEPT_BYTES = 128 << 20  # of offsets in memory: those of other shards are fetched again
+_BYTES_PER_OFFSET = 48  # of the arrays, and of the text that they come from
 
 
 @final
@@ -751,7 +753,7 @@ class ShardOpener:
         if self._store.keep_offsets(info, content):
             self._unkept.pop(info.file, None)
         else:
-            self._unkept[info.file] = offsets, b""
+            self._remember(info, offsets, b"")
         return opened
 
     def _opened_before_whole(
@@ -804,8 +806,18 @@ class ShardOpener:
         if found is None:
             assert self.fetcher is not None, "where there is a URL"
             content = self.fetcher.offsets(info)
-            found = self._unkept[info.file] = _tested(content, place, info), content
+            found = _tested(content, place, info), content
+            self._remember(info, *found)
         return found
+
+    def _remember(self, info: ShardInfo, offsets: Offsets, content: bytes) -> None:
+        """Keep the offsets of a shard in memory in place of those that were needed first."""
+        self._unkept.pop(info.file, None)
+        self._unkept[info.file] = offsets, content
+        most = max(_UNKEPT_BYTES // (_BYTES_PER_OFFSET * max(info.num_records, 1)), 1)
+        while len(self._unkept) > most:
+            with contextlib.suppress(StopIteration, RuntimeError):  # other threads do so at the same time
+                self._unkept.pop(next(iter(self._unkept)), None)
 
     def _kept(self, store: ShardStore, info: ShardInfo, place: RemotePath) -> RecordSpans | None:
         """Return the offsets that were fetched before, or None if they must be fetched again."""

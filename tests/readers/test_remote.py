@@ -476,6 +476,24 @@ def test_offsets_without_room_are_fetched_once_by_each_dataset(web, cache, monke
     assert [web.count(info.index_file) for info in shards] == [1, 1]
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_offsets_without_room_do_not_fill_the_memory(versions, cache, monkeypatch, room):
+    """Those of a few shards stay; the rest is fetched again, whether records come by ranges or with their shard."""
+    shards = load(versions[0]).manifest.shards
+    monkeypatch.setattr(records, "_UNKEPT_BYTES", records._BYTES_PER_OFFSET * max(info.num_records for info in shards))
+    limit = room * max(info.num_bytes for info in shards) + 1000
+
+    with serving(versions[0]) as web:
+        data = load(web.url, cache_dir=cache, cache_bytes=limit)
+        for _ in range(2):
+            assert [sample["key"] for sample in data] == load(versions[0]).keys()
+            arrived()
+
+    kept = data._records.parts[0].reader.records._opener._unkept
+    assert len(kept) < len(shards)
+    assert shards[-1].file in kept
+
+
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_copy_that_others_remove_before_it_is_opened_is_no_damage(web, cache, monkeypatch, is_remote):
     """Others needed the room: the copy is fetched again, or the shard is read where it is."""
