@@ -148,6 +148,24 @@ def test_file_of_arguments_that_cannot_be_read(tmp_path, capsys):
     assert "cannot be read (Is a directory); want a TOML file of arguments" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("gone", r"--storage-options: gone cannot be read \([^;]+\); want a JSON object, such as"),
+        ("{", r"--storage-options is no JSON \([^;]+\); want a JSON object, such as"),
+        ("list", r"--storage-options holds a list; want a JSON object, such as"),
+    ],
+)
+def test_options_of_a_url_that_are_no_object(tmp_path, monkeypatch, capsys, given, told):
+    """Before any request."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("list").write_text("[]")
+
+    assert main(["verify", "s3://nowhere/out", "--storage-options", given]) == 2
+
+    assert re.search(told, capsys.readouterr().err)
+
+
 # ---------------------------------------------------------------- codecs
 
 
@@ -357,11 +375,13 @@ def test_object_that_somebody_else_has_written(tmp_path):
 
     store = types.SimpleNamespace(
         _conditional=refuse,
+        _other_there=lambda *found: ObjectStore._other_there(store, *found),
         head=lambda _: StoredObject(5, "identity", "other"),
         url_of=lambda name: f"s3://bucket/{name}",
     )
 
-    with raises(OutputError, "s3://bucket/a holds ", "were sent; something else writes there: end that, and run again"):
+    told = "where 3 bytes with the checksum sum belong; something else writes there: end that, and run again"
+    with raises(OutputError, "s3://bucket/a holds ", told):
         ObjectStore._upload_s3(store, tmp_path / "a", "a", _ranges(3, ()), "sum", None, None)
 
 

@@ -17,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import socket
 import time
 import urllib.parse
@@ -471,8 +472,8 @@ def _check_pace(num_bytes: int, elapsed_s: float, *, has_end: bool) -> None:
         )
     if elapsed_s > _ENDLESS_AFTER_S and not has_end:
         raise InputError(
-            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is: a stream "
-            "without end? Remove the row"
+            f"is still being sent after {elapsed_s:.0f} s, and the server does not say how long it is, as "
+            "with a stream without end; remove the row"
         )
 
 
@@ -890,3 +891,7 @@ class FetchedFolder:
         """Remove files from the temporary folder."""
         for name in names:
             (self.path / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the temporary folder, whoever still has this object."""
+        shutil.rmtree(self.path, ignore_errors=True)

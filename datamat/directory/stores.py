@@ -315,6 +315,8 @@ class ObjectStore:
         *,
         notes: pathlib.Path | None = None,
         beginning: Sequence[StoredChunk] = (),
+        replaces: str | None = None,
+        check: Callable[[], object] | None = None,
     ) -> StoredObject:
         """Write a file as an object, which appears whole, unless it is there already.
 
@@ -325,14 +327,21 @@ class ObjectStore:
             notes: folder in which the number of an upload in parts is noted: whoever uploads the file after a kill
                 sends the parts that the store does not have.
             beginning: chunks whose bytes, one after another, the file begins with: the store copies them, if it can.
+            replaces: identity of the only object that it may replace, "" for none; None for whatever is there.
+            check: raises where nothing may be written; called once it is known what is there, as whatever comes there
+                later is not replaced.
 
         Raises:
-            OutputError: the store refuses it, or has something else than what was sent.
+            OutputError: the store refuses it, or has something else than what was sent, or than may be replaced.
         """
         size = os.stat(path).st_size
         before = self.head(name)
         if before is not None and checksum and (before.num_bytes, before.checksum) == (size, checksum):
             return before
+        if replaces is not None and replaces != ("" if before is None else before.identity):
+            raise self._other_there(name, before, size, checksum)
+        if check is not None:
+            check()
         with self._explained(name, "cannot be written"):
             if not self._is_s3:
                 return self._upload(os.fspath(path), name, checksum, before, beginning)
@@ -363,8 +372,8 @@ class ObjectStore:
 
     def _other_there(self, name: str, found: StoredObject | None, size: int, checksum: str) -> OutputError:
         return OutputError(
-            f"{self.url_of(name)} holds {found or 'nothing'} where {size} bytes with the checksum {checksum} were "
-            "sent; something else writes there: end that, and run again"
+            f"{self.url_of(name)} holds {found or 'nothing'} where {size} bytes with the checksum {checksum} belong; "
+            "something else writes there: end that, and run again"
         )
 
     # ------------------------------------------------------------ S3
@@ -547,7 +556,8 @@ class ObjectStore:
             return len(left)
         filesystem, path = self._open("")
         place = self._place(path)
-        prefix, ended = f"{place.pop('Key').rstrip('/')}/", 0
+        folder, ended = place.pop("Key").rstrip("/"), 0
+        prefix = f"{folder}/" if folder else ""
         with self._explained("", "cannot list its open uploads"):
             try:
                 found = retried(lambda: filesystem.call_s3("list_multipart_uploads", **place, Prefix=prefix))
@@ -557,8 +567,9 @@ class ObjectStore:
                 return 0  # this store cannot say
         noted = _noted(notes)
         for upload in found.get("Uploads") or ():
-            if upload["UploadId"] in noted:
-                continue
+            name = upload["Key"][len(prefix) :]
+            if upload["UploadId"] in noted or ("/" in name and not name.startswith(f"{WORK}/")):
+                continue  # the second: of another output, in a folder of this one
             call = {**place, "Key": upload["Key"], "UploadId": upload["UploadId"]}
             with contextlib.suppress(FileNotFoundError), self._explained("", "cannot end an open upload"):
                 retried(lambda call=call: filesystem.call_s3("abort_multipart_upload", **call))  # type: ignore[misc]
@@ -583,12 +594,29 @@ class ObjectStore:
             with self._explained(name, "cannot be deleted"), contextlib.suppress(FileNotFoundError):
                 retried(lambda name=name: self._delete(name))  # type: ignore[misc]
 
-    def _delete(self, name: str) -> None:
+    def delete_known(self, name: str, identity: str) -> None:
+        """Delete an object, unless it is gone, or another one than it was: where the store keeps such a condition.
+
+        Args:
+            name: name of the object.
+            identity: identity of the object that is meant; "" for whatever is there.
+        """
+        with self._explained(name, "cannot be deleted"):
+            try:
+                retried(lambda: self._delete(name, identity))
+            except (FileNotFoundError, FileExistsError):
+                return
+            except OSError as error:
+                if status_of(error)[0] != 412:
+                    raise
+
+    def _delete(self, name: str, identity: str = "") -> None:
         filesystem, path = self._open(name)
-        if self._is_s3:
-            filesystem.call_s3("delete_object", **self._place(path))
-        else:
-            self._requests(filesystem).delete(path)
+        if not self._is_s3:
+            self._requests(filesystem).delete(path, identity)
+            return
+        condition = {"IfMatch": f'"{identity}"'} if identity else {}
+        self._conditional(lambda more: filesystem.call_s3("delete_object", **self._place(path), **more), condition)
 
     # ------------------------------------------------------------ filesystem
 
@@ -710,8 +738,8 @@ class _Requests(abc.ABC):
         """Copy an object, with its checksum."""
 
     @abc.abstractmethod
-    def delete(self, path: str) -> None:
-        """Delete an object."""
+    def delete(self, path: str, identity: str = "") -> None:
+        """Delete an object, on the condition that it has this identity unless that is ""."""
 
     @abc.abstractmethod
     def entries(self, path: str) -> dict[str, _ListedObject]:
@@ -768,7 +796,9 @@ class _Other(_Requests):
     def copy(self, path: str, target: str) -> None:
         self._filesystem.cp_file(path, target)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, identity: str = "") -> None:
+        if identity and self.head(path)[0].identity != identity:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         self._filesystem.rm_file(path)
 
     def entries(self, path: str) -> dict[str, _ListedObject]:
@@ -892,8 +922,13 @@ class _Google(_Requests):
     def copy(self, path: str, target: str) -> None:
         self._filesystem.cp_file(path, target)
 
-    def delete(self, path: str) -> None:
-        self._filesystem.rm_file(path)
+    def delete(self, path: str, identity: str = "") -> None:
+        bucket, _, name = path.partition("/")
+        condition = {"ifGenerationMatch": identity} if identity else {}
+        try:
+            self._filesystem.call("DELETE", "b/{}/o/{}", bucket, name, **condition)
+        finally:
+            self._filesystem.invalidate_cache()
 
     def entries(self, path: str) -> dict[str, _ListedObject]:
         bucket, _, prefix = f"{path.rstrip('/')}/".partition("/")
@@ -1006,8 +1041,11 @@ class _Azure(_Requests):
         if status != "success":
             raise OSError(errno.EIO, f"the copy of {path} to {target} has ended as {status}")
 
-    def delete(self, path: str) -> None:
-        self._call(path, "delete_blob")
+    def delete(self, path: str, identity: str = "") -> None:
+        from azure.core import MatchConditions
+
+        more = {"match_condition": MatchConditions.IfNotModified, "etag": f'"{identity}"'} if identity else {}
+        self._call(path, "delete_blob", **more)
 
     def entries(self, path: str) -> dict[str, _ListedObject]:
         from fsspec.asyn import sync

@@ -314,6 +314,7 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     folder = location(path, source_options)
     if format is None and shards is None:
         raise OptionError(f"convert: nothing to change in {folder}; give format= or shards=")
+    fetched = None
     if isinstance(folder, RemotePath):
         fetched, before = _fetched_index(folder)
         if store is not None and f"{store.url}/".startswith(f"{folder.url.rstrip('/')}/"):
@@ -348,7 +349,11 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         logger=logger or get_logger("datamat"),
         remedies=Remedies(again="convert()", refuse=""),
     )
-    return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress)
+    try:
+        return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress)
+    finally:
+        if fetched is not None:
+            fetched.close()  # now: an error that somebody keeps holds this frame, and with it all fetched shards
 
 
 def _fetched_index(folder: RemotePath) -> tuple[FetchedFolder, Manifest]:

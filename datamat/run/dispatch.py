@@ -26,7 +26,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from datamat.directory.ledger import FailedRow
-from datamat.errors import BrokenPoolError, SampleError, TaskTimeout, WorkerDied
+from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
 from datamat.plan.plan import PartSpec, ShardSpec
@@ -388,7 +388,7 @@ class PartQueue:
             folder = self._to_remove[0]
             try:
                 future = executor.submit(remove_folder, os.fspath(folder))
-            except RuntimeError:  # it takes nothing more: `_end` removes the folder
+            except (OptionError, RuntimeError):  # it takes nothing more: `_end` removes the folder
                 return
             self._removing[future] = self._to_remove.popleft()
             future.add_done_callback(self._removing.pop)

@@ -52,7 +52,6 @@ from datamat.plan.changes import (
     missing_files,
     num_changed_rows,
     read_snapshot,
-    render_snapshot,
     write_snapshot,
 )
 from datamat.plan.inputs import InputFiles
@@ -596,7 +595,8 @@ class _BucketTask(_Task):
         claims = TaskClaims(planned, task, shards, bucket, own.work)
         events.emit(PlanMade.of(planned.plan, planned.chosen))
         with contextlib.closing(claims):
-            if not claims.are_all_done:  # else this one would take the mark of the one that writes the manifest
+            # Else this one would take the mark of the one that writes the manifest, or of a run after that.
+            if not claims.is_over and not claims.are_all_done:
                 remote.share(claims.run, bucket.made_folder(own.work))
             write_snapshot(own.work / "rows", planned.plan)
             run = Run(planned, tasks_of(own), self._request, events, remote, claims)
@@ -697,7 +697,7 @@ class Run:
 
     def _show_plan(self) -> None:
         if self._remote is not None:
-            self._remote.show_plan(render_snapshot(self._plan))
+            self._remote.show_plan(self._plan)
 
     def end(self, *, is_complete: bool) -> RunReport:
         """Tell hooks and ledger that the run is over, and return its report."""

@@ -181,6 +181,7 @@ class TaskClaims:
         self._seen: dict[str, tuple[str, float]] = {}  # by lease: what its holder's number was, and since when
         self._holders: dict[str, str] = {}  # by lease: what is written in it, which stays
         self._mine: set[str] = set()
+        self._end = -1  # generation of the lease of whoever writes the manifest that this task has last created
         first = task.index * len(shards) // task.count
         in_order = [*shards[first:], *shards[:first]]  # tasks begin apart, so that they rarely meet
         self._shards = sorted(in_order, key=lambda shard: not _is_begun(work, shard.name))
@@ -269,10 +270,17 @@ class TaskClaims:
     def takes_end(self) -> bool:
         """Take the lease of whoever writes the manifest; return whether this task has it."""
         self.beat()
-        if _END in self._mine:
-            return True
         self._leases = self._latest()
-        return self._takes(_END, self._place.signs())
+        if _END in self._mine:
+            # By its name: one that is not listed yet counts, too. Its holder goes on from where this one was.
+            if not self._place.text(f"leases/{_END}.{self._end + 1:05d}"):
+                return True
+            self._mine.discard(_END)
+            self._leases[_END] = max(self._leases.get(_END, 0), self._end + 1)
+        if not self._takes(_END, self._place.signs()):
+            return False
+        self._end = self._leases[_END]
+        return True
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
@@ -661,8 +669,9 @@ class TaskBucket:
     def remove(self) -> None:
         """Remove what tasks shared, the plan first, by which they see that all is done; and what earlier ones left."""
         with contextlib.suppress(OutputError):  # it costs nothing, and the next run does it
-            if not self.is_over:
-                self._store.delete([f"{_BUCKET}/{_PLAN}"])
+            there = self._store.head(f"{_BUCKET}/{_PLAN}")  # before it is read: that of a session that begins now stays
+            if there is not None and not self.is_over:
+                self._store.delete_known(f"{_BUCKET}/{_PLAN}", there.identity)
             names = self._store.listed(_BUCKET)
             # After the listing: what is of a session that begins now is not in it, or spared.
             session = (self._read() or {}).get("session")

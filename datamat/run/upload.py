@@ -9,6 +9,7 @@
         .datamat/run                    the mark of the run at work
                  shards/SHARD.json      of an uploaded shard, until a manifest lists it
                  plan.json              the shards of the run at work, for `status`
+                 earlier.json           the shards of plans before it that were not finished
                  growing.json           the shards of which there may be pieces
                  growing/SHARD/...      pieces of a shard that is not finished, see `Pieces`
                  held/...               shards that wait until those that they replace are gone
@@ -71,6 +72,7 @@ from datamat.directory.manifest import (
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.directory.stores import ObjectStore, StoredChunk, StoredObject
 from datamat.errors import CorruptDataError, OutputError, OutputLockedError
+from datamat.plan.changes import render_snapshot
 from datamat.run.limits import tree_bytes
 from datamat.run.receipts import Receipt, part_folder, part_path, read_receipt, write_receipt
 
@@ -101,6 +103,7 @@ __all__ = [
 
 _RUN = f"{WORK}/run"
 _PLAN = f"{WORK}/plan.json"
+_EARLIER = f"{WORK}/earlier.json"
 _OBJECTS = f"{WORK}/objects.json"
 _ASIDE = f"{WORK}/{MANIFEST_FILE}"
 _ENTRIES = f"{WORK}/shards"
@@ -228,7 +231,6 @@ def upload(task: UploadTask | PieceTask) -> Uploaded | UploadedPiece:
 def _upload_shard(task: UploadTask) -> Uploaded:
     """Upload the files of a shard, its entry last; what the store has whole already is not sent again."""
     store = task.store
-    _check_mark(store, task.run)
     objects: dict[str, StoredObject] = {}
 
     def send(path: pathlib.Path, name: str, checksum: str) -> None:
@@ -238,6 +240,7 @@ def _upload_shard(task: UploadTask) -> Uploaded:
             checksum,
             notes=task.made.parent / _OPEN,
             beginning=task.beginnings.get(name, ()),
+            check=lambda: _check_mark(store, task.run),
         )
         objects[name] = dataclasses.replace(found, checksum=checksum)
 
@@ -252,6 +255,7 @@ def _upload_shard(task: UploadTask) -> Uploaded:
         send(path, info.file, info.checksum)
     if task.entry:
         stored = StoredShard(tuple(info for _, _, info in task.files), task.folder, objects)
+        _check_mark(store, task.run)
         store.put(task.entry, render_json(stored.to_json()))
     _each(lambda name: store.delete([name]), task.pieces)
     return Uploaded(task.shard, objects)
@@ -757,9 +761,10 @@ class RemoteOutput:
         self._is_shared = is_shared
         self._made = ""  # with what the names of the objects of a shard begin that this task makes
         self._manifest: bytes | None = None  # that readers can see
+        self._seen = ""  # identity of that; "" for none
         self._before: dict[str, StoredObject] = {}  # the objects of the finished dataset
         self._is_changed = False
-        self._shows_plan = False
+        self._earlier: set[str] = set()  # shards of unfinished plans, of which objects may be there that nothing notes
         self.pieces: Pieces | None = None
         if store.joins_chunks and not is_shared and all(made.joins_parts for made in formats):
             self.pieces = Pieces(store, self._work, self._run, [made.extension for made in formats])
@@ -769,20 +774,25 @@ class RemoteOutput:
     def begin(self) -> None:
         """Refuse a store that cannot be written, mark it as ours, and bring the scratch folder in line with it."""
         store = self._store
+        seen = store.head(MANIFEST_FILE)  # before its content: if it changes in between, `finish` learns of it
+        self._seen = "" if seen is None else seen.identity
         self._manifest = store.get(MANIFEST_FILE)
         if not self._is_shared:
             self._mark()
             store.end_uploads(self._work / _OPEN)
+            if self._manifest is None:  # else they wait in a folder, which is listed in the end
+                self._earlier = self._named_in(_EARLIER) | self._named_in(_PLAN)
         self._before = _objects(store.get(_OBJECTS), store.url_of(_OBJECTS))
         entries = self._work / "shards"
         here, aside = _content(self._folder / MANIFEST_FILE), _content(entries / MANIFEST_FILE)
         replaced: dict[str, ShardFiles] = {}
         if self._manifest is not None and self._manifest not in (here, aside):
             self._start_over(self._manifest)
-        elif self._manifest is None and here is aside is None and (before := store.get(_ASIDE)) is not None:
+        elif self._manifest is aside is None and (before := store.get(_ASIDE)) is not None and here in (None, before):
             entries.mkdir(exist_ok=True)
             with commit(entries / MANIFEST_FILE) as file:
                 file.write(before)
+            (self._folder / MANIFEST_FILE).unlink(missing_ok=True)  # here: that of the run before the killed one
             manifest = Manifest.parse(before, store.url_of(_ASIDE), strict=False)
             self._stand_in_all(manifest)
             replaced = by_shard(manifest.all_files)
@@ -791,6 +801,8 @@ class RemoteOutput:
             is_whole = all(is_stand_in(self._folder / info.file) for info in files)
             if is_whole and not (entries / f"{shard}.json").exists():
                 write_entry(entries, files)
+        if not self._is_shared and not (self._work / LEDGER_FILE).exists():
+            self._fetch({f"{WORK}/{LEDGER_FILE}": self._work / LEDGER_FILE})
 
     def _mark(self) -> None:
         mark = {"run": self._run, "pid": os.getpid(), "host": platform.node()}
@@ -841,7 +853,10 @@ class RemoteOutput:
             of_shard.setdefault(name.partition(".")[0], {})[name] = found
         for shard, files in by_shard(manifest.all_files).items():
             if not any((self._folder / info.file).exists() for info in files):
-                self._stand_in(StoredShard(files, "", of_shard.get(shard, {})), is_held=False)
+                known = of_shard.get(shard, {})
+                if any(info.file not in known or known[info.file].checksum != info.checksum for info in files):
+                    known = {}  # of a dataset before this one: a kill came between its manifest and `objects.json`
+                self._stand_in(StoredShard(files, "", known), is_held=False)
         self._fetch(
             {
                 f"{info.file}.idx": self._work / MADE / f"{info.file}.idx"
@@ -894,29 +909,39 @@ class RemoteOutput:
     def _compare(self) -> None:
         """Remove each stand-in whose shard the store does not have whole."""
         entries = self._work / "shards"
+        settling = set()  # shards that have their names here, and perhaps not yet in the store
         for path in (self._work / _UPLOADED / HELD).glob("*.json"):
             if not (entries / HELD / path.name).exists():
-                self._settle_held(path.stem, read_entry(entries / path.name) or ())
+                settling.add(path.stem)
+                if not self._is_shared:  # else who writes the manifest names them
+                    self._settle_held(path.stem, read_entry(entries / path.name) or ())
         folders = [folder for folder in (self._folder, entries) if folder.is_dir()]
         paths = [path for folder in folders for path in folder.iterdir() if is_stand_in(path) and path.stat().st_size]
 
         def check(path: pathlib.Path) -> None:
             name = path.name.removesuffix(".growing")
             is_held = path.name != name
-            folder, objects = self._known(name.partition(".")[0], is_held=is_held)
-            if name not in objects or not self._is_whole(f"{folder}{name}", objects[name]):
+            shard = name.partition(".")[0]
+            if self._is_shared and not is_held and shard in settling:
+                return
+            folder, objects = self._known(shard, is_held=is_held)
+            beside = [one for one in objects if one.startswith(f"{name}.") or one == f"{shard}.idx"]
+            wanted = [name, *beside]
+            if name not in objects or not all(self._is_whole(f"{folder}{one}", objects[one]) for one in wanted):
                 path.unlink()
 
         _each(check, paths)
 
     def _settle_held(self, shard: str, files: ShardFiles) -> None:
-        """Name a shard in the store that has its names here, or delete one that is no longer wanted."""
-        folder, held = self._known(shard, is_held=True)
+        """Name a shard in the store that has its names here, or forget one that is no longer wanted, or not noted yet.
+
+        Its objects stay: they may be the only ones, and what no manifest names in the end is deleted then.
+        """
+        held = self._known(shard, is_held=True).objects
         if files and all(info.file in held and held[info.file].checksum == info.checksum for info in files):
-            self._name(shard)  # the run was killed in between
-            return
-        self._store.delete([f"{_HELD}/{shard}.json", *(f"{folder}{name}" for name in held)])
-        self._record(shard, is_held=True).unlink()
+            self._name(shard, self._copied(self._known(shard, is_held=True)))  # the run was killed in between
+        else:
+            self._record(shard, is_held=True).unlink()
 
     def _is_whole(self, name: str, wanted: StoredObject) -> bool:
         found = self._store.head(name)
@@ -954,9 +979,10 @@ class RemoteOutput:
         """Take over the shards of a plan that are whole in the store, and that the scratch folder does not know of."""
         entries = self._work / "shards"
         manifest = _content(self._folder / MANIFEST_FILE)
-        listed = set() if manifest is None else {info.name for info in self._parsed(manifest)}
-        known = {*listed, *read_entries(entries), *read_entries(entries / HELD)}
-        _each(self._adopt_named, [shard for shard in plan.shards if shard.name not in known])
+        known = {(info.name, info.fingerprint) for info in (() if manifest is None else self._parsed(manifest))}
+        for found in (read_entries(entries), read_entries(entries / HELD)):
+            known |= {(info.name, info.fingerprint) for files in found.values() for info in files}
+        _each(self._adopt_named, [shard for shard in plan.shards if (shard.name, shard.fingerprint) not in known])
 
     def adopt_one(self, shard: ShardSpec) -> None:
         """Take over one shard as `adopt` does, whatever the manifest lists."""
@@ -1002,7 +1028,11 @@ class RemoteOutput:
         """Take over a shard from the folder of a task; one that a killed run has moved on is found by its entry."""
         if made.folder.startswith(_SLICES) and self._has_whole(made, fingerprint):
             shard = made.files[0].name
-            stored = made if is_held else dataclasses.replace(made, folder="", objects=self._copied(made))
+            stored = made
+            if not is_held:
+                stored = dataclasses.replace(made, folder="", objects=self._copied(made))
+                if stored.objects.keys() != made.objects.keys():
+                    return  # they are gone since: the run makes it again
             self._store.put(f"{_HELD if is_held else _ENTRIES}/{shard}.json", render_json(stored.to_json()))
             self._enter(stored, is_held=is_held)
             if not is_held:
@@ -1019,10 +1049,17 @@ class RemoteOutput:
                 (folder / f"{shard}.json").unlink(missing_ok=True)
                 self._record(shard, is_held=is_held).unlink()
 
-    def show_plan(self, content: bytes) -> None:
+    def _named_in(self, name: str) -> set[str]:
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            return {str(shard["name"]) for shard in parse_json(self._store.get(name) or b"[]", name)}
+        return set()
+
+    def show_plan(self, plan: Plan) -> None:
         """Write down what this run makes, for whoever asks how far it is."""
-        self._store.put(_PLAN, content)
-        self._shows_plan = True
+        if earlier := sorted(self._earlier - {shard.name for shard in plan.shards}):
+            self._store.put(_EARLIER, render_json([{"name": name} for name in earlier]))
+        _check_mark(self._store, self._run)
+        self._store.put(_PLAN, render_snapshot(plan))
 
     # ------------------------------------------------------------ shards
 
@@ -1060,20 +1097,42 @@ class RemoteOutput:
         if self._manifest is not None:
             _check_mark(self._store, self._run)
             self._store.put(_ASIDE, self._manifest)
+            _check_mark(self._store, self._run)
             self._store.delete([MANIFEST_FILE])
-            self._manifest = None
+            self._manifest, self._seen = None, ""
         self._store.delete(names)
 
     def replace(self, gone: Iterable[str], held: Iterable[ShardFiles]) -> None:
-        """Delete the shards that go, and then give those that wait their names."""
-        _check_mark(self._store, self._run)
-        _each(lambda name: self._store.delete([name]), list(gone))
-        _each(self._name, [files[0].name for files in held])
+        """Delete the shards that go, and then give those that wait their names.
 
-    def _name(self, shard: str) -> None:
-        """Give the objects of a shard that waits their names; one that a killed run has named stays."""
+        Raises:
+            OutputLockedError: another run has begun since: these names may be those of its shards.
+            OutputError: a shard that waited is gone from the store.
+        """
+
+        def delete(name: str) -> None:
+            _check_mark(self._store, self._run)
+            # Who is stopped right here, and goes on after another run, does not delete what that has put there.
+            before = self._before.get(name)
+            self._store.delete_known(name, "" if before is None else before.identity)
+
+        def give_name(shard: str) -> None:
+            _check_mark(self._store, self._run)
+            held = self._known(shard, is_held=True)
+            known = self._copied(held)
+            if missing := sorted(held.objects.keys() - known.keys()):
+                raise OutputError(
+                    f"{self._store.url_of(f'{held.folder}{missing[0]}')} was uploaded, and is gone or another one now; "
+                    "something else deletes or writes there: end that, and run again"
+                )
+            self._name(shard, known)
+
+        _each(delete, list(gone))
+        _each(give_name, [files[0].name for files in held])
+
+    def _name(self, shard: str, known: Mapping[str, StoredObject]) -> None:
+        """Note that the objects of a shard that waited have their names, and delete those that had others."""
         held = self._known(shard, is_held=True)
-        known = self._copied(held)
         self._remember(shard, _Uploads("", known), is_held=False)
         if (content := self._store.get(f"{_HELD}/{shard}.json")) is not None:
             # By which another machine finds it, if this one is killed before it has written the manifest.
@@ -1084,7 +1143,7 @@ class RemoteOutput:
         self._record(shard, is_held=True).unlink(missing_ok=True)
 
     def _copied(self, uploads: _Uploads | StoredShard) -> dict[str, StoredObject]:
-        """Copy objects to where readers look for them, as far as they are whole; return what is there then."""
+        """Copy objects to where readers look for them, as far as they are whole; return those that are there then."""
         known = {}
         for name, wanted in uploads.objects.items():
             found = self._store.head(name)
@@ -1092,14 +1151,21 @@ class RemoteOutput:
             if not is_there and self._is_whole(f"{uploads.folder}{name}", wanted):
                 self._store.copy(f"{uploads.folder}{name}", name)
                 found = self._store.head(name)
-            if found is not None and found.num_bytes == wanted.num_bytes:
+            is_it = found is not None and found.num_bytes == wanted.num_bytes
+            if found is not None and is_it and found.checksum in {"", wanted.checksum}:
                 known[name] = dataclasses.replace(found, checksum=wanted.checksum)
         return known
 
     # ------------------------------------------------------------ the end
 
     def finish(self, manifest: Manifest) -> None:
-        """Upload the small files, and the manifest last."""
+        """Upload the small files, and the manifest last.
+
+        Raises:
+            OutputLockedError: another run has begun since.
+            OutputError: another manifest is there than this run has seen.
+        """
+        shutil.rmtree(self._work / _OPEN, ignore_errors=True)  # no shard is left whose upload would be continued
         content = read_regular(self._folder / MANIFEST_FILE, max_bytes=_MOST_BYTES)
         shards = [files[0].name for files in by_shard(manifest.all_files).values()]
         objects = {name: found for shard in shards for name, found in self._known(shard).objects.items()}
@@ -1107,29 +1173,70 @@ class RemoteOutput:
         for name, path in small.items():
             checksum = digest_file(path)
             before = self._before.get(name)
-            if before is not None and (before.num_bytes, before.checksum) == (path.stat().st_size, checksum):
+            is_known = before is not None and (before.num_bytes, before.checksum) == (path.stat().st_size, checksum)
+            if before is not None and is_known and self._is_whole(name, before):
                 objects[name] = before
                 continue
-            objects[name] = dataclasses.replace(self._store.upload(path, name, checksum), checksum=checksum)
-        left = self._left()
+            objects[name] = dataclasses.replace(self._sent(path, name, checksum), checksum=checksum)
+        left = self._left(shards, objects)
         is_same = not self._is_changed and objects == self._before and content == self._manifest
-        if is_same and not left and not self._shows_plan:
+        if is_same and not left:
             return
         _check_mark(self._store, self._run)  # after the listing: what is in it is of no run that began since
-        self._store.put(MANIFEST_FILE, content)
+        if content != self._manifest:
+            path = self._folder / MANIFEST_FILE
+            self._sent(path, MANIFEST_FILE, digest_file(path), replaces=self._seen)
+            _check_mark(self._store, self._run)
         stale = [name for name in self._before if name not in objects]
-        stale += {_ASIDE, _PLAN, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}
+        _each(lambda name: self._store.delete([name]), [*stale, *(name for names in left.values() for name in names)])
+        # After the objects that they name: what a kill leaves of those is found by them.
+        stale = [*{_ASIDE, *(f"{_ENTRIES}/{shard}.json" for shard in shards), *left}]
         _each(lambda name: self._store.delete([name]), stale)
         # After what is stale is gone: a run that finds other objects here than it knows of has that to do again.
         self._store.put(_OBJECTS, render_json(_rendered(objects)))
 
-    def _left(self) -> list[str]:
-        """Return what other runs have left of shards, killed or late, as far as the store lists it."""
+    def _sent(self, path: pathlib.Path, name: str, checksum: str, *, replaces: str | None = None) -> StoredObject:
+        """Upload a file as `ObjectStore.upload` does, unless another run has begun since."""
+
+        def check() -> None:
+            _check_mark(self._store, self._run)
+
+        try:
+            return self._store.upload(path, name, checksum, replaces=replaces, check=check)
+        except OutputError:
+            check()  # which says that it was another run
+            raise
+
+    def _left(self, shards: Collection[str], objects: Collection[str]) -> dict[str, list[str]]:
+        """Return what other runs have left of shards, killed or late, as far as the store lists it.
+
+        Args:
+            shards: names of the shards of the dataset.
+            objects: names of the objects of the dataset.
+
+        Returns:
+            By its name, each with the objects that it names and that no manifest does.
+        """
+        left: dict[str, list[str]] = {}
         with contextlib.suppress(OutputError):
-            folders = (_ENTRIES, _HELD, _GROWING)
-            left = [f"{folder}/{name}" for folder in folders for name in self._store.listed(folder)]
-            return left + ([] if self._store.head(_GROWING_SHARDS) is None else [_GROWING_SHARDS])
-        return []
+            for folder in (_ENTRIES, _HELD, _GROWING):
+                left |= {f"{folder}/{name}": [] for name in self._store.listed(folder)}
+            left |= {name: [] for name in (_GROWING_SHARDS, _PLAN, _EARLIER) if self._store.head(name) is not None}
+            if earlier := self._earlier.difference(shards):
+                there = [name for name in self._store.listed("") if "/" not in name]
+                left |= {name: [] for name in there if name.partition(".")[0] in earlier}
+
+            def follow(name: str) -> None:
+                shard = pathlib.PurePosixPath(name).stem
+                with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, CorruptDataError):
+                    stored = StoredShard.from_json(parse_json(self._store.get(name) or b"", name))
+                    if not stored.folder:
+                        named = [one for one in stored.objects if one.partition(".")[0] == shard]
+                        left[name] = [one for one in named if one not in objects]
+
+            others = [name for name in left if name.endswith(".json") and name.startswith(f"{_ENTRIES}/")]
+            _each(follow, [name for name in others if pathlib.PurePosixPath(name).stem not in shards])
+        return left
 
     def _small(self) -> Iterator[tuple[str, pathlib.Path]]:
         """Yield name and path of each small file that belongs into the store, but for ledger and manifest."""
@@ -1141,15 +1248,22 @@ class RemoteOutput:
                 yield name, path
 
     def end(self) -> None:
-        """Upload the ledger and what is in quarantine, and end the uploads that killed workers left open."""
+        """Upload the ledger and what is in quarantine, and end the uploads that killed workers left open.
+
+        Nothing where another run has begun since, whose uploads those may be.
+        """
         kept = [] if self._is_shared else [self._work / LEDGER_FILE]
         kept += [path for path in sorted((self._work / "quarantine").rglob("*")) if path.is_file()]
         try:
+            if not self._is_shared:
+                _check_mark(self._store, self._run)
             for path in kept:
                 if path.is_file():
                     self._store.upload(path, path.relative_to(self._folder).as_posix(), digest_file(path))
             if not self._is_shared:
                 self._store.end_uploads(self._work / _OPEN)
+        except OutputLockedError:
+            return
         except OutputError as error:
             self._logger.warning("%s; the next run uploads what is missing", error)
 

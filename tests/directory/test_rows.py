@@ -102,8 +102,13 @@ def test_fields_must_be_the_same_in_every_row(tmp_path):
         _store(tmp_path, [IndexRow("a", fields={"x": 1}), IndexRow("b", fields={"y": 1})])
     with pytest.raises(SourceError, match=r"row 1: field 'x' holds '1' \(str\)"):
         _store(tmp_path, [IndexRow("a", fields={"x": 1}), IndexRow("b", fields={"x": "1"})])
-    with pytest.raises(SourceError, match=r"row 0: field 'x' holds None"):
-        _store(tmp_path, [IndexRow("a", fields={"x": None})])
+
+
+def test_field_that_no_row_has_is_none_in_each(tmp_path):
+    """As an empty column of a table, which a feature may not need, or take as `Optional`."""
+    store = _store(tmp_path, [IndexRow(key, fields={"x": None, "y": 1}) for key in "ab"])
+
+    assert [row.fields for row in store.read(np.arange(2))] == [{"x": None, "y": 1}] * 2
 
 
 def test_a_type_that_changes_after_a_batch_is_an_error(tmp_path):

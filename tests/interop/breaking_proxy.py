@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import threading
@@ -77,11 +78,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             }[what]
             self.answer(what, {}, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
             return
-        there = http.client.HTTPConnection(*self.server.behind)
-        there.request(self.command, self.path, body, dict(self.headers))
-        found = there.getresponse()
-        content = found.read()
-        there.close()
+        # Google's emulator hangs up on whoever repeats the last request of an upload, and so does this proxy.
+        with contextlib.closing(http.client.HTTPConnection(*self.server.behind)) as there:
+            there.request(self.command, self.path, body, dict(self.headers))
+            found = there.getresponse()
+            content = found.read()
         if what == "lose":
             self.connection.close()
             self.close_connection = True

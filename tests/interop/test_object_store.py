@@ -94,9 +94,7 @@ def test_object_that_changes_meanwhile_is_not_replaced(store, through, proxy, tm
 
     proxy.meet = meet
 
-    with pytest.raises(
-        OutputError, match=r"file holds .* where 4 bytes with the checksum abc were sent; something else"
-    ):
+    with pytest.raises(OutputError, match=r"file holds .* where 4 bytes with the checksum abc belong; something else"):
         through.upload(tmp_path / "file", "file", "abc")
     assert store.get("file") == b"of another"
 
@@ -178,13 +176,24 @@ def test_copy_that_takes_a_while_is_waited_for(store, through, proxy, states):
     assert sum(line.startswith("PUT") for line in proxy.seen) == (5 if fails else 1)
 
 
-def test_open_uploads_are_ended(store):
-    """Those of a neighbour whose name begins alike stay."""
-    for name in ("sets/one/a", "sets/one/b/c", "sets/one-other/a"):
+@pytest.mark.parametrize(
+    ("folder", "ends"),
+    [
+        ("/sets/one", ["sets/one/.datamat/held/a", "sets/one/a"]),
+        ("", ["top"]),
+    ],
+)
+def test_open_uploads_are_ended(store, folder, ends):
+    """Those of other outputs stay: of a neighbour whose name begins alike, and of one in a folder of this one."""
+    every = ["sets/one-other/a", "sets/one/.datamat/held/a", "sets/one/a", "sets/one/b/a", "top"]
+    for name in every:
         calls(store, "create_multipart_upload", Key=name)
 
-    assert store.end_uploads() == 2
-    assert [upload["Key"] for upload in calls(store, "list_multipart_uploads")["Uploads"]] == ["sets/one-other/a"]
+    ended = ObjectStore(store.url.removesuffix("/sets/one") + folder, store.options).end_uploads()
+
+    assert ended == len(ends)
+    left = sorted(upload["Key"] for upload in calls(store, "list_multipart_uploads")["Uploads"])
+    assert left == sorted({*every} - {*ends})
 
 
 def test_upload_that_a_kill_left_is_continued(store, tmp_path, proxy):
@@ -271,8 +280,9 @@ def test_other_digest_is_damage(through, proxy, tmp_path, size):
     proxy.alter = lambda headers: {**headers, **(wrong if "x-ms-blob-type" in headers else {})}
     proxy.rewrite = lambda content: re.sub(rb'"crc32c":"[^"]*"', b'"crc32c":"AAAAAA=="', content)
 
-    with pytest.raises(OutputError, match=r"has the (CRC32C AAAAAA==|MD5 0+), what was sent has .* damaged on its way"):
+    with pytest.raises(OutputError, match=r"the [^ ]+ [^ ]+, what was sent has .* damaged on its way") as caught:
         through.upload(tmp_path / "file", "file", "abc")
+    assert re.search(r"file has the (CRC32C AAAAAA==|MD5 0+), ", str(caught.value))
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("gs", "lose"), ("gs", "cut"), ("gs", 503), ("az", "lose"), ("az", 500)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -28,9 +29,11 @@ import pytest
 from breaking_proxy import Proxy
 from store_servers import KINDS, Server
 
-from datamat import Materializer, OptionError, OutputError, ShardOptions, load, materialize
+from datamat import Materializer, OptionError, OutputError, OutputLockedError, ShardOptions, load, materialize
 from datamat.directory.files import digest_file
 from datamat.directory.stores import ObjectStore
+from datamat.run import upload
+from datamat.run.upload import RemoteOutput
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -444,6 +447,237 @@ def test_dataset_is_loaded_from_the_bucket(place, tmp_path):
     data = load(place.url, "train", cache_dir=tmp_path / "cache", storage_options=place.options)
 
     assert sorted(int(sample["number"]) for sample in data) == list(range(150))
+
+
+# ---------------------------------------------------------------- one run after, or beside, another
+
+
+class _Stopped(Exception):
+    """Ends a run at one place in this process, as a kill would."""
+
+
+def stop(*_, **__):
+    """Stand in for a function at which a run is killed."""
+    raise _Stopped
+
+
+@pytest.fixture
+def make(place, tmp_path):
+    """Give a function that makes the output in this process, with the scratch folder of a machine."""
+
+    def make(num_rows, machine, num_shards=2, **options):
+        options = {"storage_options": place.options, "scratch": tmp_path / machine, "progress": False, **options}
+        return materialize(
+            row_of, list(range(num_rows)), place.url, shards=ShardOptions(num_shards=num_shards), **options
+        )
+
+    return make
+
+
+def _path(handler):
+    return urllib.parse.unquote(handler.path)
+
+
+def row_of(number):
+    """Return a row; one of them fails where errors may be left out."""
+    if number == 3:
+        raise ValueError("three")
+    return {"number": number}
+
+
+@pytest.fixture
+def stopped(make, monkeypatch):
+    """Give a function that stops a run where it calls a function of a module or a class."""
+
+    def stopped(where, name, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, stop)
+            with pytest.raises(_Stopped):
+                make(*args, errors="skip")
+
+    return stopped
+
+
+def test_waiting_shards_of_a_lost_machine_are_taken_over(place, make, stopped, tmp_path):
+    """By one that has the dataset before, or nothing; a kill at it deletes none of them."""
+    make(20, "old", errors="skip")
+    stopped(RemoteOutput, "withdraw", 30, "lost")
+    held = [name for name in place.there()[1] if name.startswith("held/")]
+    stopped(upload, "write_entry", 30, "new")
+
+    assert len(held) == 6
+    assert sorted(name for name in place.there()[1] if name.startswith("held/")) == sorted(held)
+    for machine in ("new", "old"):
+        report = make(30, machine, errors="skip")
+        assert (report.is_complete, report.num_shards_written) == (True, 0)
+    materialize(
+        row_of, list(range(30)), tmp_path / "out", shards=ShardOptions(num_shards=2), errors="skip", progress=False
+    )
+    assert sorted(sample["number"] for sample in load(tmp_path / "out", "train")) == [*range(3), *range(4, 30)]
+
+
+def test_named_shards_of_a_lost_machine_are_taken_over(make, stopped):
+    """By one whose disk has the dataset that they replace."""
+    make(20, "old", errors="skip")
+    stopped(RemoteOutput, "finish", 30, "lost")
+
+    report = make(30, "old", errors="skip")
+
+    assert (report.is_complete, report.num_shards_written) == (True, 0)
+
+
+def test_dataset_without_its_list_of_objects_is_whole(place, make, stopped):
+    """A kill came between the manifest and that list, which is of the dataset before."""
+    make(20, "old", errors="skip")
+    before = place.files.cat_file(f"{place.root}/.datamat/objects.json")
+    make(30, "lost", errors="skip")
+    place.files.pipe_file(f"{place.root}/.datamat/objects.json", before)
+
+    report = make(30, "new", errors="skip")
+
+    assert (report.is_complete, report.num_shards_written) == (True, 0)
+
+
+def test_shard_that_vanishes_while_it_waits_ends_the_run(place, make):
+    """No manifest names what is not there; the next run makes it again."""
+    make(20, "one", errors="skip")
+    goes = []
+
+    def meet(_, handler):
+        if not goes and handler.command == "DELETE" and handler.path.endswith("/manifest.json"):
+            goes.extend(path for path in place.files.find(f"{place.root}/.datamat/held") if path.endswith("2.tfrecord"))
+            place.files.rm_file(goes[0])
+        return
+
+    place.proxy.meet = meet
+
+    with pytest.raises(OutputError, match=r"held/.*2\.tfrecord was uploaded, and is gone or another one now; "):
+        make(30, "one", errors="skip")
+    assert "manifest.json" not in place.there()[0]
+    assert make(30, "one", errors="skip").num_shards_written == 1
+
+
+@pytest.fixture
+def followed(place, make):
+    """Give a function that stops a run at a request until another machine has ended its own, which is returned."""
+
+    def followed(is_where):
+        begun, goes_on, ends = threading.Event(), threading.Event(), []
+
+        def meet(_, handler):
+            if not begun.is_set() and is_where(handler):
+                begun.set()
+                return goes_on
+            return None
+
+        def first():
+            try:
+                make(30, "one", errors="skip")
+            except OutputLockedError as error:
+                ends.append(str(error))
+
+        place.proxy.meet = meet
+        thread = threading.Thread(target=first)
+        thread.start()
+        begun.wait()
+        try:
+            make(40, "two", errors="skip")
+            expected = place.there()[0]
+        finally:
+            goes_on.set()
+            thread.join()
+        assert "is being written by another run" in ends[0]
+        return expected
+
+    return followed
+
+
+# gcsfs names a small object in the body of its request.
+@pytest.mark.parametrize("kind", ["s3", "az"])
+def test_manifest_of_a_run_that_followed_stays(place, followed):
+    """The earlier one was stopped right before it wrote its own."""
+    expected = followed(
+        lambda handler: handler.command in {"PUT", "POST"} and re.search(r"(?<!datamat/)manifest\.json", _path(handler))
+    )
+
+    assert place.there()[0] == expected
+
+
+# The emulator of Google's store deletes whatever the condition.
+@pytest.mark.parametrize("kind", ["s3", "az"])
+def test_late_deletion_spares_what_another_run_has_put_there(place, make, followed):
+    """It was to delete a shard that is replaced, and comes after the new one has its name."""
+    make(20, "one", errors="skip")
+
+    expected = followed(
+        lambda handler: handler.command == "DELETE" and re.search(r"one/data-train-.*\.tfrecord", _path(handler))
+    )
+
+    assert place.there()[0] == expected
+
+
+def test_run_that_another_follows_ends_none_of_its_uploads(place, make, monkeypatch):
+    """They are no leftovers."""
+
+    def followed(self, *_):
+        place.files.pipe_file(f"{place.root}/.datamat/run", b'{"run": "other", "pid": 7, "host": "there"}')
+        key = f"{place.root.partition('/')[2]}/data-train-00000-of-00002.tfrecord"
+        place.files.call_s3("create_multipart_upload", Bucket=place.bucket, Key=key)
+        raise _Stopped
+
+    monkeypatch.setattr(RemoteOutput, "show_plan", followed)
+
+    with pytest.raises(_Stopped):
+        make(20, "one", errors="skip")
+
+    assert len(place.uploads()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_shards", "at", "times", "second"),
+    [
+        (4, r"PUT .*shards/.*\.json", 1, "other"),
+        (4, r"PUT .*shards/.*\.json", 2, "other"),
+        (2, r"PUT .*partNumber=2", 1, "scratch"),
+    ],
+    ids=["whole", "noted", "part"],
+)
+def test_shards_of_another_plan_go(place, num_shards, at, times, second):
+    """Of a machine that was lost, whole shards that no manifest names; of this one, an upload that nobody continues."""
+    seen = itertools.count(1)
+    place.run_killed_at(
+        lambda handler: re.match(at, f"{handler.command} {handler.path}") is not None and next(seen) == times,
+        num_shards=num_shards,
+    )
+
+    place.run(num_shards=3, scratch=second)
+
+    place.check(place.local(num_shards=3))
+
+
+@EVERY_STORE
+def test_small_objects_are_put_back(place, make):
+    """Offsets, index files and sidecars that somebody has deleted."""
+    make(20, "one", errors="skip")
+    expected = place.there()[0]
+    gone = [name for name in expected if name.endswith(".idx") or "index/" in name]
+    assert len(gone) >= 3
+    for name in gone:
+        place.files.rm_file(f"{place.root}/{name}")
+
+    make(20, "one", errors="skip")
+
+    assert place.there()[0] == expected
+
+
+def test_ledger_goes_on_from_another_machine(place, make):
+    """It says why rows failed, whoever runs last."""
+    make(20, "one", errors="skip")
+    make(20, "two", errors="skip")
+
+    ledger = place.files.cat_file(f"{place.root}/.datamat/ledger.jsonl").decode()
+    assert [json.loads(line)["event"] for line in ledger.splitlines()].count("sample_skipped") == 1
 
 
 def test_memory_is_a_store_of_this_process(tmp_path):

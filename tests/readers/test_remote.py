@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import gc
+import html
 import itertools
 import multiprocessing
 import os
@@ -27,15 +28,18 @@ from datamat import (
     DatasetWriter,
     Features,
     IndexRow,
+    Manifest,
     Materializer,
     MissingDependencyError,
     OptionError,
     OutputError,
     ShardOptions,
     Tensor,
+    inspect,
     load,
+    view,
 )
-from datamat.directory.remote import RemotePath, is_url
+from datamat.directory.remote import FetchedFolder, RemotePath, is_url
 from datamat.formats import Offsets, get_format
 from datamat.readers import records
 from datamat.readers.cache import ShardStore
@@ -147,6 +151,38 @@ def test_every_way_of_reading_works(pairs, web, cache):
     assert [one["key"] for one in batches] == [one["key"] for one in local.to_numpy(2, shuffle=True, seed=3)]
     assert [first["key"], *read_all(again)] == local.keys()
     assert np.array_equal(data.preview(2).array, local.preview(2).array)
+
+
+def test_index_that_is_missing_is_named_on_the_page(copied, web, cache):
+    """The samples are shown all the same."""
+    (copied / "_index/val.index").unlink()
+
+    page = view(web.url, "val", count=2, cache_dir=cache)
+
+    assert f"{web.url}/_index/val.index is missing; run the job again to rebuild it" in html.unescape(page.html)
+    assert page.num_samples == 2
+
+
+def test_inspection_of_a_directory_without_its_first_shard(copied, web):
+    """It is what would be looked at."""
+    first = Manifest.read(copied).shards[0].file
+    (copied / first).unlink()
+
+    with pytest.raises(OutputError, match=rf"{web.url}/{first} is missing; run the job again to rebuild it"):
+        inspect(web.url)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_file_for_which_the_disk_has_no_room(web):
+    """What is examined is fetched into the folder for temporary files, and what came of it is removed."""
+    folder = FetchedFolder(RemotePath(web.url))
+    (folder.path / "manifest.json").symlink_to("/dev/full")
+
+    with pytest.raises(
+        OutputError, match=r"not fit into .* \(No space left on device\), where it is examined; set TMPDIR"
+    ):
+        folder.fetch_if_there("manifest.json", 1 << 20)
+    assert not os.path.lexists(folder.path / "manifest.json")
 
 
 @pytest.mark.slow

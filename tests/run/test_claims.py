@@ -159,13 +159,13 @@ def test_finished_shards_are_nobodys(claims, clock, tmp_path):
     """No expiry gives them to another; the output is done with the last of them, whoever made it."""
     first, second = claims(0), claims(1)
     _take_all(first)
-    first.finish("n-0", ())
+    first.finish("n-0", (), None)
     assert not second.are_all_done
     assert _take_all(second) == []
     clock[0] += LEASE_S + 0.1
 
     assert _take_all(second) == ["n-1"]
-    second.finish("n-1", ())
+    second.finish("n-1", (), None)
     assert first.are_all_done
     assert second.are_all_done
 
@@ -182,3 +182,18 @@ def test_one_task_writes_the_manifest(claims, clock):
     assert not second.takes_end()
     clock[0] += LEASE_S + 0.1
     assert second.takes_end()
+
+
+def test_whoever_lost_the_end_to_another_has_it_no_more(claims, clock):
+    """Else both would begin the last run again and again, each with the mark of the store."""
+    first, second = claims(0), claims(1)
+    assert first.takes_end()
+    assert not second.takes_end()
+    clock[0] += LEASE_S + 1
+
+    assert second.takes_end()
+    assert not first.takes_end()
+    assert second.takes_end()
+    clock[0] += LEASE_S + 1
+    assert first.takes_end()
+    assert not second.takes_end()

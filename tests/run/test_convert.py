@@ -424,7 +424,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
     with pytest.raises(OptionError, match="give format= or shards="):
         convert(mixed, tmp_path / "out")
     for output in (mixed, mixed / "inside"):
-        with pytest.raises(OptionError, match="lies in the directory that is converted"):
+        with pytest.raises(OptionError, match="lies in the directory that is converted; give another folder"):
             convert(mixed, output, shards=2)
     for options, message in (
         ({"hooks": EventsInThisProcess()}, r"want a list of hooks, as in hooks=\[EventsInThisProcess\(\)\]"),

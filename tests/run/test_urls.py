@@ -383,7 +383,7 @@ def drip(handler):
     ("path", "limits", "message"),
     [
         ("/long.png", {"_SLOW_AFTER_S": 0.1}, r"long\.png comes too slowly: \d+ bytes in 0 s; run again later"),
-        ("/radio.png", {"_ENDLESS_AFTER_S": 0.1}, r"radio\.png is still being sent .* a stream without end\? Remove"),
+        ("/radio.png", {"_ENDLESS_AFTER_S": 0.1}, r"radio\.png is still being sent .* a stream without end; remove"),
         ("/large.png", {"_MOST_BYTES": 10_000}, r"large\.png has over 10000 bytes, the most that are fetched; remove"),
     ],
 )

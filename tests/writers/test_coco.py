@@ -157,7 +157,7 @@ def test_bad_annotation_is_refused(coco, change, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is no JSON: [^;]+; restore it"),
         ("[]", "is not in the COCO format"),
         ('{"images": [], "annotations": []}', "is not in the COCO format"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "entry 0 of images lacks one of file_name"),

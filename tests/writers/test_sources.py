@@ -376,6 +376,11 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="empty holds no files; give the folder that does"):
         Materializer("files", tmp_path / "empty", tmp_path / "out")
+    (tmp_path / "empty/a.txt").touch()
+    with pytest.raises(
+        SourceError, match=r"holds no files that end in \.tar.*; give the folder that does, or a pattern"
+    ):
+        Materializer("webdataset", tmp_path / "empty", tmp_path / "out")
     (tmp_path / "c.arrow").write_bytes(b"ARROW1")
     with pytest.raises(SourceError, match=r"c\.arrow cannot be read as Arrow: .*; write the file again"):
         Materializer("arrow", tmp_path / "c.arrow", tmp_path / "out")

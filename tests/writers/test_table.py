@@ -161,6 +161,19 @@ def test_bad_table_in_memory_is_refused(table, options, message):
         bound(pa.table(table), **options)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"x": 1', r"rows\.jsonl line 3 is no JSON: [^;]+; want an object on each line"),
+        ("[1, 2]", r"rows\.jsonl line 3 holds b'\[1, 2\]\\n'; want an object on each line"),
+    ],
+)
+def test_line_that_is_no_object_is_refused(csv, line, message):
+    """With its number in the file: lines that are blank count, too."""
+    with pytest.raises(SourceError, match=message):
+        bound(csv(f'{{"x": 1}}\n\n{line}\n', "rows.jsonl"))
+
+
 def test_other_files_are_refused(csv):
     """The suffix says what a table is."""
     with pytest.raises(SourceError, match=r"unknown kind of table; want \.parquet, \.csv, \.tsv or \.jsonl"):
