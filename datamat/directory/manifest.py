@@ -60,6 +60,7 @@ __all__ = [
     "file_names",
     "formats_of",
     "growing_path",
+    "head_of",
     "index_file",
     "is_being_replaced",
     "is_older",
@@ -716,6 +717,11 @@ def _has_its_digest(content: bytes) -> bool:
     digest = xxhash.xxh3_128(content[:start])
     digest.update(content[end:])
     return content[start:end] == _DIGEST_LINE % digest.hexdigest().encode()
+
+
+def head_of(content: bytes) -> bytes:
+    """Return the beginning of a manifest's file, up to its digest: no other manifest begins so."""
+    return content[: content.find(b"\n", content.find(_LINE_BEFORE) + 1) + len(_DIGEST_LINE % bytes(32))]
 
 
 def no_manifest(folder: RemotePath) -> OutputError:

@@ -45,6 +45,7 @@ from datamat.directory.remote import (
     lasting,
     open_filesystem,
     options_for,
+    place_of,
     reason_of,
     redacted,
     retried,
@@ -91,6 +92,7 @@ _OPENED_BY_LIBRARIES = frozenset(
 )  # fmt: skip
 _PACKED = frozenset({".gz", ".bz2", ".lz4", ".zst", ".xz"})
 _READABLE = 0o444
+_WITH_CONTENT = 0o644  # NFS refuses an exclusive lock to whoever may not write
 _WILDCARDS = "*?["
 _FIRST_NS, _SPAN_NS = 946_684_800 * 10**9, 10**18  # from 2000 on, for some thirty years: any file system has such times
 _IDENTITIES = ("md5Hash", "content_settings", "ETag", "etag", "generation", "blob_id", "sha", "mtime", "LastModified",
@@ -104,8 +106,9 @@ _has_hook = False
 class _Entry:
     """An object of the listing."""
 
-    num_bytes: int
+    num_bytes: int  # -1 where its server does not say
     stamp: int
+    part: str = ""  # path of its content, where that was fetched with the listing
 
 
 @final
@@ -155,15 +158,19 @@ class SourceMirror:
         work = self._folder / "work"
         for made in (work, pathlib.Path(self._files)):
             made.mkdir(parents=True, exist_ok=True)
+        unsized = [name for name, found in listed.items() if found.num_bytes < 0]
+        listed |= dict(zip(unsized, _each(self._measured, unsized), strict=True))
         known = set(listed)
         for folder, names, files in os.walk(self._files, topdown=False):
             below = os.path.relpath(folder, self._files)
             for name in files:
                 path = os.path.normpath(os.path.join(below, name))
                 if path not in known:
-                    os.unlink(os.path.join(folder, name))
+                    with contextlib.suppress(FileNotFoundError):  # another process lists the source, too
+                        os.unlink(os.path.join(folder, name))
             if below != "." and not any(os.path.lexists(os.path.join(folder, name)) for name in (*names, *files)):
-                os.rmdir(folder)
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
         early = [name for name, found in listed.items() if self._lay(name, found) and self._is_early(name)]
         self.activate()
         self._is_fresh = True
@@ -222,6 +229,26 @@ class SourceMirror:
                 raise SourceError(f"{self} holds {name!r}, which cannot be the name of a file; rename it or remove it")
         return {name: _listed(info) for name, info in infos.items()}
 
+    def _measured(self, name: str) -> _Entry:
+        """Return an object whose size no server says, with its content: only that tells its versions apart."""
+        place, part = self._root / name, self._part()
+        try:
+            with open(part, "w+b") as file:
+                size, _ = place.download(file, _MOST_BYTES)
+                file.seek(0)
+                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+            return _Entry(size, _stamp(digest.hexdigest()), part)
+        except Exception as error:  # each filesystem raises what the client below it does
+            os.unlink(part)
+            if _is_of_disk(error) or (isinstance(error, DatamatError) and not isinstance(error, InputError)):
+                raise
+            reason = str(error).partition(";")[0] if isinstance(error, InputError) else reason_of(error)
+            problem = redacted(reason, place.url, place.options)
+        raise SourceError(
+            f"{place} cannot be fetched to see how large it is, which its server does not say: {problem}; download it, "
+            "and give its path"
+        )
+
     def _is_early(self, name: str) -> bool:
         stem, ending = os.path.splitext(name.lower())
         if ending in _PACKED:
@@ -235,17 +262,22 @@ class SourceMirror:
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             self._leave(path, found)
-            return True
+            return not found.part
         is_same = (status.st_size, status.st_mtime_ns) == (found.num_bytes, found.stamp)
-        if is_same and stat.S_ISREG(status.st_mode):
+        if is_same and stat.S_ISREG(status.st_mode) and not found.part:
             # What a run that was killed has left: it would fill the disk.
             return self.drop(path) if status.st_mode & _READABLE and not self._is_early(name) else _is_empty(status)
         self._leave(path, found)
-        return True
+        return not found.part
 
     def _leave(self, path: str, found: _Entry) -> None:
+        """Put an object in place: its content where that is here, or else a placeholder."""
+        if found.part:
+            os.utime(found.part, ns=(found.stamp, found.stamp))
+            os.chmod(found.part, _WITH_CONTENT)
+            _put(found.part, path)
+            return
         part = self._part()
         descriptor = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o200)
         try:
@@ -254,7 +286,7 @@ class SourceMirror:
             os.fchmod(descriptor, 0)
         finally:
             os.close(descriptor)
-        os.replace(part, path)
+        _put(part, path)
 
     def _part(self) -> str:
         descriptor, part = tempfile.mkstemp(dir=self._folder / "work")
@@ -287,8 +319,8 @@ class SourceMirror:
                 raise InputError(
                     f"{self._root / name} has changed since it was listed; run again, when nothing writes there"
                 )
-            os.chmod(part, _READABLE)
-            os.replace(part, path)
+            os.chmod(part, _WITH_CONTENT)
+            _put(part, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
@@ -329,7 +361,7 @@ class SourceMirror:
         try:
             if _is_empty(os.lstat(path)):
                 return True  # to open it would fetch it
-            with open(path, "rb") as file:
+            with open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 status = os.fstat(file.fileno())
                 if not _is_empty(status):
@@ -344,7 +376,13 @@ class SourceMirror:
 
         while True:
             self.fetch(path)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, PermissionError) as error:
+                if _is_placeholder(path):  # dropped again a moment ago
+                    continue
+                name = os.path.relpath(path, self._files)
+                raise InputError(f"{self._root / name} is gone since it was listed; run again") from error
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)) and not _is_empty(os.fstat(descriptor)):
@@ -377,9 +415,24 @@ class SourceMirror:
         return [os.path.join(folder, name) for folder, _, names in os.walk(full) for name in sorted(names)]
 
 
+def _put(part: str, path: str) -> None:
+    """Give a file its place, in a folder that is made, also where another process removes that as empty."""
+    folder = os.path.dirname(path)
+    while True:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            os.replace(part, path)
+        except (FileNotFoundError, FileExistsError):  # the latter where it goes while it is made
+            if not os.path.exists(part) or os.path.isfile(folder):
+                raise
+        else:
+            return
+
+
 _MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end
 LIKELY_BYTES = 1 << 17
 """Size of a file behind the URL of a row, where nothing has said it yet."""
+_OF_THIS_MACHINE = frozenset({"asynclocal", "dir", "file", "generic", "git", "local", "memory"})
 _SUFFIX = re.compile(r"\.\w{1,8}")
 _CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
 _PAGES = ("text/html", "application/xhtml+xml")
@@ -402,6 +455,8 @@ class UrlFiles:
         self._urls: dict[str, str] = {}
         self._states: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._num_seen = self._seen_bytes = 0  # files that this process has fetched
         self._silent: set[str] = set()  # hosts that have not answered; each further URL of one is asked for once
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -411,17 +466,20 @@ class UrlFiles:
         """Have this process fetch the files that Python opens from now on."""
         _activate(self.folder, self)
 
-    def path_of(self, url: str, place: str) -> str:
+    def path_of(self, url: str, place: str, problem: str = "") -> str:
         """Return the path at which the file behind a URL will be found in this process.
 
         Args:
             url: the URL, in full.
             place: what tells it from all others: row and field.
+            problem: why it is not to be fetched, said when its row is read; "" where it is.
         """
         suffix = os.path.splitext(lasting(url).partition("?")[0])[1]
         name = f"{place}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
         path = os.path.join(self.folder, str(os.getpid()), name)
         self._urls[path] = url
+        if problem:
+            self._refused[path] = problem
         return path
 
     def fetch(self, path: str) -> None:
@@ -436,7 +494,7 @@ class UrlFiles:
         url = self._urls.get(path)
         if url is None or os.path.exists(path):
             return
-        problem = self._failed.pop(path, "")
+        problem = self._refused.get(path) or self._failed.pop(path, "")
         if not problem:
             _own(os.path.dirname(path))
             problem = self._fetched(url, path)
@@ -471,6 +529,7 @@ class UrlFiles:
                     "correct the URL"
                 )
             self._states[path] = size, _stamp(_identity(_as_info(said, size)))
+            self._num_seen, self._seen_bytes = self._num_seen + 1, self._seen_bytes + size
             os.replace(part, path)
         except Exception as error:
             if _is_of_disk(error) or isinstance(error, (MissingDependencyError, OptionError)):
@@ -524,8 +583,8 @@ class UrlFiles:
         return None
 
     def lacks(self, path: str) -> int:
-        """Return the bytes of a file, or a guess where it is not there yet."""
-        return _size(path) or LIKELY_BYTES
+        """Return the bytes of a file; where it is not there yet, a guess: the mean of those that were fetched."""
+        return _size(path) or (self._seen_bytes // self._num_seen if self._seen_bytes else LIKELY_BYTES)
 
     def files_in(self, path: str) -> list[str]:
         """Return the path where it is that of a URL."""
@@ -544,7 +603,7 @@ class UrlFiles:
 
     def forget(self) -> None:
         """Forget the files of a part, and remove the folder of this process: it may end without a word."""
-        for known in (self._urls, self._states, self._failed):
+        for known in (self._urls, self._states, self._failed, self._refused):
             known.clear()
         _disown(os.path.join(self.folder, str(os.getpid())))
 
@@ -561,7 +620,7 @@ def _own(folder: str) -> None:
         if folder in _owned:
             return
         for lock in glob.glob(f"{glob.escape(os.path.dirname(folder))}/*.lock"):
-            with contextlib.suppress(OSError), open(lock, "rb") as file:
+            with contextlib.suppress(OSError), open(lock, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.removesuffix(".lock"), ignore_errors=True)
                 os.unlink(lock)
@@ -605,7 +664,7 @@ def _checked(url: str) -> str:
         return f"data:{url[5:]}"
     scheme = url.partition("::")[0].partition("://")[0].lower()
     # Of this machine: a table of somebody else's must not read its files.
-    if "::" in url.partition("://")[0] or scheme in {"file", "local", "memory"}:
+    if "::" in url.partition("://")[0] or scheme in _OF_THIS_MACHINE:
         raise InputError(f"is of the scheme {scheme!r}, which tables of URLs must not use; give a path")
     if scheme not in available_protocols():
         raise InputError(f"is of the scheme {scheme!r}, which fsspec does not know; correct the URL")
@@ -651,19 +710,20 @@ def is_path_of_url(paths: Sequence[str]) -> bool:
     return any(isinstance(files, UrlFiles) and files.files_in(path) for files in _active.values() for path in paths)
 
 
-def url_path(folder: str, url: str, place: str) -> str:
+def url_path(folder: str, url: str, place: str, problem: str = "") -> str:
     """Return the path of the file behind a URL of a row, in this process.
 
     Args:
         folder: folder of `UrlFiles`.
         url: the URL, in full.
         place: what tells it from all others: row and field.
+        problem: why it is not to be fetched; "" where it is.
     """
     files = _active.get(folder)
     if not isinstance(files, UrlFiles):
         files = UrlFiles(folder, {})
         files.activate()
-    return files.path_of(url, place)
+    return files.path_of(url, place, problem)
 
 
 def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] | None) -> str:
@@ -762,7 +822,9 @@ class FetchAhead:
         self._next = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "datamat-fetch")
         self._running: dict[str, concurrent.futures.Future[None]] = {}
-        self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._fetched: collections.OrderedDict[str, int] = collections.OrderedDict()  # and the size of each
+        self._arrived: collections.deque[tuple[str, int]] = collections.deque()  # sizes that were guesses before
+        self._most_files = AT_ONCE  # until one has arrived, which may be large
         self._held: list[int] = []
 
     def _files_in(self, path: str) -> list[str]:
@@ -807,18 +869,19 @@ class FetchAhead:
         """Begin to fetch what comes next, and drop the oldest where much is here."""
         num_files = num_bytes = 0
         self._next = max(self._next, first)
+        self._note_sizes()
         for row in self._rows[first : self._next]:
             num_files += len(row)
             num_bytes += sum(self._fetched.get(path, 0) for path in row)
         while self._next < len(self._rows) and (
-            self._next < stop or (num_files < _AHEAD_FILES and num_bytes < _AHEAD_BYTES)
+            self._next < stop or (num_files < self._most_files and num_bytes < _AHEAD_BYTES)
         ):
             for path in self._rows[self._next]:
                 size = self._mirrors[path].lacks(path)
                 num_files += 1
                 num_bytes += size
                 if path not in self._fetched and size:
-                    self._running[path] = self._pool.submit(self._mirrors[path].ahead, path)
+                    self._running[path] = self._pool.submit(self._fetch, path)
                 self._fetched[path] = size
                 self._fetched.move_to_end(path)
             self._next += 1
@@ -828,6 +891,17 @@ class FetchAhead:
             if total > _KEPT_BYTES and path not in ahead:
                 total -= self._fetched.pop(path)
                 self._mirrors[path].drop(path)
+
+    def _fetch(self, path: str) -> None:
+        self._mirrors[path].ahead(path)
+        self._arrived.append((path, self._mirrors[path].lacks(path)))
+
+    def _note_sizes(self) -> None:
+        while self._arrived:
+            path, size = self._arrived.popleft()
+            self._most_files = _AHEAD_FILES
+            if path in self._fetched:
+                self._fetched[path] = size
 
     def _let_go(self) -> None:
         for descriptor in self._held:
@@ -840,6 +914,13 @@ def _size(path: str) -> int:
         return os.lstat(path).st_size
     except OSError:
         return 0
+
+
+def _is_placeholder(path: str) -> bool:
+    try:
+        return _is_empty(os.lstat(path))
+    except OSError:
+        return False
 
 
 def _is_empty(status: os.stat_result) -> bool:
@@ -867,7 +948,8 @@ def _stamp(identity: str) -> int:
 
 
 def _listed(info: Mapping[str, Any]) -> _Entry:
-    return _Entry(int(info["size"] or 0), _stamp(_identity(info)))
+    size = info.get("size")
+    return _Entry(-1 if size is None else int(size), _stamp(_identity(info)))
 
 
 def _identity(info: Mapping[str, Any]) -> str:
@@ -917,8 +999,8 @@ def mirrored(
     if not isinstance(source, str) or not is_url(source) or source.startswith("file://"):
         return None
     head, pattern = _parted(source)
-    folder = f"source-{xxhash.xxh3_64_hexdigest(source.encode())}"
     root = RemotePath(head, options_for(source, options or {}))
+    folder = f"source-{xxhash.xxh3_64_hexdigest(place_of(source, root.options).encode())}"
     made = SourceMirror(root, pattern, pathlib.Path(_scratch(scratch), folder))
     made.update()
     return made

@@ -51,6 +51,7 @@ __all__ = [
     "location",
     "open_filesystem",
     "options_for",
+    "place_of",
     "reason_of",
     "redacted",
     "retried",
@@ -227,6 +228,33 @@ def lasting(url: str) -> str:
     return f"{without_secrets(head)}{'?' if kept else ''}{'&'.join(kept)}"
 
 
+_PLACE_VARIABLE = re.compile(
+    r"AWS_ENDPOINT_URL\w*|STORAGE_EMULATOR_HOST|AZURE_STORAGE_(ACCOUNT_NAME|CONNECTION_STRING)"
+)
+
+
+def place_of(url: str, options: Mapping[str, Any]) -> str:
+    """Return a text that is the same however a URL is signed, and another for each store; it may hold secrets.
+
+    Args:
+        url: URL, `SCHEME://PLACE`.
+        options: options for fsspec.
+    """
+    said = {
+        *_places_in(options),
+        *(f"{name}={value}" for name, value in os.environ.items() if _PLACE_VARIABLE.fullmatch(name)),
+    }
+    return "\n".join([lasting(url), *sorted(said)])
+
+
+def _places_in(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _places_in(value)
+        elif name in _SHOWN or name in _ALSO_PLACES:
+            yield f"{name}={value}"
+
+
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]+")
 
 
@@ -275,6 +303,7 @@ def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
 _SECRET_PART = re.compile(r"(?i)(?:key|secret|password|token|signature|\bsig)=([^;&]+)")  # of a connection string
 _SHOWN = frozenset({"endpoint_url", "region_name", "protocol", "account_name", "project"})
 """Options that say where something is, and open nothing."""
+_ALSO_PLACES = frozenset({"connection_string", "endpoint", "host", "port"})
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -541,7 +570,7 @@ class RemotePath:
                 blocks = self._streamed(0, max_bytes, heard=said)
             else:
                 said = self._info()
-                blocks = self._blocks_from(0, int(said["size"] or 0))
+                blocks = self._blocks_from(0, max_bytes if said["size"] is None else int(said["size"]))
             began = time.monotonic()
             with contextlib.closing(blocks):
                 for block in blocks:

@@ -146,6 +146,16 @@ class SourceFiles:
             raise ValueError("not a regular file")
         return found
 
+    def problem(self, path: str) -> str:
+        """Return why a file or folder that is there must not be read, or ""."""
+        try:
+            self._status(path)
+        except OSError:
+            return ""
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def state(self, path: str) -> FileState:
         """Return the state of a file or folder; a folder is walked once.
 
@@ -843,6 +853,7 @@ class RowStore:
         self._fields = [RowField(**{**field, "types": tuple(field["types"])}) for field in found["fields"]]
         self._file_fields = [field for field in self._fields if field.holds_file]
         self.url_folder: str = found.get("url_folder", "")
+        self._follows_links: bool = found.get("follows_links", False)
         self._blocks = [(start, stop, Origin(*origin)) for start, stop, origin in found["origins"]]
 
     def __len__(self) -> int:
@@ -1041,21 +1052,32 @@ class RowStore:
         ]
 
     def _url_places(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:
-        """Return the path of each URL of rows by number, by the URL as the row has it."""
-        return [
-            {
-                name: url_path(self.url_folder, url, f"{row}-{field.number}-{number}")
-                for number, (name, url) in enumerate(urls.items())
-            }
-            for row, urls in zip(np.asarray(positions).tolist(), self.input_urls(field, positions), strict=True)
-        ]
+        """Return the path of each URL of rows by number, by the URL as the row has it.
+
+        So do local files that lie outside of the source: their rows fail when they are read.
+        """
+        found, files = [], SourceFiles(self.source)
+        texts, each = self._text(field.stem, positions), self.input_urls(field, positions)
+        for row, text, urls in zip(np.asarray(positions).tolist(), texts, each, strict=True):
+            place = f"{row}-{field.number}"
+            paths = {name: url_path(self.url_folder, url, f"{place}-{n}") for n, (name, url) in enumerate(urls.items())}
+            for number, (name, problem) in enumerate(self._refused(files, _names_in(field, text)).items(), len(urls)):
+                paths[name] = url_path(self.url_folder, name, f"{place}-{number}", f"{name!r}: {problem}")
+            found.append(paths)
+        return found
+
+    def _refused(self, files: SourceFiles, names: Sequence[str]) -> dict[str, str]:
+        """Return what is wrong with the local files among URLs, by their names."""
+        with links_followed(self._follows_links):
+            problems = {name: files.problem(name) for name in names if self._is_file(name)}
+        return {name: problem for name, problem in problems.items() if problem}
 
     def input_urls(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:
         """Return the whole URLs of rows by number, each by what the row calls it."""
         texts, signed = self._text(field.stem, positions), self._text(f"{field.stem}.signed", positions)
         found = []
         for text, whole in zip(texts, signed, strict=True):
-            names = files_of_text(text) if field.kind == "json" else [text] if text and text != _NO_TEXT else []
+            names = _names_in(field, text)
             urls = names if not whole else json.loads(whole) if field.kind == "json" else [whole]
             found.append({name: url for name, url in zip(names, urls, strict=True) if name and not self._is_file(name)})
         return found
@@ -1267,6 +1289,7 @@ class _RowWriter:
             source=self._source,
             identity=identity,
             url_folder=url_folder,
+            follows_links=follows_links(),
             splits=list(self._codes),
             fields=[dataclasses.asdict(field) for field in fields],
             origins=self._origins,
@@ -1740,19 +1763,23 @@ class _InputFinder:
             whole = {name: url for urls in places for name, url in urls.items()}
             answers = self._urls.ask_all(whole.values())
             asked = {name: answers[url] for name, url in whole.items()}
+        names_found = np.zeros(len(rows), np.uint64)
         for number, (text, names) in enumerate(zip(texts, named, strict=True)):
-            local = [self._state_of(name) for name in names if not is_url(name)]
-            if field.kind != "json" and any(local):
-                path = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
-                found[number] = (path, *local[0], b"")
+            state = None if any(map(is_url, names)) else self._local_state(field, text)
+            if names and state is not None:
+                name = (text + self._targets(field, text)).encode("utf-8", "surrogateescape")
+                found[number] = (xxhash.xxh3_64_intdigest(name), *state[:2], b"")
+                names_found[number] = state.names
             elif names:
-                found[number] = input_of_urls(text, [asked[name] for name in names if name in asked] + local)
-        return found, np.zeros(len(rows), np.uint64)
+                states = [asked.get(name) if is_url(name) else self._local_state(None, name) for name in names]
+                found[number] = input_of_urls(text, [one[:2] for one in states if one is not None])
+        return found, names_found
 
-    def _state_of(self, name: str) -> tuple[int, int]:
+    def _local_state(self, field: RowField | None, text: str) -> FileState | None:
+        """Return the state of local files beside URLs; None where their row is to fail when it is read."""
         with contextlib.suppress(OSError, ValueError):
-            return self._files.state(name)[:2]
-        return 0, 0
+            return self._files.state(text) if field is None else self._look(field, text, is_strict=False)
+        return None
 
     def _targets(self, field: RowField, value: str) -> str:
         """Return where the links of a value lead out of the source, so that another target is another file."""
@@ -1772,6 +1799,13 @@ class _InputFinder:
         if is_strict and self._declared is None:  # among files, a folder is a mistake
             self._files.check_file(value)
         return self._files.state(value)
+
+
+def _names_in(field: RowField, text: str) -> list[str]:
+    """Return the URLs and paths that a row has in a field of URLs."""
+    if field.kind == "json":
+        return files_of_text(text)
+    return [text] if text and text != _NO_TEXT else []
 
 
 def input_of_urls(text: str, states: Sequence[tuple[int, int]]) -> tuple[int, int, int, bytes]:

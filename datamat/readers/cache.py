@@ -137,11 +137,14 @@ class ShardStore:
         self._folder = pathlib.Path(folder)
         self._max_bytes = max_bytes
         self._own = {_name_of(info): info.num_bytes for info in files}
-        self._needed: dict[int, frozenset[str]] = {}
+        self._needed: dict[tuple[int, int], frozenset[str]] = {}  # by process and reader
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(f"cache_dir {self._folder}: {error.strerror}; name a writable folder") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_needed": {}}
 
     def local(self, info: ShardInfo, source: pathlib.Path) -> pathlib.Path:
         """Return the path of a copy of a shard, made now if it is missing, or `source` if the copy does not fit.
@@ -249,11 +252,13 @@ class ShardStore:
 
         file = open(copy, "rb")  # noqa: SIM115 -- open as long as it is in use
         fcntl.flock(file, fcntl.LOCK_SH)
+        owner = os.getpid()
 
         def release() -> None:
-            # Released explicitly: a forked child may have the file open.
+            # Explicitly, as a forked child may have the file open; by such a child it is only closed.
             with contextlib.suppress(ValueError):
-                fcntl.flock(file, fcntl.LOCK_UN)
+                if os.getpid() == owner:
+                    fcntl.flock(file, fcntl.LOCK_UN)
                 file.close()
 
         return release
@@ -265,10 +270,11 @@ class ShardStore:
             reader: number of the epoch's reader, to tell those that read at the same time apart.
             infos: the shards that it needs next.
         """
+        own = os.getpid(), reader
         if infos is None:
-            self._needed.pop(reader, None)
+            self._needed.pop(own, None)
         else:
-            self._needed[reader] = frozenset(map(_name_of, infos))
+            self._needed[own] = frozenset(map(_name_of, infos))
 
     def offsets(self, info: ShardInfo) -> pathlib.Path | None:
         """Return the path of the copied offsets of a shard, or None; other processes may remove that file.
@@ -349,7 +355,8 @@ class ShardStore:
         """Tell whether a file may make room: of other datasets, or of this one where an epoch is done with it."""
         if name.removesuffix(_OFFSETS) not in self._own:
             return True
-        needed = [*self._needed.values()]
+        # What the parent of a forked process needed then says nothing of what it needs now.
+        needed = [names for (pid, _), names in [*self._needed.items()] if pid == os.getpid()]
         return name in self._own and bool(needed) and not any(name in one for one in needed)
 
     def _remove(self, path: pathlib.Path) -> bool:
@@ -363,10 +370,10 @@ class ShardStore:
                 return True
             return False
         try:
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            with contextlib.suppress(FileNotFoundError), _open_to_lock(path) as file:
                 _lock_now(file)  # refused while a reader has it open
                 path.unlink(missing_ok=True)
-        except BlockingIOError:
+        except OSError:  # or where it is another user's
             return False
         return True
 
@@ -421,6 +428,14 @@ def _locked(path: pathlib.Path, how: int) -> BinaryIO:
             file.close()
             raise
         file.close()
+
+
+def _open_to_lock(path: pathlib.Path) -> BinaryIO:
+    """Open a file that is to be locked against all others: NFS refuses that to whoever may not write."""
+    try:
+        return open(path, "r+b")
+    except PermissionError:
+        return open(path, "rb")
 
 
 def _lock_now(file: BinaryIO) -> None:

@@ -46,7 +46,7 @@ from datamat.readers.batches import (
 from datamat.readers.cache import RecordCache, ShardStore, byte_limit
 from datamat.readers.loader import BatchJob, BatchMaker, ragged_names
 from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, SampleReader, SkippedRecords
-from datamat.readers.remote import ahead
+from datamat.readers.remote import LoadedUrl, ahead
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
 from datamat.readers.tf.pipeline import check_shard
@@ -1109,10 +1109,7 @@ def load(
     """
     cache_dir = cache_dir and expand_home(cache_dir)
     folder = _folder(path, storage_options, cache_dir)
-    loaded = (
-        None if isinstance(folder, RemotePath) else LoadedDirectory(folder)
-    )  # copies of remote files are checked when they are made
-    found = _manifest(folder)
+    found, loaded = _loaded(folder)
     manifest = found.of_format(format or found.format)
     if split is not None and split not in manifest.splits:
         raise OptionError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits) or 'none'}")
@@ -1150,8 +1147,11 @@ def _folder(
     return pathlib.Path(expand_home(path))
 
 
-def _manifest(folder: pathlib.Path | RemotePath) -> Manifest:
+def _loaded(folder: pathlib.Path | RemotePath) -> tuple[Manifest, LoadedDirectory | LoadedUrl]:
+    """Return the manifest of a directory, and what tells whether that is still the same later."""
     if not isinstance(folder, RemotePath):
-        return Manifest.read(folder)
+        loaded = LoadedDirectory(folder)
+        return Manifest.read(folder), loaded
     file = folder / MANIFEST_FILE
-    return Manifest.parse(file.read_bytes(MOST_MANIFEST_BYTES), str(file))
+    content = file.read_bytes(MOST_MANIFEST_BYTES)
+    return Manifest.parse(content, str(file)), LoadedUrl(folder, content)

@@ -30,7 +30,7 @@ from datamat.formats import Offsets, ShardFormat
 from datamat.options import ErrorPolicy
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.logs import get_logger
-from datamat.readers.remote import MOST_LINE_BYTES, Download, RemoteReader, ShardFetcher
+from datamat.readers.remote import MOST_LINE_BYTES, Download, LoadedUrl, RemoteReader, ShardFetcher
 
 if TYPE_CHECKING:
     import pathlib
@@ -286,7 +286,7 @@ class KeyIndex:
         split: str | None,
         records: RecordFiles,
         store: ShardStore | None = None,
-        loaded: LoadedDirectory | None = None,
+        loaded: LoadedDirectory | LoadedUrl | None = None,
     ) -> None:
         self._splits: list[SplitIndex] = []
         self._files: list[_IndexFile] = []
@@ -376,7 +376,7 @@ class _KeysFile:
         records: RecordFiles,
         starts: Sequence[int],
         store: ShardStore | None,
-        loaded: LoadedDirectory | None,
+        loaded: LoadedDirectory | LoadedUrl | None,
     ) -> None:
         self._folder = folder
         self._name = keys_file(split)
@@ -444,6 +444,8 @@ class _KeysFile:
                 copy = self._store.fetch(info, folder / self._name)
             found = MappedKeys(copy.parent, copy.name, self._num_rows)
         except (CorruptDataError, OutputError) as error:
+            if self._loaded is not None and isinstance(error, CorruptDataError):
+                self._loaded.check(info)
             self._leave_aside(str(error))
             return None
         self._is_whole = True
@@ -472,7 +474,7 @@ class _IndexFile:
         split: str,
         manifest: Manifest,
         store: ShardStore | None,
-        loaded: LoadedDirectory | None,
+        loaded: LoadedDirectory | LoadedUrl | None,
     ) -> None:
         self._source = source
         self._info = next((info for info in manifest.index if info.file == index_file(split)), None)
@@ -504,7 +506,12 @@ class _IndexFile:
     def _copy(self, source: RemotePath) -> pathlib.Path:
         if self._info is None or self._store is None:
             raise CorruptDataError(f"the manifest does not list {source}; run the job again to rebuild it")
-        return self._store.fetch(self._info, source)
+        try:
+            return self._store.fetch(self._info, source)
+        except CorruptDataError:
+            if self._loaded is not None:
+                self._loaded.check(self._info)
+            raise
 
 
 # ---------------------------------------------------------------- what was loaded, and may have been replaced
@@ -567,6 +574,8 @@ class LoadedDirectory:
 
 
 _ATTEMPTS = 5
+_UNKEPT_BYTES = 128 << 20  # of offsets in memory: those of other shards are fetched again
+_BYTES_PER_OFFSET = 48  # of the arrays, and of the text that they come from
 
 
 @final
@@ -585,7 +594,7 @@ class ShardOpener:
         folder: pathlib.Path | RemotePath,
         shard_format: ShardFormat,
         store: ShardStore | None,
-        loaded: LoadedDirectory | None = None,
+        loaded: LoadedDirectory | LoadedUrl | None = None,
     ) -> None:
         self.folder = folder
         self._format = shard_format
@@ -627,6 +636,8 @@ class ShardOpener:
         try:
             return self._open_remote(self.folder, info)
         except CorruptDataError as error:
+            if self._loaded is not None:
+                self._loaded.check(info)
             self._damaged[info.file] = str(error)
             raise
 
@@ -666,6 +677,7 @@ class ShardOpener:
         if not (self._format.reads_ranges and self._format.has_checksums):
             raise  # noqa: PLE0704 -- called where the error is handled
         self._bad_sources.add(info.file)
+        self._damaged.pop(info.file, None)
 
     def named(self, info: ShardInfo, error: CorruptDataError) -> CorruptDataError:
         """Return an error with the name of the shard in place of that of its copy."""
@@ -741,7 +753,7 @@ class ShardOpener:
         if self._store.keep_offsets(info, content):
             self._unkept.pop(info.file, None)
         else:
-            self._unkept[info.file] = offsets, b""
+            self._remember(info, offsets, b"")
         return opened
 
     def _opened_before_whole(
@@ -757,8 +769,11 @@ class ShardOpener:
                 return None
             download = None
         # By another process: nothing is fetched twice.
-        if download is None and store.is_being_made(info) and store.fetch_if_it_fits(info, shard) is not None:
-            return None
+        try:
+            if download is None and store.is_being_made(info) and store.fetch_if_it_fits(info, shard) is not None:
+                return None
+        except CorruptDataError:
+            self._note_bad_source(info)
         if download is not None and not self._format.has_checksums:
             return None  # that of the whole file is the only one
         return self._by_ranges(fetcher, info, folder, download)
@@ -780,6 +795,7 @@ class ShardOpener:
                 fetcher if may_fetch else None,
                 functools.partial(self._format.reader, spans=spans),
                 download,
+                self._loaded if isinstance(self._loaded, LoadedUrl) else None,
             )
         except FileNotFoundError:  # it was whole, or given up, a moment ago
             return None
@@ -790,8 +806,18 @@ class ShardOpener:
         if found is None:
             assert self.fetcher is not None, "where there is a URL"
             content = self.fetcher.offsets(info)
-            found = self._unkept[info.file] = _tested(content, place, info), content
+            found = _tested(content, place, info), content
+            self._remember(info, *found)
         return found
+
+    def _remember(self, info: ShardInfo, offsets: Offsets, content: bytes) -> None:
+        """Keep the offsets of a shard in memory in place of those that were needed first."""
+        self._unkept.pop(info.file, None)
+        self._unkept[info.file] = offsets, content
+        most = max(_UNKEPT_BYTES // (_BYTES_PER_OFFSET * max(info.num_records, 1)), 1)
+        while len(self._unkept) > most:
+            with contextlib.suppress(StopIteration, RuntimeError):  # other threads do so at the same time
+                self._unkept.pop(next(iter(self._unkept)), None)
 
     def _kept(self, store: ShardStore, info: ShardInfo, place: RemotePath) -> RecordSpans | None:
         """Return the offsets that were fetched before, or None if they must be fetched again."""
@@ -919,7 +945,7 @@ class RecordFiles:
         shard_format: ShardFormat,
         cache: RecordCache,
         store: ShardStore | None = None,
-        loaded: LoadedDirectory | None = None,
+        loaded: LoadedDirectory | LoadedUrl | None = None,
     ) -> None:
         self._shards = shards
         self._format = shard_format

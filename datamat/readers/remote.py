@@ -16,10 +16,13 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, head_of
+from datamat.directory.remote import AbsentError
 from datamat.errors import CorruptDataError, DatamatError, OutputError
 from datamat.formats import ShardReader
 from datamat.parallel.logs import get_logger
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from datamat.directory.manifest import ShardInfo
+    from datamat.directory.manifest import IndexInfo, ShardInfo
     from datamat.directory.remote import RemotePath
     from datamat.features import Column
     from datamat.formats import RecordSpans
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from datamat.readers.loader import BatchJob
 
 
-__all__ = ["MOST_LINE_BYTES", "Download", "LookAhead", "RemoteReader", "ShardFetcher", "ahead"]
+__all__ = ["MOST_LINE_BYTES", "Download", "LoadedUrl", "LookAhead", "RemoteReader", "ShardFetcher", "ahead"]
 
 MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
 _AT_ONCE = 8  # shards of an epoch that are fetched at the same time
@@ -46,8 +49,73 @@ _NEAR_BYTES = 4 << 20  # a copy that lacks less than this of a record is waited 
 _WAIT_S = 1.0  # until a copy that does not grow is no longer waited for
 _SCRATCH_BYTES = 16 << 20
 _LEAST_RANGES, _SHARE_OF_RANGES = 8, 8  # an eighth of a shard that was read by ranges: the rest is wanted, too
+_CHECK_S = 2.0  # for which the manifest that was seen last is taken for the current one
 
 _logger = get_logger("datamat.readers")
+
+
+@final
+class LoadedUrl:
+    """A directory behind a URL as it was when its manifest was read. Thread-safe and picklable.
+
+    Copies are compared with the manifest when they are made. What is read before a shard is whole is not, and a run may
+    have replaced the shard under the same name, with records of the same sizes. It removes the manifest first: as long
+    as that is the one which was read, so are all shards. Its digest is at its beginning, so that a few bytes tell.
+
+    Args:
+        folder: URL of the directory.
+        content: content of its manifest.
+    """
+
+    def __init__(self, folder: RemotePath, content: bytes) -> None:
+        self._folder = folder
+        self._head = self._first = head_of(content)  # of the manifest as it is now; b"" while there is none
+        self._later: tuple[bytes, dict[str, str]] = b"", {}  # of another that was seen, and its checksums by file
+        self._looked_at = -_CHECK_S
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_looked_at": -_CHECK_S}
+
+    def check(self, info: ShardInfo | IndexInfo, *, within_s: float = 0.0) -> None:
+        """Refuse a file that has been replaced; call this once bytes of it were read.
+
+        Args:
+            info: entry of the file in the manifest that was loaded.
+            within_s: for how long to trust the last look at the manifest.
+
+        Raises:
+            OutputError: another file has its name now, or a run is replacing files; or the manifest cannot be read.
+        """
+        now = time.monotonic()
+        if now - self._looked_at >= within_s:
+            self._look()
+            self._looked_at = now
+        is_listed = self._later[1].get(info.file) == info.checksum
+        if self._head == self._first or (self._head and is_listed):
+            return
+        if not self._head:
+            raise OutputError(
+                f"{self._folder / MANIFEST_FILE} is gone since it was loaded: a run is replacing shards; load "
+                f"{self._folder} again when it has finished"
+            )
+        raise OutputError(
+            f"{self._folder / info.file} is no longer the file that was loaded: a run has replaced it; load "
+            f"{self._folder} again"
+        )
+
+    def _look(self) -> None:
+        place = self._folder / MANIFEST_FILE
+        try:
+            head = place.read_range(0, len(self._first))
+            if head not in (self._first, self._later[0]):
+                content = place.read_bytes(MOST_MANIFEST_BYTES)
+                found = Manifest.parse(content, str(place))
+                head = head_of(content)
+                files: list[ShardInfo | IndexInfo] = [*found.all_files, *found.index]
+                self._later = head, {info.file: info.checksum for info in files}
+        except (AbsentError, CorruptDataError):  # one that is being written is none yet
+            head = b""
+        self._head = head
 
 
 @final
@@ -190,7 +258,8 @@ class RemoteReader(ShardReader):
 
     The bytes of a range go to their place in a local file, which has the size of the shard and takes room for what was
     read only; there the reader of the format finds them. So any format can be read this way that reads no more than
-    the ranges of its records.
+    the ranges of its records. The copy that is being made is only read: its stream is what is compared with the
+    manifest.
 
     Args:
         info: entry of the shard in the manifest.
@@ -200,6 +269,7 @@ class RemoteReader(ShardReader):
         fetcher: makes a copy once much of the shard was read by ranges; None where that is of no use.
         read_file: returns the format's reader of a file.
         download: copy of the shard that is being made here, or None.
+        loaded: checks that the shard is still the one that was loaded; None where nothing replaces it.
     """
 
     def __init__(
@@ -211,23 +281,29 @@ class RemoteReader(ShardReader):
         fetcher: ShardFetcher | None,
         read_file: Callable[[str], ShardReader],
         download: Download | None,
+        loaded: LoadedUrl | None,
     ) -> None:
-        self._descriptor = -1
+        self._descriptor = self._part = -1
         self._info = info
         self._source = source
         self._spans = spans
         self._fetcher = fetcher
         self._read_file = read_file
         self._download = download
+        self._loaded = loaded
+        self._trust_s = 0.0  # the manifest is looked at after the first bytes have come, and then now and then
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._here: set[tuple[int, int]] = set()
         self._written = self._num_ranges = self._range_bytes = 0
         if download is not None and download.part is not None:
-            self._open(str(download.part))
-        else:
+            self._part = os.open(download.part, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
             with store.scratch(info.num_bytes) as file:
                 self._open(file.name)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, path: str) -> None:
         info, self._path = self._info, path
@@ -253,6 +329,8 @@ class RemoteReader(ShardReader):
         try:
             return self._read(number, self._inner.read)  # type: ignore[return-value]
         except CorruptDataError as error:
+            if self._loaded is not None:
+                self._loaded.check(self._info)
             raise CorruptDataError(str(error).replace(self._path, str(self._source))) from error
 
     def read_intact(self, number: int) -> dict[str, Column] | None:
@@ -261,14 +339,14 @@ class RemoteReader(ShardReader):
 
     def _read(self, number: int, read: Callable[[int], dict[str, Column] | None]) -> dict[str, Column] | None:
         offset, size, _ = self._spans.span(number)
-        if self._download is not None and self._download.reaches(offset + size):
-            return read(number)
         with self._lock:
             if (offset, size) in self._here:
                 return read(number)
-        data = self._source.read_range(offset, offset + size)
+        is_range = self._download is None or not self._download.reaches(offset + size)
+        data = self._source.read_range(offset, offset + size) if is_range else _read_at(self._part, size, offset)
+        self._check()
         with self._lock:
-            if self._download is None and self._written > _SCRATCH_BYTES:
+            if self._written > _SCRATCH_BYTES:
                 os.ftruncate(self._descriptor, 0)
                 os.ftruncate(self._descriptor, self._info.num_bytes)
                 self._here.clear()
@@ -277,8 +355,8 @@ class RemoteReader(ShardReader):
             self._here.add((offset, size))
             self._written += size
             found = read(number)
-            self._num_ranges += 1
-            self._range_bytes += size
+            self._num_ranges += is_range
+            self._range_bytes += size * is_range
         if (
             self._fetcher is not None
             and self._num_ranges >= _LEAST_RANGES
@@ -288,6 +366,11 @@ class RemoteReader(ShardReader):
             self._fetcher.start(self._info)
         return found
 
+    def _check(self) -> None:
+        if self._loaded is not None:
+            self._loaded.check(self._info, within_s=self._trust_s)
+            self._trust_s = _CHECK_S
+
     @property
     def group_records(self) -> int | None:
         """Number of records in the largest group, as the format's reader says."""
@@ -295,9 +378,17 @@ class RemoteReader(ShardReader):
 
     def close(self, *, close_descriptor: Callable[[int], None] = os.close) -> None:
         """Release the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            close_descriptor(descriptor)
+        descriptors, self._descriptor, self._part = (self._descriptor, self._part), -1, -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                close_descriptor(descriptor)
+
+
+def _read_at(descriptor: int, size: int, offset: int) -> bytes:
+    found = b""
+    while len(found) < size and (block := os.pread(descriptor, size - len(found), offset + len(found))):
+        found += block
+    return found
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:

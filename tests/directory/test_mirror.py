@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import http.server
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -12,10 +14,12 @@ import threading
 import fsspec
 import numpy as np
 import pytest
+from nfs_locks import refuse_as_nfs_does
 from PIL import Image
 
-from datamat import InputError, Materializer, OptionError, SampleError, SourceError, WorkerOptions, load
-from datamat.directory.mirror import FetchAhead, mirrored
+from datamat import InputError, Materializer, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
+from datamat.directory.mirror import FetchAhead, _Entry, mirrored
+from datamat.writers.table import TableWriter
 
 
 @pytest.fixture
@@ -102,8 +106,11 @@ def test_object_that_changed_after_the_listing_is_refused(web, tmp_path):
         (path / "b.bin").read_bytes()
 
 
-def test_files_of_rows_come_ahead_and_go(web, tmp_path):
+@pytest.mark.parametrize("is_nfs", [False, True])
+def test_files_of_rows_come_ahead_and_go(web, tmp_path, monkeypatch, is_nfs):
     """Those of the row at work stay, whoever wants to drop them; after the part none is left."""
+    if is_nfs:
+        refuse_as_nfs_does(monkeypatch)
     folder, url, seen = web
     for number in range(20):
         (folder / f"{number:02d}.bin").write_bytes(bytes([number]) * 100)
@@ -118,6 +125,31 @@ def test_files_of_rows_come_ahead_and_go(web, tmp_path):
 
     assert not any(map(is_here, paths))
     assert sorted(one for one in seen if one.endswith(".bin")) == [f"/{number:02d}.bin" for number in range(20)]
+
+
+class Removes(RunHook):
+    """Removes a file when the source is listed, and before its row is read."""
+
+    def on_plan(self, event):
+        """Remove it."""
+        os.unlink(self.path)
+
+
+def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):
+    """Somebody has emptied the folder, or lists the source when the object is gone: other rows are made."""
+    folder, url, _ = web
+    for name in ("cat/0.png", "cat/1.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / name)
+    place = {"scratch": tmp_path / "scratch", "workers": WorkerOptions(num_workers=1)}
+    removes = Removes()
+    job = Materializer("image_folder", url, tmp_path / "out", errors="skip", **place, hooks=[removes])
+    removes.path = f"{job.job.mirror.path}/cat/1.png"
+
+    report = job.run(progress=False)
+
+    assert report.num_failed == 1
+    assert len(load(tmp_path / "out")) == 1
 
 
 def test_another_process_has_it_by_pickle(web, tmp_path):
@@ -152,6 +184,108 @@ def test_run_over_a_web_server(web, tmp_path):
     assert len(files) == 12
     assert not any(map(is_here, files))
     assert url in repr(job)
+
+
+def test_each_store_has_a_folder_of_its_own(tmp_path):
+    """Two may have buckets of one name; what opens them does not matter."""
+    memory, url = fsspec.filesystem("memory"), f"memory://{tmp_path.name}"
+    memory.pipe(f"/{tmp_path.name}/c.bin", b"x")
+
+    def folder(**options):
+        return mirrored(url, options, tmp_path).path
+
+    own, secret = folder(), folder(key="A", client_kwargs={"secret": "B"})
+    nested = [folder(client_kwargs={"endpoint_url": f"http://{name}"}) for name in ("one", "two", "one")]
+    plain = [folder(endpoint_url="http://three"), folder(account_name="one"), folder(connection_string="one")]
+
+    assert own == secret
+    assert nested[0] == nested[2]
+    assert len({own, *nested, *plain}) == 6
+
+
+def test_signature_is_not_part_of_the_folder(web, tmp_path):
+    """A source that is signed anew is the same one, and what is here is not fetched again."""
+    folder, url, seen = web
+    (folder / "table.csv").write_text("x\n1\n")
+
+    paths = {mirrored(f"{url}/table.csv?X-Amz-Signature={n}", None, tmp_path).path for n in range(3)}
+
+    assert len(paths) == 1
+    assert len([path for path in seen if path.startswith("/table.csv")]) == 1
+
+
+def update_often(source):
+    """Bring a folder in line with a source that changes each time, for other processes; return how often."""
+    listings = [{f"a/b/{number}.bin": _Entry(number, 10**18) for number in range(5)}, {"c.bin": _Entry(1, 1)}]
+    for number in range(300):
+        source._listed = lambda number=number: listings[number % 2]
+        source.update()
+    return number + 1
+
+
+def test_processes_that_list_a_source_at_once_do_not_disturb_each_other(web, tmp_path):
+    """What one removes another may have removed, and a folder may go before a file is put there."""
+    folder, url, _ = web
+    (folder / "c.bin").write_bytes(b"x")
+    source = mirrored(url, None, tmp_path)
+
+    with concurrent.futures.ProcessPoolExecutor(4, multiprocessing.get_context("fork")) as pool:
+        assert list(pool.map(update_often, [source] * 4)) == [300] * 4
+
+    assert list((pathlib.Path(source.path).parent / "work").iterdir()) == []
+
+
+@pytest.fixture
+def unsized(web, monkeypatch):
+    """A web server whose answers come in chunks, and do not say how long they are, or when they were changed."""
+    folder, url, _ = web
+
+    def send(handler):
+        handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.send_header("Content-Type", "text/csv")
+        handler.end_headers()
+        return handler.wfile
+
+    def get(handler):
+        content = (folder / handler.path.lstrip("/")).read_bytes()
+        send(handler).write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content))
+
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_HEAD", send)
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_GET", get)
+    return folder, url
+
+
+def test_file_whose_size_no_server_says(unsized, tmp_path):
+    """As those that are made on demand, such as exports: its content tells whether it has changed."""
+    folder, url = unsized
+    (folder / "export.csv").write_text("key,text\na,one\nb,two\n")
+    job = Materializer(
+        TableWriter(features={"text": Text()}), f"{url}/export.csv", tmp_path / "out", scratch=tmp_path / "scratch"
+    )
+
+    def texts():
+        report = job.run(progress=False)
+        return report.num_shards_written, {sample["key"]: sample["text"] for sample in load(tmp_path / "out")}
+
+    first, again = texts(), texts()
+    (folder / "export.csv").write_text("key,text\na,one\nb,six\n")
+
+    assert first == (1, {"a": "one", "b": "two"})
+    assert again == (0, first[1])
+    assert texts() == (1, {"a": "one", "b": "six"})
+
+
+def test_file_without_end_whose_size_no_server_says_is_refused(unsized, tmp_path, monkeypatch):
+    """So much is fetched, and no more."""
+    folder, url = unsized
+    (folder / "export.csv").write_text("key,text\na,one\n")
+    monkeypatch.setattr("datamat.directory.mirror._MOST_BYTES", 10)
+
+    with pytest.raises(SourceError, match=r"export\.csv cannot be fetched .*: has over 10 bytes, .*; download it"):
+        mirrored(f"{url}/export.csv", None, tmp_path)
+    assert os.listdir(next(tmp_path.glob("source-*/work"))) == []
 
 
 def test_one_file_a_pattern_and_a_local_url(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import errno
 import multiprocessing
 import os
 import pathlib
@@ -11,6 +13,7 @@ import shutil
 
 import numpy as np
 import pytest
+from nfs_locks import refuse_as_nfs_does
 
 from datamat import CorruptDataError, OptionError, load
 from datamat.directory.manifest import ShardInfo
@@ -123,8 +126,11 @@ def test_shard_without_room_is_read_where_it_is(copied, tmp_path):
     assert copies(tmp_path / "cache") == [f"{shards[0].checksum}.tfrecord"]
 
 
-def test_older_copies_make_room(copied, make_pairs_output, tmp_path):
+@pytest.mark.parametrize("is_nfs", [False, True])
+def test_older_copies_make_room(copied, make_pairs_output, tmp_path, monkeypatch, is_nfs):
     """The least recently used go; files that are no copies of datamat stay."""
+    if is_nfs:
+        refuse_as_nfs_does(monkeypatch)
     limit = sum(info.num_bytes for info in load(copied, "train").manifest.splits["train"])
     other = make_pairs_output(tmp_path / "other", seed=1)
     (tmp_path / "cache").mkdir()
@@ -138,6 +144,61 @@ def test_older_copies_make_room(copied, make_pairs_output, tmp_path):
     mine = {f"{info.checksum}.tfrecord" for info in data.manifest.splits["train"]}
     assert len(before) == 3
     assert {"notes.txt"} < set(copies(tmp_path / "cache")) <= mine | {"notes.txt"}
+
+
+def test_copy_that_cannot_be_removed_takes_its_room(pairs, tmp_path, monkeypatch):
+    """As that of another user in a folder whose owners keep their files: a shard is then read where it is."""
+    one, other = load(pairs, "train").manifest.splits["train"]
+    kept = ShardStore(tmp_path, one.num_bytes, [one]).local(one, pairs / one.file)
+    store = ShardStore(tmp_path, max(one.num_bytes, other.num_bytes), [other])
+
+    def refuse(self, **_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "unlink", refuse)
+        patched.setattr(ShardStore, "_lock", lambda *_, **__: contextlib.nullcontext())
+        assert store.local(other, pairs / other.file) == pairs / other.file
+
+    assert kept.exists()
+
+
+def test_child_does_not_release_what_its_parent_reads(pairs, tmp_path):
+    """It has inherited the open file, and drops its readers when it ends."""
+    info = load(pairs, "train").manifest.splits["train"][0]
+    store = ShardStore(tmp_path, 1 << 30, [info])
+    copy = store.local(info, pairs / info.file)
+    release = store.in_use(copy)
+
+    child = multiprocessing.get_context("fork").Process(target=release)
+    child.start()
+    child.join(20)
+
+    assert child.exitcode == 0
+    assert not store._remove(copy)
+    release()
+    assert store._remove(copy)
+
+
+@pytest.mark.parametrize("way", ["fork", "pickle"])
+def test_needs_of_an_epoch_are_those_of_its_process(pairs, tmp_path, way):
+    """A process that is forked, or gets the store by pickle, does not know what the epoch needs by now."""
+    one, other = load(pairs, "train").manifest.splits["train"]
+    store = ShardStore(tmp_path, max(one.num_bytes, other.num_bytes), [one, other])
+    copy = store.local(one, pairs / one.file)
+    store.need(1, [other])
+
+    if way == "pickle":
+        assert pickle.loads(pickle.dumps(store)).local(other, pairs / other.file) == pairs / other.file
+    else:
+        child = multiprocessing.get_context("fork").Process(target=store.local, args=(other, pairs / other.file))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+    assert copy.exists()
+
+    assert store.local(other, pairs / other.file).parent == tmp_path
+    assert not copy.exists()
 
 
 def test_what_a_killed_copier_left_is_replaced(copied, tmp_path):

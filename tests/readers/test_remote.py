@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import functools
 import gc
 import html
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -17,12 +20,30 @@ import threading
 
 import numpy as np
 import pytest
+from every_feature import ONE_WORKER
 from web import serving
 
-from datamat import CorruptDataError, Manifest, MissingDependencyError, OptionError, OutputError, inspect, load, view
+from datamat import (
+    CorruptDataError,
+    DatasetWriter,
+    Features,
+    IndexRow,
+    Manifest,
+    Materializer,
+    MissingDependencyError,
+    OptionError,
+    OutputError,
+    ShardOptions,
+    Tensor,
+    inspect,
+    load,
+    view,
+)
 from datamat.directory.remote import FetchedFolder, RemotePath, is_url
+from datamat.formats import Offsets, get_format
 from datamat.readers import records
 from datamat.readers.cache import ShardStore
+from datamat.readers.remote import Download, RemoteReader, ShardFetcher
 
 pytest.importorskip("aiohttp")
 
@@ -66,10 +87,9 @@ def copies(cache, ending=""):
 
 
 def arrived():
-    """Wait for the shards that are being fetched."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("datamat-fetch"):
-            thread.join(20)
+    """Wait for the shards that are being fetched, and for those that are begun when one of them is here."""
+    while running := [thread for thread in threading.enumerate() if thread.name.startswith("datamat-fetch")]:
+        running[0].join(20)
 
 
 def same(one, other):
@@ -203,10 +223,11 @@ def test_files_are_fetched_when_needed_and_once(web, cache):
 
     one, other = data.manifest.splits["train"]
     assert at_first == ["/manifest.json"]
-    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}"]
+    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}", "/manifest.json"]
     assert web.headers[2]["Range"] is not None
-    assert sorted(web.asked[3:]) == sorted(
-        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index", "/manifest.json"]
+    assert web.headers[3]["Range"] is not None
+    assert sorted(path for path in web.asked[4:] if path != "/manifest.json") == sorted(
+        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index"]
     )
 
 
@@ -288,6 +309,131 @@ def test_replaced_directory_is_noticed(web, make_pairs_output, copied, cache):
     assert all(map(same, after, load(copied, "train")))
 
 
+class Numbers(DatasetWriter):
+    """Arrays of one size, which hold the number of the row and that of the version."""
+
+    name = "numbers"
+    features = Features({"array": Tensor((64,), "int64")})
+
+    def __init__(self, version):
+        self.version = version
+
+    def index(self, source):
+        return [IndexRow(f"k{number:02d}", fields={"version": self.version}) for number in range(40)]
+
+    def read(self, row):
+        return {"array": np.full(64, 40 * self.version + int(row.key[1:]))}
+
+
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory):
+    """Two versions of a dataset, whose files have the same names, sizes and offsets. Read only."""
+    folders = []
+    for version in range(2):
+        folders.append(tmp_path_factory.mktemp("version") / "out")
+        cut = ShardOptions(num_shards=4)
+        Materializer(Numbers(version), None, folders[-1], shards=cut, workers=ONE_WORKER).run(progress=False)
+    one, other = (load(folder).manifest.shards for folder in folders)
+    assert [(info.file, info.num_bytes) for info in one] == [(info.file, info.num_bytes) for info in other]
+    assert [info.checksum for info in one] != [info.checksum for info in other]
+    assert all(
+        (folders[0] / one[n].index_file).read_bytes() == (folders[1] / one[n].index_file).read_bytes() for n in range(4)
+    )
+    return folders
+
+
+def read_by_number(data):
+    """Yield arrays as one program may read them."""
+    return (data[number]["array"] for number in range(len(data)))
+
+
+def until_it_fails(arrays):
+    """Return the numbers that come, and what the error says that ends them."""
+    found = []
+    try:
+        for array in arrays:
+            found.append(int(array[0]))
+    except OutputError as error:
+        return found, str(error)
+    return found, ""
+
+
+READING = {
+    "numbers": read_by_number,
+    "order": lambda data: (sample["array"] for sample in data),
+    "batches": lambda data: (array for batch in data.to_numpy(3) for array in batch["array"]),
+    "shuffled": lambda data: (array for batch in data.to_numpy(3, shuffle=True) for array in batch["array"]),
+}
+
+
+@pytest.mark.parametrize("seen", ["nothing", "a record", "a shard", "a record of each shard"])
+@pytest.mark.parametrize("way", READING)
+def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, monkeypatch, way, seen):
+    """Nothing but the manifest shows that a range is of another record: what is whole here is read on."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
+    with serving(versions[0]) as web:
+        data = load(web.url, cache_dir=cache, errors="skip")
+        info = data.manifest.shards[0]
+        if seen == "a shard":
+            ShardStore(cache, 1 << 30, [info]).fetch(info, RemotePath(web.url) / info.file)
+        elif seen != "nothing":
+            starts = itertools.accumulate([0, *(info.num_records for info in data.manifest.shards[:-1])])
+            assert [data[start]["key"] for start in starts if start == 0 or seen != "a record"]
+        web.folder = versions[1]
+
+        found, problem = until_it_fails(READING[way](data))
+        arrived()
+        again = [int(array[0]) for array in READING[way](load(web.url, cache_dir=cache))]
+
+    assert "is no longer the file that was loaded: a run has replaced it; load" in problem
+    assert [number for number in found if number >= 40] == []
+    assert sorted(again) == list(range(40, 80))
+
+
+def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path):
+    """A run has removed the manifest, and no shard yet: what comes next may be of the new dataset."""
+    copied = shutil.copytree(versions[0], tmp_path / "out")
+    with serving(copied) as web:
+        data = load(web.url, cache_dir=cache)
+        (copied / "manifest.json").rename(copied / "aside")
+
+        with pytest.raises(OutputError, match=r"manifest\.json is gone since it was loaded: a run is replacing shards"):
+            data[0]
+        (copied / "aside").rename(copied / "manifest.json")
+
+        assert same(data[0], load(copied)[0])
+
+
+def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path):
+    """The new manifest lists them, with the same checksums."""
+    copied = shutil.copytree(versions[0], tmp_path / "out")
+    infos = load(copied).manifest.shards
+    kept = list(load(copied))[: infos[0].num_records]
+    with serving(copied) as web:
+        data = load(web.url, cache_dir=cache)
+        manifest = load(versions[1]).manifest
+        dataclasses.replace(manifest, shards=(infos[0], *manifest.shards[1:])).write(copied)
+        shutil.copy(versions[1] / infos[1].file, copied)
+
+        assert all(same(data[number], sample) for number, sample in enumerate(kept))
+        with pytest.raises(OutputError, match=f"{infos[1].file} is no longer the file that was loaded"):
+            data[len(kept)]
+        assert same(data[0], kept[0])
+
+
+@pytest.mark.parametrize("way", ["keys", "a key"])
+def test_replaced_index_is_refused(versions, cache, way, caplog):
+    """It is no damage, of which the log would tell."""
+    with serving(versions[0]) as web:
+        data = load(web.url, cache_dir=cache)
+        web.folder = versions[1]
+
+        with pytest.raises(OutputError, match="is no longer the file that was loaded"):
+            data.keys() if way == "keys" else data["k03"]
+
+    assert "repair" not in caplog.text
+
+
 @pytest.mark.parametrize("room", [0, 1])
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
 def test_dataset_may_be_larger_than_the_cache(formats, cache, name, room):
@@ -364,6 +510,24 @@ def test_offsets_without_room_are_fetched_once_by_each_dataset(web, cache, monke
         list(data)
 
     assert [web.count(info.index_file) for info in shards] == [1, 1]
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_offsets_without_room_do_not_fill_the_memory(versions, cache, monkeypatch, room):
+    """Those of a few shards stay; the rest is fetched again, whether records come by ranges or with their shard."""
+    shards = load(versions[0]).manifest.shards
+    monkeypatch.setattr(records, "_UNKEPT_BYTES", records._BYTES_PER_OFFSET * max(info.num_records for info in shards))
+    limit = room * max(info.num_bytes for info in shards) + 1000
+
+    with serving(versions[0]) as web:
+        data = load(web.url, cache_dir=cache, cache_bytes=limit)
+        for _ in range(2):
+            assert [sample["key"] for sample in data] == load(versions[0]).keys()
+            arrived()
+
+    kept = data._records.parts[0].reader.records._opener._unkept
+    assert len(kept) < len(shards)
+    assert shards[-1].file in kept
 
 
 @pytest.mark.parametrize("is_remote", [True, False])
@@ -453,14 +617,51 @@ def test_shards_are_fetched_ahead(web, cache):
 def test_epoch_that_is_left_fetches_no_more(formats, cache, monkeypatch):
     """What is on its way arrives; the rest is not asked for."""
     monkeypatch.setattr("datamat.readers.remote._AT_ONCE", 1)
+    is_left, really = threading.Event(), ShardFetcher._fetch
+
+    def fetch_once_it_is_left(self, info, *others):
+        if info.file != data.manifest.shards[0].file:
+            is_left.wait()
+        really(self, info, *others)
+
+    monkeypatch.setattr(ShardFetcher, "_fetch", fetch_once_it_is_left)
     with serving(formats) as web:
         data = load(web.url, format="tfrecord", cache_dir=cache)
         walk = iter(data)
         next(walk)
         walk.close()
+        is_left.set()
         arrived()
 
         assert len(copies(cache, ".tfrecord")) < len(data.files)
+
+
+def test_ranges_are_not_written_into_a_copy_that_is_being_made(versions, cache, tmp_path, monkeypatch):
+    """What came with the copy is what is compared with the manifest; a range may be of another version."""
+    monkeypatch.setattr("datamat.readers.remote._NEAR_BYTES", 0)
+    old, new = (load(folder) for folder in versions)
+    info = old.manifest.shards[0]
+    spans = Offsets.from_text((versions[0] / info.index_file).read_text())
+    read_file = functools.partial(get_format("tfrecord").with_features(old.manifest.features).reader, spans=spans)
+    part, download = tmp_path / "part", Download()
+    part.write_bytes(bytes(info.num_bytes))
+    download.watch(part, 0)
+
+    with serving(versions[1]) as web:
+        source = RemotePath(web.url) / info.file
+        store = ShardStore(cache, 1 << 30, [info])
+        reader = RemoteReader(info, source, spans, store, None, read_file, download, None)
+        by_range = old.manifest.features.decode(reader.read(0))
+        untouched = part.read_bytes()
+        part.write_bytes((versions[0] / info.file).read_bytes())
+        download.watch(part, info.num_bytes)
+        of_part = old.manifest.features.decode(reader.read(1))
+
+    assert same(by_range, new[0])
+    assert untouched == bytes(info.num_bytes)
+    assert same(of_part, old[1])
+    assert os.listdir(cache) == []
+    reader.close()
 
 
 def test_record_by_key_is_a_range_of_its_shard(web, copied, cache):
@@ -556,6 +757,22 @@ def test_damaged_shard_is_read_as_far_as_it_is_intact(web, copied, cache):
         data[info.num_records - 1]
 
 
+def test_damaged_shard_that_another_process_fetches_is_read_as_far_as_it_is_intact(web, copied, cache, monkeypatch):
+    """Its copy is waited for, made here when the other process has given up, and refused here, too."""
+    monkeypatch.setattr(ShardStore, "is_being_made", lambda *_: True)
+    data = load(web.url, "train", cache_dir=cache)
+    info = data.manifest.splits["train"][0]
+    content = bytearray((copied / info.file).read_bytes())
+    content[-1] ^= 1
+    (copied / info.file).write_bytes(content)
+
+    found = [data[number]["key"] for number in range(info.num_records - 1)]
+
+    assert found == load(copied, "train").keys()[: info.num_records - 1]
+    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.file}: record {info.num_records - 1} at byte"):
+        data[info.num_records - 1]
+
+
 @pytest.mark.parametrize("name", ["tfrecord", "parquet"])
 def test_damaged_copy_is_fetched_again(formats, cache, name):
     """A disk that lies is no reason to stop, and none to skip a record."""
@@ -625,7 +842,7 @@ def test_a_key_costs_the_file_of_hashes_and_its_record(web, copied, cache):
 
     assert data[key]["key"] == key
     assert web.asked == ["/_index/train.keys", f"/{data.manifest.splits['train'][0].index_file}", *web.asked[2:]]
-    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}"}
+    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}", "/manifest.json"}
     assert "nothing" not in load(web.url, "train", cache_dir=cache)
     assert "/_index/train.index" not in web.asked
 

@@ -18,10 +18,12 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from nfs_locks import refuse_as_nfs_does
 from PIL import Image as Pillow
 from pyarrow import parquet
 
@@ -326,6 +328,15 @@ def fetched(url, folder):
     return pathlib.Path(path)
 
 
+@pytest.mark.parametrize("scheme", ["file", "asynclocal", "git", "generic", "GIT", "simplecache::file"])
+def test_schemes_that_read_this_machine_are_refused(tmp_path, scheme):
+    """`git://` reads a repository here, whatever its name says."""
+    (tmp_path / "there").write_bytes(b"x")
+
+    with pytest.raises(InputError, match="which tables of URLs must not use; give a path"):
+        fetched(f"{scheme}://{tmp_path}/there", tmp_path / "urls")
+
+
 def test_host_that_does_not_answer_is_asked_once_for_each_further_url(hosts, tmp_path, monkeypatch):
     """Five attempts for the first; when the host answers again, each URL has five again."""
     url, held, seen = hosts[0]
@@ -456,6 +467,28 @@ def test_rows_of_a_small_table_are_fetched_together(hosts, tmp_path):
     assert len(pictures(tmp_path / "out")) == len(seen) == 8
 
 
+def test_large_files_behind_urls_do_not_fill_the_disk(hosts, tmp_path, monkeypatch):
+    """No server says beforehand how large they are: those that have come say it."""
+    url, files, _ = hosts[0]
+    for name, value in {"LIKELY_BYTES": 100, "AT_ONCE": 4, "_KEPT_BYTES": 100_000, "_AHEAD_BYTES": 50_000}.items():
+        monkeypatch.setattr(mirror, name, value)
+    found = mirror.UrlFiles(str(tmp_path / "urls"), {})
+    found.activate()
+    for number in range(100):
+        files[f"/{number}.bin"] = bytes(10_000)
+    paths = [found.path_of(f"{url}/{number}.bin", str(number)) for number in range(100)]
+    held = []
+
+    with mirror.FetchAhead([[path] for path in paths]) as ahead:
+        for number, path in enumerate(paths):
+            ahead.reach(number, number + 1)
+            assert pathlib.Path(path).stat().st_size == 10_000
+            futures.wait(ahead._running.values())
+            held.append(sum(file.stat().st_size for file in tmp_path.rglob("*.bin")))
+
+    assert 50_000 <= max(held) <= 100_000 + 2 * 50_000
+
+
 def test_parts_of_many_urls_are_small(tmp_path):
     """A part that a kill costs holds some hundred files, though nobody knows their sizes."""
     source = {"url": [f"http://h/{n}.png" for n in range(3000)], "caption": ["x"] * 3000}
@@ -532,6 +565,30 @@ def test_folder_of_tables_with_paths_beside_them(hosts, tmp_path, monkeypatch):
     assert pictures("out2") == {"picture 1": 1}
 
 
+@pytest.mark.parametrize("kind", ["column", "list"])
+def test_link_out_of_the_source_is_no_way_around_urls(tmp_path, kind):
+    """A table of somebody else's must not read what it names beside the source; the owner of the links may say so."""
+    folder = tmp_path / "set"
+    (folder / "images").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(png(1))
+    (folder / "images/0.png").write_bytes(png(0))
+    (folder / "images/1.png").symlink_to(tmp_path / "secret.png")
+    names = ["images/0.png", "images/1.png"]
+    rows = [{"key": f"{n}", "image": name if kind == "column" else [name]} for n, name in enumerate(names)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    feature = Image() if kind == "column" else Sequence(Image())
+    writer = TableWriter(features={"image": feature}, files={"image": "image"})
+
+    def run(output, **more):
+        report = Materializer(writer, folder / "t.jsonl", tmp_path / output, workers=ONE, **more).run(progress=False)
+        return report.num_shards_written, sorted(load(tmp_path / output).keys())
+
+    with pytest.raises(SampleError, match=r"'images/1\.png': a link leads out of the source, .*; .* follow_links=True"):
+        run("raises")
+    assert [run("skips", errors="skip") for _ in range(2)] == [(1, ["0"]), (0, ["0"])]
+    assert [run("follows", follow_links=True) for _ in range(2)] == [(1, ["0", "1"]), (0, ["0", "1"])]
+
+
 def test_table_behind_a_signed_url(hosts, tmp_path, caplog):
     """Its name ends before the query, and no message has the signature."""
     (url, files, seen), _ = hosts
@@ -576,8 +633,11 @@ def test_jobs_of_one_output_share_a_process(hosts, urls, tmp_path):
     assert len(pictures(tmp_path / "out")) == 8
 
 
-def test_files_of_a_killed_process_are_removed(tmp_path):
+@pytest.mark.parametrize("is_nfs", [False, True])
+def test_files_of_a_killed_process_are_removed(tmp_path, monkeypatch, is_nfs):
     """By the next one that fetches there; those of one that lives stay."""
+    if is_nfs:
+        refuse_as_nfs_does(monkeypatch)
     code = (
         "import os, sys; from datamat.directory.mirror import UrlFiles, _own; UrlFiles(sys.argv[1], {}).activate(); "
         "_own(f'{sys.argv[1]}/{os.getpid()}'); print(os.getpid(), flush=True); sys.stdin.read()"

@@ -745,6 +745,13 @@ DEFECTS = {
             "test_reader_that_was_there_before_never_gets_new_records_for_old_ones[nothing]",
         ),
         Defect(
+            "replaced-behind-a-url",
+            "what is read by ranges after a rebuild comes from the new shards, and passes for the old records",
+            "datamat.readers.remote:RemoteReader._check",
+            replace("self._loaded is not None", "False"),
+            "tests/readers/test_remote.py::test_replaced_directory_of_the_same_sizes_is_refused[order-nothing]",
+        ),
+        Defect(
             "hook-ends-the-run",
             "a progress bar whose terminal is gone, or a bug in a hook, ends a run of hours",
             "datamat.run.report:RunEvents._call",
