@@ -843,6 +843,10 @@ class RemoteOutput:
         shards = {name for info in manifest.all_files for name in (info.file, info.index_file)}
         small = {*self._before, *(info.file for info in manifest.index)} - shards
         self._fetch({name: self._folder / name for name in small})
+        for info in manifest.index:  # the run writes those again that are others than the manifest means
+            path = self._folder / info.file
+            if path.is_file() and digest_file(path) != info.checksum:
+                path.unlink()
         with commit(self._folder / MANIFEST_FILE) as file:
             file.write(content)
 

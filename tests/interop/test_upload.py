@@ -671,6 +671,20 @@ def test_small_objects_are_put_back(place, make):
     assert place.there()[0] == expected
 
 
+@pytest.mark.parametrize("machine", ["one", "new"])
+def test_index_of_another_dataset_is_replaced(place, make, machine):
+    """Whoever runs next; its size and metadata are as they should be of another."""
+    make(20, "one", errors="skip")
+    expected = place.there()[0]
+    store = ObjectStore(place.url, place.options)
+    (place.tmp_path / "other").write_bytes(b"of another dataset")
+    store.upload(place.tmp_path / "other", "_index/train.index", digest_file(place.tmp_path / "other"))
+
+    make(20, machine, errors="skip")
+
+    assert place.there()[0] == expected
+
+
 def test_ledger_goes_on_from_another_machine(place, make):
     """It says why rows failed, whoever runs last."""
     make(20, "one", errors="skip")
