@@ -71,10 +71,10 @@ class LoadedUrl:
         self._folder = folder
         self._head = self._first = head_of(content)  # of the manifest as it is now; b"" while there is none
         self._later: tuple[bytes, dict[str, str]] = b"", {}  # of another that was seen, and its checksums by file
-        self._looked_at = -_CHECK_S
+        self._looked_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_looked_at": -_CHECK_S}
+        return {**self.__dict__, "_looked_at": -_CHECK_S}  # on another machine, that clock is another
 
     def check(self, info: ShardInfo | IndexInfo, *, within_s: float = 0.0) -> None:
         """Refuse a file that has been replaced; call this once bytes of it were read.
@@ -291,7 +291,6 @@ class RemoteReader(ShardReader):
         self._read_file = read_file
         self._download = download
         self._loaded = loaded
-        self._trust_s = 0.0  # the manifest is looked at after the first bytes have come, and then now and then
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._here: set[tuple[int, int]] = set()
@@ -344,7 +343,8 @@ class RemoteReader(ShardReader):
                 return read(number)
         is_range = self._download is None or not self._download.reaches(offset + size)
         data = self._source.read_range(offset, offset + size) if is_range else _read_at(self._part, size, offset)
-        self._check()
+        if self._loaded is not None:  # one look for all shards: each takes as long as the server is away
+            self._loaded.check(self._info, within_s=_CHECK_S)
         with self._lock:
             if self._written > _SCRATCH_BYTES:
                 os.ftruncate(self._descriptor, 0)
@@ -365,11 +365,6 @@ class RemoteReader(ShardReader):
             self._num_ranges = 0
             self._fetcher.start(self._info)
         return found
-
-    def _check(self) -> None:
-        if self._loaded is not None:
-            self._loaded.check(self._info, within_s=self._trust_s)
-            self._trust_s = _CHECK_S
 
     @property
     def group_records(self) -> int | None:

@@ -390,8 +390,9 @@ def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, monkey
     assert sorted(again) == list(range(40, 80))
 
 
-def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path):
+def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path, monkeypatch):
     """A run has removed the manifest, and no shard yet: what comes next may be of the new dataset."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     copied = shutil.copytree(versions[0], tmp_path / "out")
     with serving(copied) as web:
         data = load(web.url, cache_dir=cache)
@@ -404,8 +405,9 @@ def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path):
         assert same(data[0], load(copied)[0])
 
 
-def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path):
+def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path, monkeypatch):
     """The new manifest lists them, with the same checksums."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     copied = shutil.copytree(versions[0], tmp_path / "out")
     infos = load(copied).manifest.shards
     kept = list(load(copied))[: infos[0].num_records]
@@ -422,8 +424,9 @@ def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["keys", "a key"])
-def test_replaced_index_is_refused(versions, cache, way, caplog):
+def test_replaced_index_is_refused(versions, cache, way, caplog, monkeypatch):
     """It is no damage, of which the log would tell."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     with serving(versions[0]) as web:
         data = load(web.url, cache_dir=cache)
         web.folder = versions[1]

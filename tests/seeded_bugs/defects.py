@@ -747,8 +747,8 @@ DEFECTS = {
         Defect(
             "replaced-behind-a-url",
             "what is read by ranges after a rebuild comes from the new shards, and passes for the old records",
-            "datamat.readers.remote:RemoteReader._check",
-            replace("self._loaded is not None", "False"),
+            "datamat.readers.remote:LoadedUrl.check",
+            replace("self._head == self._first or (self._head and is_listed)", "True"),
             "tests/readers/test_remote.py::test_replaced_directory_of_the_same_sizes_is_refused[order-nothing]",
         ),
         Defect(
