@@ -866,7 +866,12 @@ class _Google(_Requests):
 
     def _put_file(self, task: _Upload) -> None:
         kept = {_CHECKSUM: task.checksum}
-        self._filesystem.put_file(task.file, task.target, metadata=kept, mode="create")
+        try:
+            self._filesystem.put_file(task.file, task.target, metadata=kept, mode="create")
+        except (
+            FileNotFoundError
+        ) as error:  # the bucket was there a moment ago: what is gone is the session of the upload
+            raise ConnectionResetError(f"the upload has been given up by the store: {error}") from None
 
     def _join(self, task: _Upload) -> None:
         """Put an object together from the chunks and the rest of the file, where the store has what it had before."""

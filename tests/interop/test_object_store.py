@@ -309,6 +309,27 @@ def test_answer_that_is_lost_is_asked_for_again(store, through, proxy, tmp_path,
             assert tried
 
 
+@pytest.mark.parametrize("kind", ["gs"])
+@pytest.mark.parametrize("status", [404, 410])
+def test_upload_that_the_store_has_given_up_begins_again(store, through, proxy, tmp_path, status):
+    """Its session has gone, not the bucket."""
+    (tmp_path / "file").write_bytes(os.urandom(9 << 20))
+    gone = []
+
+    def meet(_, handler):
+        if not gone and "upload_id=" in handler.path:
+            gone.append(handler.path)
+            return status
+        return None
+
+    proxy.meet = meet
+
+    through.upload(tmp_path / "file", "file", "abc")
+
+    assert gone
+    assert store.get("file") == (tmp_path / "file").read_bytes()
+
+
 def chunks_of(store, content, sizes):
     """Write the beginning of a content as chunks of these sizes; return them."""
     ends = list(itertools.accumulate(sizes))
