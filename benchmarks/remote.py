@@ -14,6 +14,7 @@ in a process of its own; rounds are interleaved, and the ratio is the median of 
     datamat-s3     as datamat, by `s3://`: the server answers S3's requests for objects, too
     litdata        `StreamingDataset("s3://...")` over the same records in as many chunks
     mosaicml       `StreamingDataset(remote="s3://...")` of mosaicml-streaming over the same records in as many shards
+    NAME-4         the same by a DataLoader of torch with four workers, each with shards of its own
 
 Those that are not installed are left out, and named. Imports and `load` come before the clock.
 """
@@ -21,6 +22,7 @@ Those that are not installed are left out, and named. Imports and `load` come be
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import http.server
 import importlib.metadata
@@ -52,6 +54,10 @@ NEEDS = {
     "datamat-s3": "s3fs",
     "litdata": "litdata",
     "mosaicml": "streaming",
+    "webdataset-4": "webdataset",
+    "hf-webdataset-4": "datasets",
+    "litdata-4": "litdata",
+    "mosaicml-4": "streaming",
 }
 DISTRIBUTIONS = {"streaming": "mosaicml-streaming"}
 BUCKET = "sets"
@@ -197,19 +203,21 @@ def read_mixed(url, files):
     return read_datamat(url, files, 256)
 
 
-def read_webdataset(url, files):
+def read_webdataset(url, files, num_workers=0):
     import webdataset
 
     urls = [f"pipe:curl -s {url}/{file}" for file in files]
     data = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
-    return lambda: grouped(iter(data))
+    return begin_of(lambda: data, num_workers)
 
 
-def read_hf(url, files):
+def read_hf(url, files, num_workers=0):
     from datasets import load_dataset
 
     urls = [f"{url}/{file}" for file in files]
-    return lambda: grouped(iter(load_dataset("webdataset", data_files={"train": urls}, split="train", streaming=True)))
+    return begin_of(
+        lambda: load_dataset("webdataset", data_files={"train": urls}, split="train", streaming=True), num_workers
+    )
 
 
 def read_s3(url, files):
@@ -219,7 +227,7 @@ def read_s3(url, files):
     return lambda: (len(batch["key"]) for batch in data.to_numpy(BATCH))
 
 
-def read_litdata(url, files):
+def read_litdata(url, files, num_workers=0):
     from litdata import StreamingDataset
     from litdata.streaming import downloader
 
@@ -228,15 +236,28 @@ def read_litdata(url, files):
     data = StreamingDataset(
         f"s3://{BUCKET}/litdata", cache_dir=tempfile.mkdtemp(), storage_options=place, max_pre_download=8
     )
-    return lambda: grouped(iter(data))
+    if not num_workers:
+        return lambda: grouped(iter(data))
+    from litdata import StreamingDataLoader
+
+    return lambda: map(len, StreamingDataLoader(data, batch_size=BATCH, num_workers=num_workers, collate_fn=list))
 
 
-def read_mosaicml(url, files):
+def read_mosaicml(url, files, num_workers=0):
     from streaming import StreamingDataset
 
     os.environ["S3_ENDPOINT_URL"] = server_of(url)
     data = StreamingDataset(remote=f"s3://{BUCKET}/mosaicml", local=tempfile.mkdtemp(), batch_size=BATCH, shuffle=False)
-    return lambda: grouped(iter(data))
+    return begin_of(lambda: data, num_workers)
+
+
+def begin_of(dataset, num_workers):
+    """Return a function that begins an epoch of a dataset, which is made then, here or in workers."""
+    if not num_workers:
+        return lambda: grouped(iter(dataset()))
+    from torch.utils.data import DataLoader
+
+    return lambda: map(len, DataLoader(dataset(), batch_size=BATCH, num_workers=num_workers, collate_fn=list))
 
 
 def grouped(samples):
@@ -259,6 +280,10 @@ READ = {
     "datamat-s3": read_s3,
     "litdata": read_litdata,
     "mosaicml": read_mosaicml,
+    "webdataset-4": functools.partial(read_webdataset, num_workers=4),
+    "hf-webdataset-4": functools.partial(read_hf, num_workers=4),
+    "litdata-4": functools.partial(read_litdata, num_workers=4),
+    "mosaicml-4": functools.partial(read_mosaicml, num_workers=4),
 }
 
 
@@ -302,7 +327,8 @@ def main():
         return
     print_machine()
     wanted = {name: package for name, package in NEEDS.items() if name in {"datamat", *options.only}}
-    names = [name for name, package in wanted.items() if importlib.util.find_spec(package)]
+    needed = {name: [package, *(["torch"] if name.endswith("-4") else [])] for name, package in wanted.items()}
+    names = [name for name, packages in needed.items() if all(map(importlib.util.find_spec, packages))]
     for name in wanted.keys() - {*names}:
         print(f"{name}: not installed")
     versions = {DISTRIBUTIONS.get(NEEDS[name], NEEDS[name]) for name in names} | {"datamat", "aiohttp", "fsspec"}
@@ -313,7 +339,7 @@ def main():
         shards = ShardOptions(num_shards=NUM_SHARDS)
         Materializer(Blobs(), None, output, shards=shards, format=["tfrecord", "webdataset"]).run(progress=False)
         for name, write in {"litdata": write_litdata, "mosaicml": write_mosaicml}.items():
-            if name in names:
+            if {name, f"{name}-4"} & {*names}:
                 write(output.parent / name)
         tars = [info.file for info in load(output, "train", format="webdataset").manifest.splits["train"]]
         size = sum(info.num_bytes for info in load(output, "train").manifest.splits["train"])

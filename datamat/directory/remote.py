@@ -117,6 +117,9 @@ def location(
     return pathlib.Path(expand_home(text.removeprefix("file://")))
 
 
+_CONNECTIONS = 64  # eight shards and their offsets, the files of a row, thirty-two ahead of the rows, uploads, ...
+
+
 def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the filesystem of fsspec that a URL is on, and its path there.
 
@@ -135,7 +138,7 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         if scheme in _HTTP:
             options = _with_timeout(options)
         elif scheme in _S3:
-            options = _without_retries(options)
+            options = _with_config(options)
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"fsspec[{scheme}]")
@@ -152,10 +155,13 @@ def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     return filesystem, path
 
 
-def _without_retries(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for S3 that have each request made once: where we repeat it, too, both would wait for minutes."""
-    config = dict(options.get("config_kwargs") or {})
-    return {**options, "config_kwargs": {"retries": {"total_max_attempts": 1}, **config}}
+def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for S3 that have each request made once, and more of them at a time than ten.
+
+    Where we repeat a request, too, both would wait for minutes.
+    """
+    config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": _CONNECTIONS}
+    return {**options, "config_kwargs": {**config, **(options.get("config_kwargs") or {})}}
 
 
 def options_for(url: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -625,11 +625,7 @@ class ObjectStore:
         return self.scheme in _S3
 
     def _open(self, name: str) -> tuple[Any, str]:
-        options = dict(self.options)
-        if self._is_s3:  # we repeat requests ourselves: both would wait for minutes
-            config = dict(options.get("config_kwargs") or {})
-            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **config}
-        filesystem, path = open_filesystem(self.url_of(name), options)
+        filesystem, path = open_filesystem(self.url_of(name), self.options)
         return filesystem, path
 
     def _requests(self, filesystem: Any) -> _Requests:
