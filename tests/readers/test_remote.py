@@ -48,6 +48,12 @@ from datamat.readers.remote import Download, RemoteReader, ShardFetcher
 pytest.importorskip("aiohttp")
 
 
+@pytest.fixture(autouse=True)
+def seldom_looked_at(monkeypatch):
+    """However slow the machine is, no look at the manifest is due; tests of looks make each one due."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 3600)
+
+
 @pytest.fixture(scope="session")
 def formats(make_pairs_output, tmp_path_factory):
     """The same pairs in every format that needs no further package. Read only."""
@@ -223,12 +229,23 @@ def test_files_are_fetched_when_needed_and_once(web, cache):
 
     one, other = data.manifest.splits["train"]
     assert at_first == ["/manifest.json"]
-    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}", "/manifest.json"]
+    assert after_one == [*at_first, f"/{one.index_file}", f"/{one.file}"]
     assert web.headers[2]["Range"] is not None
-    assert web.headers[3]["Range"] is not None
-    assert sorted(path for path in web.asked[4:] if path != "/manifest.json") == sorted(
-        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index"]
+    assert sorted(web.asked[3:]) == sorted(
+        [f"/{one.file}", f"/{other.file}", f"/{other.index_file}", "/_index/train.index", "/manifest.json"]
     )
+
+
+def test_manifest_is_looked_at_now_and_then(web, cache, monkeypatch):
+    """By a few of its bytes, and once they have aged; not for each shard."""
+    data = load(web.url, "train", cache_dir=cache)
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
+
+    data[0]
+
+    looks = [headers["Range"] for path, headers in zip(web.asked, web.headers, strict=True) if "manifest" in path]
+    assert len(looks) == 2
+    assert int(looks[1].rpartition("-")[2]) < 1000
 
 
 def test_copies_serve_at_another_address(web, copied, cache):
@@ -845,7 +862,7 @@ def test_a_key_costs_the_file_of_hashes_and_its_record(web, copied, cache):
 
     assert data[key]["key"] == key
     assert web.asked == ["/_index/train.keys", f"/{data.manifest.splits['train'][0].index_file}", *web.asked[2:]]
-    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}", "/manifest.json"}
+    assert set(web.asked[2:]) == {f"/{data.manifest.splits['train'][0].file}"}
     assert "nothing" not in load(web.url, "train", cache_dir=cache)
     assert "/_index/train.index" not in web.asked
 
