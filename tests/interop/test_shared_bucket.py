@@ -6,6 +6,7 @@ names are those of two hosts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -68,6 +69,27 @@ class Bucket:
         storage = storage or self.options
         place = f", storage_options={storage!r}, scratch={str(self.tmp_path / scratch)!r}{options}"
         return start_task(self.source, self.url, index, 2, lease_s=lease_s, act=act, options=place, **more)
+
+    @contextlib.contextmanager
+    def late_task(self, proxy, is_held):
+        """Start a task in which rows fail, hold a request of it, and then all others, for the block; see it end well."""
+        asked, goes_on = threading.Event(), threading.Event()
+
+        def meet(_, handler):
+            if is_held(handler):
+                asked.set()
+            return goes_on if asked.is_set() else None
+
+        proxy.meet = meet
+        task = self.start(0, storage=self.through(proxy), options=", errors='skip'", fails="13579")
+        try:
+            while not asked.wait(0.1):
+                assert task.poll() is None, task.communicate()
+            yield
+        finally:
+            goes_on.set()
+        out, err = task.communicate()
+        assert (task.returncode, out) == (0, "True\n"), err
 
     def through(self, proxy):
         """Return the options by which the store is reached through a proxy."""
@@ -176,29 +198,17 @@ def test_late_upload_of_a_shard_that_lacks_a_row_replaces_nothing(bucket, proxy,
         for path in bucket.source.iterdir():
             path.write_text("changed")
             os.utime(path, (2, 2))
-    asked, goes_on = threading.Event(), threading.Event()
 
-    def meet(_, handler):
-        """Hold the shard, and then all else, until the others are done."""
-        is_shard = handler.command == "PUT" and handler.path.endswith(".tfrecord")
-        if is_shard and (".datamat" in handler.path or not replaces):
-            asked.set()
-        return goes_on if asked.is_set() else None
+    def is_shard(handler):
+        sends = handler.command == "PUT" and handler.path.endswith(".tfrecord")
+        return sends and (".datamat" in handler.path or not replaces)
 
-    proxy.meet = meet
-    late = bucket.start(0, storage=bucket.through(proxy), options=", errors='skip'", fails="13579")
-    try:
-        while not asked.wait(0.1):
-            assert late.poll() is None, late.communicate()
+    with bucket.late_task(proxy, is_shard):
         report = bucket.run(errors="skip")
         before, _ = bucket.there()
-    finally:
-        goes_on.set()
-    out, err = late.communicate()
 
     assert any(seen.startswith("PUT") and seen.endswith(".tfrecord") for seen in proxy.seen)
     assert (report.is_complete, report.num_failed) == (True, 0)
-    assert (late.returncode, out) == (0, "True\n"), err
     assert before == bucket.wanted(errors="skip")
     bucket.check(before)
 
@@ -234,25 +244,10 @@ def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
 @pytest.mark.slow
 def test_later_of_two_that_made_a_shard_does_not_count(bucket, proxy):
     """It was stopped in the upload, and goes on before there is a manifest, which it writes."""
-    asked, goes_on = threading.Event(), threading.Event()
-
-    def meet(_, handler):
-        if handler.path.endswith(".tfrecord"):
-            asked.set()
-        return goes_on if asked.is_set() else None
-
-    proxy.meet = meet
-    late = bucket.start(0, storage=bucket.through(proxy), options=", errors='skip'", fails="13579")
-    try:
-        while not asked.wait(0.1):
-            assert late.poll() is None, late.communicate()
+    with bucket.late_task(proxy, lambda handler: handler.path.endswith(".tfrecord")):
         shard = bucket.names("leases")[0].partition(".")[0]
         bucket.run(1, errors="skip", include=[shard])
-    finally:
-        goes_on.set()
-    out, err = late.communicate()
 
-    assert (late.returncode, out) == (0, "True\n"), err
     file = f"{shard}.tfrecord"
     assert any(seen.startswith("PUT") and seen.endswith(f"/{file}") for seen in proxy.seen)
     assert bucket.there()[0][file] == bucket.wanted(errors="skip")[file]
