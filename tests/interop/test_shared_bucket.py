@@ -72,7 +72,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def late_task(self, proxy, is_held):
-        """Start a task in which rows fail, hold a request of it, and then all others, for the block; see it end well."""
+        """Start a task in which rows fail; hold a request of it, and then all others, for the block; see it end."""
         asked, goes_on = threading.Event(), threading.Event()
 
         def meet(_, handler):
