@@ -45,6 +45,7 @@ __all__ = ["MOST_LINE_BYTES", "Download", "LoadedUrl", "LookAhead", "RemoteReade
 
 MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
 _AT_ONCE = 8  # shards of an epoch that are fetched at the same time
+_AT_FIRST, _MORE = 3, 2  # at the start, and with each that is there: the first batch waits for its share of the network
 _NEAR_BYTES = 4 << 20  # a copy that lacks less than this of a record is waited for: a request costs about as much
 _WAIT_S = 1.0  # until a copy that does not grow is no longer waited for
 _SCRATCH_BYTES = 16 << 20
@@ -420,6 +421,7 @@ class LookAhead:
         self._uses: collections.Counter[int] = collections.Counter()
         self._wanted: collections.deque[int] = collections.deque()
         self._num_running = 0
+        self._at_once = _AT_FIRST
         self._is_open = True
         self._lock = threading.Lock()  # `_done` comes from threads that fetch
         self.most_records = min(
@@ -480,7 +482,7 @@ class LookAhead:
 
     def _start(self) -> None:
         with self._lock:
-            while self._is_open and self._wanted and self._num_running < _AT_ONCE:
+            while self._is_open and self._wanted and self._num_running < self._at_once:
                 shard = self._wanted.popleft()
                 info, fetcher = self._shards[shard]
                 if fetcher is None or shard not in self._uses:
@@ -492,6 +494,7 @@ class LookAhead:
     def _done(self, shard: int, download: Download) -> None:
         with self._lock:
             self._num_running -= 1
+            self._at_once = min(self._at_once + _MORE, _AT_ONCE)
             if not download.has_room and self._is_open:
                 self._wanted.appendleft(shard)  # when the next one is released, there may be room
                 return
