@@ -17,11 +17,14 @@ LOKY := loky==3.7.0
 # The test files outside of tests/interop that skip something where a package is missing.
 SKIPPING = $(shell grep -rl importorskip tests --include 'test_*.py' --exclude-dir interop | sort)
 
+# Three processes, as two cores would often wait for what tests start.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
 ARGS  ?=
 BENCH ?= write
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bytecode test test-interop stress lint format docs bench constraints clean
+.PHONY: help setup demo bytecode test test-clients test-all lint format docs bench constraints clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,15 +37,14 @@ demo: $(VENV)/.run  ## run the main job on a street set that it draws itself; re
 bytecode: $(VENV)/.dev
 	@$(BIN)/python -m compileall -q datamat tests
 
-# Three processes, as two cores would often wait for what tests start.
-test: bytecode  ## run the tests; ARGS="tests/writers/test_index.py -x" narrows them
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: bytecode  ## run the commit tier of the tests; ARGS="tests/writers/test_index.py -x" narrows it
+	$(PYTEST) --commit $(ARGS)
 
-test-interop: bytecode $(VENV)/.interop $(VENV)/.sdists  ## read with the readers of others, which are installed first; run what `make test` skipped for want of them
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --skipped tests/interop $(SKIPPING) $(ARGS)
+test-clients: bytecode $(VENV)/.clients  ## install light readers of others, then run the commit tier's tests with them
+	$(PYTEST) --commit --skipped tests/interop $(SKIPPING) $(ARGS)
 
-stress: bytecode  ## run the long kill loops in full
-	$(BIN)/python -m pytest -m stress --stress --timeout 900 $(ARGS)
+test-all: bytecode $(VENV)/.interop $(VENV)/.sdists $(VENV)/.servers  ## install all readers and stores, then run every test; takes long
+	PATH=$(CURDIR)/$(VENV)/servers/bin:$$PATH $(PYTEST) $(ARGS)
 
 lint: $(VENV)/.dev  ## check format, style and types
 	$(BIN)/ruff format --check .
@@ -80,10 +82,19 @@ $(VENV)/.dev: $(UV) pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.run
 
 # pip takes the build of torch for processors alone where one is at hand; uv would fetch gigabytes for graphics cards.
-$(VENV)/.interop: $(VENV)/.dev
+$(VENV)/.clients: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(INSTALL) '.[clients]' --group dev
+	@touch $@
+
+$(VENV)/.interop: $(VENV)/.clients
 	$(INSTALL) '.[interop]' --group dev
 	@touch $@
+
+# Servers that PyPI does not have: a second one that answers as S3 does, and Azure's emulator, in the last version that
+# Node.js 20 runs. Without npm, their tests are skipped.
+$(VENV)/.servers: $(VENV)/.dev
+	-npm install --global --silent --prefix $(VENV)/servers s3rver@3.7.1 azurite@3.35.0 && touch $@
 
 # Its wheel comes without its tests, which run against our pool. Where it cannot be had, they are skipped.
 $(VENV)/.sdists: $(VENV)/.dev

@@ -17,6 +17,9 @@
 | a type for `register_standin` | `StandinConformance` | `make_object`, `use` |
 | `concurrent.futures.Executor` | `ExecutorConformance` | `make_executor` |
 
+`InlineExecutor` runs every call in the calling thread: tests of a writer or a whole run then take milliseconds, and a
+debugger stops in `read`.
+
 datamat's own plug-ins pass the same tests. A failed assertion says which case it was, what was found and what was
 expected. To leave a test out, set it to None in the subclass and say why. This module does not import pytest.
 """
@@ -36,6 +39,7 @@ import random
 import re
 import unittest
 import warnings
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -83,7 +87,6 @@ from datamat.writers.existing import open_source
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from datamat.directory.sidecars import Sidecar
     from datamat.features import Feature
@@ -95,6 +98,7 @@ __all__ = [
     "DatasetWriterConformance",
     "ExecutorConformance",
     "FeatureConformance",
+    "InlineExecutor",
     "RunHookConformance",
     "ShardFormatConformance",
     "SidecarConformance",
@@ -341,6 +345,49 @@ class _Scale:
 
     def apply(self, values: Any, *, offset: int = 0) -> Any:
         return values * self.factor + offset
+
+
+class InlineExecutor(Executor):
+    """Makes each call at once, in the thread that submits it: no process is started, and nothing is pickled.
+
+    A run has the same bytes as with workers. What only a process can do is not there: a call cannot time out, and one
+    that ends the process ends the program.
+
+    Example:
+        >>> import tempfile
+        >>> from datamat import materialize
+        >>> report = materialize(
+        ...     lambda n: {"square": n * n}, range(10), tempfile.mkdtemp() + "/out",
+        ...     executor=InlineExecutor(), progress=False,
+        ... )
+        >>> report.num_records
+        10
+    """
+
+    def __init__(self) -> None:
+        self._is_shut_down = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call `fn` and return a future that has ended; only what is no `Exception`, as Ctrl-C, is raised here.
+
+        Raises:
+            RuntimeError: the executor is shut down.
+        """
+        if self._is_shut_down:
+            raise RuntimeError("cannot submit after shutdown")
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as exc:  # noqa: BLE001 -- the future hands it to the caller
+            future.set_exception(exc)
+        else:
+            future.set_result(result)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Refuse later calls; all earlier ones have ended."""
+        self._is_shut_down = True
 
 
 class ExecutorConformance:

@@ -1,21 +1,22 @@
-"""Shared by all tests: how many rounds the kill loops run, and that the run ends whatever one test does."""
+"""Shared by all tests: the two tiers, and a run that ends whatever one test does."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import gc
 import os
+import pathlib
+import random
 import signal
+import time
 
 import hypothesis
 import pytest
 from leftovers import no_process_left
 
 __all__ = ["no_process_left"]
-
-ROUNDS_OF_THE_SUITE = 2
-ROUNDS_OF_STRESS = 50
 
 STUCK_S = 120.0
 """How long after its limit a test is ended by force: it is stuck where Python cannot interrupt it."""
@@ -27,19 +28,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy machine")
 
 SKIPPED = "datamat/skipped"
-"""Where the cache of pytest keeps, for each test file, the ids of what was skipped there, as for want of a package."""
+"""Key in pytest's cache: for each test file, the ids of the tests that its last run skipped."""
 
 _stderr = pytest.StashKey[int]()
 _skipped = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--stress", action="store_true", help="run the kill loops in full, as `make stress` does")
-    parser.addoption(
-        "--skipped",
-        action="store_true",
-        help="outside of interop/, run only what the last run of the same files skipped, as for want of a package",
-    )
+    parser.addoption("--commit", action="store_true", help="leave out the long tier, as `make test` does")
+    parser.addoption("--sample-seed", type=int, help="with --commit: which cases of sampled tests run")
+    parser.addoption("--skipped", action="store_true", help="run only tests/interop and what the last run skipped")
     parser.addini("stuck_s", "seconds after its limit at which a test that cannot be interrupted ends its process")
 
 
@@ -50,40 +48,72 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--sample-seed") is None:
+        config.option.sample_seed = random.SystemRandom().randrange(1000)  # xdist hands it to its workers
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         config.stash[_stderr] = os.dup(2)
     config.stash[_skipped] = {}
     if config.getoption("--skipped"):
         config.stash[_skipped] = config.cache.get(SKIPPED, {})
-    elif not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):
-        config.pluginmanager.register(_NoteOfSkipped())
-
-
-class _NoteOfSkipped:
-    """Notes in the process that reports what is skipped."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, list[str]] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._note(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._note(report)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        cache = session.config.cache
-        cache.set(SKIPPED, {**cache.get(SKIPPED, {}), **self.found})
-
-    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        names = self.found.setdefault(report.nodeid.partition("::")[0], [])
-        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in names:
-            names.append(report.nodeid)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Account(config))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[_stderr])
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return f"sampled cases: --sample-seed {config.option.sample_seed}" if config.getoption("--commit") else None
+
+
+class _Account:
+    """Adds up how long each part of the suite took, and what it skipped, in the process that reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.begun = time.monotonic()
+        self.seconds: collections.Counter[str] = collections.Counter()
+        self.outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.skipped: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        part = _part_of(report.nodeid)
+        self.seconds[part] += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[part][report.outcome] += 1
+        self._note_skipped(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.outcomes[_part_of(report.nodeid)]["skipped"] += 1
+        self._note_skipped(report)
+
+    def pytest_sessionfinish(self) -> None:
+        if self.config.pluginmanager.hasplugin("cacheprovider") and not self.config.getoption("--skipped"):
+            self.config.cache.set(SKIPPED, {**self.config.cache.get(SKIPPED, {}), **self.skipped})
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print a table of parts, slowest first, after a run of more than one."""
+        if len(self.seconds) < 2:
+            return
+        terminalreporter.section(f"time by part: {time.monotonic() - self.begun:.0f} s in all")
+        terminalreporter.write_line(f"{'':20}{'seconds':>8}{'passed':>8}{'failed':>8}{'skipped':>8}")
+        for part, seconds in self.seconds.most_common():
+            counts = "".join(f"{self.outcomes[part][outcome]:8}" for outcome in ("passed", "failed", "skipped"))
+            terminalreporter.write_line(f"{part:20}{seconds:8.1f}{counts}")
+
+    def _note_skipped(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        names = self.skipped.setdefault(report.nodeid.partition("::")[0], [])
+        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in names:
+            names.append(report.nodeid)
+
+
+def _part_of(nodeid: str) -> str:
+    """Return the folder of tests/ that a test is in, "." for tests/ itself."""
+    parts = pathlib.PurePath(nodeid.partition("::")[0]).parts
+    return parts[1] if len(parts) > 2 else "."
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,28 +138,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let `pytest -m stress` find the kill loops by the fixture that counts their rounds; bound the whole suite.
-
-    Of the seeded bugs, it tries every eighth one; `pytest tests/seeded_bugs` and `make stress` try all. It runs every
-    third of the ordinary programs by a start method from nothing; all of them by one once they were killed. Long files
-    come first: one that begins last would have one process of xdist wait for the other.
-    """
+    """Leave out what is not wanted; put files that take long first, so that no process waits for the last one."""
     skipped = config.stash[_skipped]
     wanted = [item for item in items if _is_wanted(item.nodeid, skipped)]
+    if config.getoption("--commit"):
+        wanted = _commit_tier(wanted, config.option.sample_seed)
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in {*wanted}])
         items[:] = wanted
-    cost: dict[object, float] = {}
+    cost: collections.Counter[object] = collections.Counter()
     for item in items:
-        if {"kill_rounds", "damage_rounds"} & {*getattr(item, "fixturenames", ())}:
-            item.add_marker(pytest.mark.stress)
-        cost[item.path] = cost.get(item.path, 0.0) + _expected_s(item)
-    if len(cost) > 1 and not config.getoption("--stress"):
-        left_out = {*_all_but_every(8, "test_defect_is_caught", items), *_all_but_every(3, "test_start_methods", items)}
-        config.hook.pytest_deselected(items=[*left_out])
-        items[:] = [item for item in items if item not in left_out]
+        cost[item.path] += _expected_s(item)
     if len(cost) > 1 and hasattr(config, "workerinput"):
         items.sort(key=lambda item: -cost[item.path])
+
+
+def _commit_tier(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Return the tests that are not marked `long`, and of each test that is marked `sample(n)` one case in `n`."""
+    cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    chosen: set[pytest.Item] = set()
+    for name, found in cases.items():
+        marker = found[0].get_closest_marker("sample")
+        step = min(marker.args[0], len(found)) if marker else 1
+        chosen.update(found[random.Random(f"{seed} {name}").randrange(step) :: step])
+    return [item for item in items if item in chosen]
 
 
 def pytest_collection_finish() -> None:
@@ -141,32 +176,26 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _all_but_every(step: int, name: str, items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests of one function but for the first of each `step`."""
-    found = [item for item in items if item.name.startswith(f"{name}[")]
-    return {*found} - {*found[::step]}
-
-
 def _is_wanted(nodeid: str, skipped: dict[str, list[str]]) -> bool:
-    """Return whether a test is to run where only what was skipped is wanted: files that were not run are, whole."""
+    """With --skipped: whether the last run skipped a test, or did not run its file; all of interop/ is wanted."""
     path = nodeid.partition("::")[0]
     return path not in skipped or path in skipped[path] or nodeid in skipped[path] or "/interop/" in path
 
 
 def _expected_s(item: pytest.Item) -> float:
-    """Return roughly how long a test takes, by its marks, in seconds."""
+    """Return roughly how many seconds a test takes, by its marks."""
     marker = item.get_closest_marker("timeout")
     limit = marker.args[0] if marker and marker.args else 0.0
-    return max(limit / 30, 4.0 if item.get_closest_marker("slow") else 0.1)
+    return max(limit / 30, 4.0 if item.get_closest_marker("long") else 0.1)
 
 
 @pytest.fixture
 def kill_rounds(request: pytest.FixtureRequest) -> int:
-    """Give how many rounds a kill loop runs: a few in the suite, many under --stress."""
-    return ROUNDS_OF_STRESS if request.config.getoption("--stress") else ROUNDS_OF_THE_SUITE
+    """Give how many rounds a kill loop runs: a few on commit, many in the long tier."""
+    return 2 if request.config.getoption("--commit") else 50
 
 
 @pytest.fixture
 def damage_rounds(request: pytest.FixtureRequest) -> int:
     """Give how many rounds a test of damage runs for each of its six formats."""
-    return 84 if request.config.getoption("--stress") else 7
+    return 7 if request.config.getoption("--commit") else 84

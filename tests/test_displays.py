@@ -135,7 +135,6 @@ def test_long_tables_and_texts_are_cut():
     assert max(map(len, shown.text)) <= 200
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_kernel_of_jupyter_shows_tables(tmp_path):
     """A real kernel hands the HTML of each object to the notebook, beside its text."""

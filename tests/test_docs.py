@@ -34,7 +34,6 @@ def street(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # TensorFlow is imported, and a busy machine is slow
 @pytest.mark.parametrize("page", PAGES)
 def test_code_of_page_runs(page, street, tmp_path):
@@ -52,7 +51,6 @@ def test_code_of_page_runs(page, street, tmp_path):
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_plug_ins_of_the_documentation_conform(tmp_path):
     """Each is under 30 lines, and passes the tests that the page shows beside it, run as its author would."""
@@ -69,7 +67,7 @@ def test_plug_ins_of_the_documentation_conform(tmp_path):
     )
 
     shown = set(re.findall(r"class Test\w+\((\w+)\)", module.read_text()))
-    assert shown == set(testing.__all__)
+    assert shown == {name for name in testing.__all__ if name.endswith("Conformance")}
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert "passed" in ended.stdout
     sizes = [

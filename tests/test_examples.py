@@ -80,7 +80,6 @@ def test_street_holds_the_classes_of_a_street(street):
     assert (masks == street.ROAD).mean() > 0.15
 
 
-@pytest.mark.slow
 def test_camvid_example_writes_and_reads_back(tmp_path):
     """Without CamVid it draws its own; train samples come fourfold."""
     said = run("camvid.py", "raw", "out", "--pairs", 10, folder=tmp_path)
@@ -127,7 +126,6 @@ def test_class_makes_its_own_shards(tmp_path):
     assert float(said.split()[-1]) > 0.9
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_dataset_of_torch_becomes_shards(tmp_path):
     """The script itself compares a record with the item of the dataset that it came from."""
@@ -139,7 +137,6 @@ def test_dataset_of_torch_becomes_shards(tmp_path):
     assert "a batch torch.float32 (32, 32, 2)" in said
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_torch_example_resumes_in_mid_epoch(tmp_path):
     """The interrupted epoch has every record once."""
@@ -204,7 +201,6 @@ def test_video_example_keeps_the_files(tmp_path):
     assert all(file.read_bytes() in kept for file in files)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_lightning_example_resumes_in_mid_epoch(tmp_path):
     """The epoch that was interrupted has every record once."""

@@ -207,7 +207,6 @@ def _run_without(gone, code, tmp_path, **environment):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "gone",
     ["tensorflow,albumentations", "cv2,simplejpeg,pyspng,isal", "torch"],
@@ -218,13 +217,11 @@ def test_everything_else_works_where_a_package_is_absent(gone, tmp_path):
     _run_without(gone, WITHOUT, tmp_path)
 
 
-@pytest.mark.slow
 def test_everything_else_works_where_packages_are_broken(tmp_path):
     """TensorFlow and albumentations that were built for another numpy raise an AttributeError on import."""
     _run_without("tensorflow,albumentations", WITHOUT, tmp_path, BROKEN="1")
 
 
-@pytest.mark.slow
 def test_package_that_every_index_needs_is_named_before_any_work(tmp_path):
     """Without pyarrow, TFRecord is read by position and key; a run says what it needs before it starts a worker."""
     materialize(lambda n: {"x": n}, range(6), tmp_path / "out", progress=False)

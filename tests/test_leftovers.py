@@ -81,7 +81,6 @@ def run_suite(folder, files, *arguments):
     return ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "command"),
     [
@@ -112,13 +111,11 @@ def _is_alive(pid):
         return False
 
 
-@pytest.mark.slow
 def test_servers_kept_for_the_next_pool_are_no_leftovers(tmp_path):
     """They end with each file, and trackers with the session."""
     assert "1 passed" in run_suite(tmp_path, {"test_b.py": CLOSED_POOL})
 
 
-@pytest.mark.slow
 def test_left_process_is_reported_by_the_worker_of_xdist_that_has_the_file(tmp_path):
     """No other worker reports it, although both run at once."""
     files = {"test_a.py": INNOCENT, "test_b.py": SUBPROCESS, "test_c.py": FORKED_ORPHAN, "test_d.py": INNOCENT}
@@ -129,7 +126,6 @@ def test_left_process_is_reported_by_the_worker_of_xdist_that_has_the_file(tmp_p
     assert "14 passed, 2 errors" in found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "test"), [("stuck", STUCK), ("crashing", CRASHING)], ids=["stuck", "crashing"])
 def test_test_that_ends_its_worker_fails_alone(tmp_path, name, test):
     """All other tests run, those of its file included."""
@@ -142,7 +138,6 @@ def test_test_that_ends_its_worker_fails_alone(tmp_path, name, test):
     assert f"crashed while running 'test_b.py::test_{name}'" in found
 
 
-@pytest.mark.slow
 def test_test_that_is_stuck_shows_its_stack(tmp_path):
     """Without xdist, the run ends there."""
     found = run_suite(tmp_path, {"test_b.py": STUCK})

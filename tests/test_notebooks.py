@@ -61,7 +61,6 @@ def test_outputs_of_notebooks_hold_nothing_of_a_machine(name):
     assert any("image/jpeg" in out.get("data", {}) for out in outputs) or name != "tf_training"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tutorial_trains_with_tensorflow(tmp_path):
     """It makes shards of data of its own, has nothing to do when run again, and the model learns."""
@@ -73,7 +72,6 @@ def test_tutorial_trains_with_tensorflow(tmp_path):
     assert "right: True" in said
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tutorial_trains_with_torch(tmp_path):
     """The cells of PyTorch follow those that make the shards."""
@@ -87,7 +85,6 @@ def test_tutorial_trains_with_torch(tmp_path):
     assert "right: True" in said
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_colab_notebook_stops_and_goes_on(tmp_path):
     """The deadline stops the first run; the second one ends it."""

@@ -19,7 +19,7 @@ import datamat
 from datamat import Features, Sequence, Text, load, materialize
 from datamat.testing import CASES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 WINDOWS = """
 import asyncio, faulthandler, mmap, os, select, signal, socket, sys, sysconfig, time

@@ -593,7 +593,6 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_call_whose_worker_dies_in_a_pool_that_is_shut_down(tmp_path):
     """It would be repeated otherwise."""
     pool = PathosExecutor(1, max_retries=1)
@@ -609,7 +608,6 @@ def test_call_whose_worker_dies_in_a_pool_that_is_shut_down(tmp_path):
         future.result(timeout=60)
 
 
-@pytest.mark.slow
 def test_chunk_whose_worker_dies_in_a_pool_that_is_shut_down(tmp_path):
     """Its calls would be repeated one by one."""
     pool = PathosExecutor(1, max_retries=1)
@@ -872,7 +870,6 @@ def damage(folder):
         file.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.slow
 def test_directory_that_no_repair_mends(tmp_path):
     """Memory or disk are at fault."""
     hooked = job(tmp_path / "out", hooks=[Damaging(tmp_path / "out")])

@@ -63,7 +63,6 @@ def installed(built, tmp_path_factory):
     return site
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_wheel_works_without_the_clone(installed, tmp_path):
     """It makes, reads and verifies a dataset, and brings its command and its plug-ins."""
@@ -78,7 +77,6 @@ def test_wheel_works_without_the_clone(installed, tmp_path):
     assert (installed / "datamat/py.typed").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_wheel_holds_the_package_and_nothing_else(built):
     """Every module of the package is there; tests and examples are not."""
@@ -90,7 +88,6 @@ def test_wheel_holds_the_package_and_nothing_else(built):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"datamat"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tests_of_the_sdist_pass_against_the_wheel(built, installed, tmp_path):
     """The sdist holds all that a clone has; a few of its tests run from there, on the installed package."""
@@ -127,7 +124,6 @@ def test_release_files_name_one_version():
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_metadata_is_what_the_project_says(built):
     """The page of a package index shows the README, whose pictures and links are there."""

@@ -680,7 +680,7 @@ def cases():
     for kind, tests in DEFECTS.items():
         for name in tests:
             marks = (
-                [pytest.mark.slow]
+                [pytest.mark.timeout(300)]
                 if kind in {WriterTests, HookTests, SidecarTests} or "_run" in name or "_tf_" in name
                 else []
             )

@@ -325,7 +325,6 @@ def test_image_and_mask_are_turned_alike(orientation, place, order):
     assert pixels.flags.c_contiguous
 
 
-@pytest.mark.slow
 def test_large_picture_decodes(missing):
     """Rows of 75 MB, above libspng's limit for other chunks, and a row of 300,000 pixels decode."""
     tall = np.random.default_rng(1).integers(0, 256, (5000, 1), dtype=np.uint8) * np.ones(5001 * 3, np.uint8)

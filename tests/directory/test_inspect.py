@@ -113,7 +113,6 @@ def test_sequence_examples_are_recognized(tmp_path):
     }
 
 
-@pytest.mark.slow
 def test_tensorflow_agrees_about_sequence_examples(tmp_path):
     """The report fits what TensorFlow writes."""
     tf = pytest.importorskip("tensorflow", reason="it writes the file")

@@ -7,8 +7,6 @@ import pytest
 from datamat import testing
 from datamat.directory.sidecars import FromShard, exporting
 
-pytestmark = pytest.mark.slow
-
 
 def list_checksums(manifest):
     """Return a file of checksums."""

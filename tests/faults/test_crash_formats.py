@@ -13,8 +13,6 @@ from test_crash_points import FAULTS, heal, hurt, operations
 points = test_crash_points.points
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("name", "fault"),

@@ -36,7 +36,7 @@ POINTS_OF_THE_SUITE = 4
 @pytest.fixture
 def points(request):
     """Choose from the operations: all of them, or a few."""
-    full = request.config.getoption("--stress")
+    full = not request.config.getoption("--commit")
 
     def choose(count):
         step = 1 if full else max(1, count // POINTS_OF_THE_SUITE)
@@ -77,8 +77,6 @@ def heal(job_server, job, whole):
     assert left_behind(pathlib.Path(job.output)) == []
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_at_any_operation_is_reported_and_recovered_from(job_server, small_source, whole, tmp_path, points, name):
@@ -94,8 +92,6 @@ def test_fault_at_any_operation_is_reported_and_recovered_from(job_server, small
         shutil.rmtree(job.output)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["kill group", "io error"])
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
@@ -123,8 +119,6 @@ def former(small_source, tmp_path_factory):
     return output, small_pairs.digests(output)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["kill group", "io error"])
 def test_kill_while_rebuilding_leaves_no_manifest_that_lies(
@@ -149,8 +143,6 @@ def test_kill_while_rebuilding_leaves_no_manifest_that_lies(
         shutil.rmtree(job.output)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["kill group", "io error"])
 def test_fault_while_repairing_is_recovered_from(job_server, small_source, whole, tmp_path, points, name):

@@ -27,11 +27,9 @@ def run(source, output):
 
 @pytest.fixture
 def num_pictures(request):
-    return (10_000, 2_500) if request.config.getoption("--stress") else (400, 100)
+    return (10_000, 2_500) if not request.config.getoption("--commit") else (400, 100)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_damaged_pictures_are_reported_and_their_neighbours_all_stored(tmp_path, num_pictures):
     """Under "skip", every good row gives its records; every other one does so, too, or is in the ledger, once."""

@@ -61,10 +61,9 @@ def check_resumes(job, folder, whole):
 def kilobytes(request):
     """Sizes of disks that the small job does not fit on; more of them under --stress."""
     rng = random.Random(4)
-    return [rng.randrange(8, 100, 4) for _ in range(40 if request.config.getoption("--stress") else 2)]
+    return [rng.randrange(8, 100, 4) for _ in range(40 if not request.config.getoption("--commit") else 2)]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_disk_that_is_full_at_a_random_write_is_reported_and_survived(
     tiny_disk, kilobytes, small_source, tmp_path, whole
@@ -81,7 +80,6 @@ def test_disk_that_is_full_at_a_random_write_is_reported_and_survived(
         shutil.rmtree(job.output)
 
 
-@pytest.mark.slow
 def test_disk_without_inodes_is_reported_and_survived(tiny_disk, small_source, tmp_path, whole):
     """It counts as full, although there is room for data."""
     job = Job(str(small_source), str(tiny_disk("size=64m,nr_inodes=30") / "out"))
@@ -92,7 +90,6 @@ def test_disk_without_inodes_is_reported_and_survived(tiny_disk, small_source, t
     check_resumes(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 def test_output_that_is_read_only_is_reported(tiny_disk, small_source, tmp_path, whole):
     """The error comes before any work."""
     disk = tiny_disk("size=64m,ro")
@@ -104,7 +101,6 @@ def test_output_that_is_read_only_is_reported(tiny_disk, small_source, tmp_path,
     check_resumes(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1 << 10, 5 << 10])
 def test_limit_on_file_size_is_reported_and_survived(small_source, tmp_path, whole, limit):
     """Under `ulimit -f`, the system refuses to let a file grow."""
@@ -116,7 +112,6 @@ def test_limit_on_file_size_is_reported_and_survived(small_source, tmp_path, who
     check_resumes(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reason", [errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE])
 @pytest.mark.parametrize("at", [20, 100, 200])
 def test_disk_that_fails_from_some_moment_on_is_reported_and_survived(
@@ -133,7 +128,6 @@ def test_disk_that_fails_from_some_moment_on_is_reported_and_survived(
     check_resumes(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 def test_disk_that_transfers_half_of_everything_changes_nothing(job_server, small_source, tmp_path, whole):
     """Reads and writes on a file server or a pipe may be short; datamat repeats them until all bytes are through."""
     job = Job(str(small_source), str(tmp_path / "out"))

@@ -103,7 +103,6 @@ def check_healed(source, tmp_path, formats, flipper):
     assert again >= set(flipper.hits)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".part", ".idx"])
 @pytest.mark.parametrize("formats", FORMATS, ids=str)
 def test_part_with_a_flipped_bit_is_made_again(source, tmp_path, formats, suffix):
@@ -113,7 +112,6 @@ def test_part_with_a_flipped_bit_is_made_again(source, tmp_path, formats, suffix
         check_healed(source, tmp_path, formats, flipper)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_flipped_bit_is_found_whatever_the_start_method(source, tmp_path, method):
     """The digest that counts is the one that the worker computed while it wrote."""
@@ -121,7 +119,6 @@ def test_flipped_bit_is_found_whatever_the_start_method(source, tmp_path, method
         check_healed(source, tmp_path, "parquet", flipper)
 
 
-@pytest.mark.slow
 def test_machine_that_flips_bits_again_and_again_ends_the_run(source, tmp_path):
     """The error says so and names the part, and no shard holds wrong bytes."""
     output = tmp_path / "out"

@@ -55,8 +55,6 @@ def test_rows_of_a_reused_part_are_named(bad_source, tmp_path, monkeypatch):
     assert named(job.output) == dict.fromkeys(BAD, 1)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_row_is_named_once_however_often_the_run_is_killed(job_server, bad_source, tmp_path, request):
     """The run is killed at any operation, and once more while it recovers."""
@@ -65,7 +63,7 @@ def test_every_row_is_named_once_however_often_the_run_is_killed(job_server, bad
     whole = small_pairs.digests(job.output)
     few = range(1, count + 1, max(1, count // POINTS_OF_THE_SUITE))
 
-    for at in range(1, count + 1) if request.config.getoption("--stress") else few:
+    for at in range(1, count + 1) if not request.config.getoption("--commit") else few:
         shutil.rmtree(job.output)
         for place in (at, max(1, at // 2)):
             assert job_server.run(job, Fault("kill group", at=place)).code is not None

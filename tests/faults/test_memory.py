@@ -62,7 +62,6 @@ def group():
     folder.rmdir()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_sample_that_eats_the_machine_costs_two_workers_and_nothing_else(group, tmp_path, method):
     """The killed worker's row is retried once, and then handled by the policy; all other rows are stored."""

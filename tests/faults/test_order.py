@@ -6,7 +6,6 @@ import os
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from job import Job
 
 from datamat.run.shards import PartFile
@@ -52,7 +51,6 @@ class Disk:
         return not self._unflushed
 
 
-@pytest.mark.slow
 def test_nothing_has_a_final_name_before_it_is_flushed(small_source, whole, tmp_path, monkeypatch):
     """Each file's bytes are flushed before its name, and the manifest comes after all other names."""
     job = Job(str(small_source), str(tmp_path / "out"))

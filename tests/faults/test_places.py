@@ -26,7 +26,6 @@ def check_whole(job, ended, whole):
     assert left_behind(pathlib.Path(job.output)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 100, 400])
 @pytest.mark.parametrize("shift_s", [DAY_S, 40 * 365 * DAY_S])
 def test_clock_that_is_set_back_changes_nothing(job_server, small_source, tmp_path, whole, at, shift_s):
@@ -41,7 +40,6 @@ def test_clock_that_is_set_back_changes_nothing(job_server, small_source, tmp_pa
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-@pytest.mark.slow
 def test_clock_that_is_set_back_between_runs_loses_no_part(job_server, small_source, tmp_path, whole):
     """Parts that were finished "tomorrow" count."""
     job = Job(str(small_source), str(tmp_path / "out"))
@@ -61,7 +59,6 @@ def remove_at_once(folder):
     shutil.rmtree(away)
 
 
-@pytest.mark.slow
 def test_output_removed_under_a_run_is_reported(small_source, tmp_path, whole):
     """The run does not succeed with half of its files; the next one makes all of them."""
     job = Job(str(small_source), str(tmp_path / "out"))
@@ -80,7 +77,6 @@ def test_output_removed_under_a_run_is_reported(small_source, tmp_path, whole):
     check_whole(job, run(job, tmp_path), whole)
 
 
-@pytest.mark.slow
 def test_work_folder_removed_under_a_run_is_reported_or_survived(small_source, tmp_path, whole):
     """Somebody who tidies up removes `.datamat`."""
     job = Job(str(small_source), str(tmp_path / "out"))
@@ -96,7 +92,6 @@ def test_work_folder_removed_under_a_run_is_reported_or_survived(small_source, t
     check_whole(job, run(job, tmp_path), whole)
 
 
-@pytest.mark.slow
 def test_output_may_be_a_link_to_a_folder(small_source, tmp_path, whole):
     """The run writes to the folder that it leads to; the link stays."""
     (tmp_path / "far").mkdir()
@@ -109,7 +104,6 @@ def test_output_may_be_a_link_to_a_folder(small_source, tmp_path, whole):
     assert small_pairs.digests(tmp_path / "far") == whole
 
 
-@pytest.mark.slow
 def test_dangling_link_as_output_is_refused(small_source, tmp_path):
     """Nothing is made where it leads."""
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
@@ -141,7 +135,6 @@ LINKS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("leads_to", ["file", "folder"])
 def test_planted_link_is_never_written_through(job_server, small_source, tmp_path, whole, name, leads_to):
@@ -168,7 +161,6 @@ def test_planted_link_is_never_written_through(job_server, small_source, tmp_pat
     check_whole(job, job_server.run(job), whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["données ✓ 数据集 🗂", " leading and trailing ", "-rf", "x" * 255, "new\nline", "%s{0}*?[a]"]
 )
@@ -179,7 +171,6 @@ def test_output_may_have_any_name(job_server, small_source, tmp_path, whole, nam
     check_whole(job, job_server.run(job), whole)
 
 
-@pytest.mark.slow
 def test_name_that_is_not_text_is_used_unchanged(job_server, small_source, tmp_path, whole):
     """File names are bytes to the system."""
     name = os.fsdecode(b"caf\xe9")
@@ -188,7 +179,6 @@ def test_name_that_is_not_text_is_used_unchanged(job_server, small_source, tmp_p
     check_whole(job, job_server.run(job), whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("length", [3000, 3990, 4080])
 def test_long_path_works_or_is_refused(job_server, small_source, tmp_path, whole, length):
     """Where the system's limit for paths leaves no room for the files in it, the error says so."""

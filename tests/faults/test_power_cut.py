@@ -95,7 +95,7 @@ def larger_whole(larger_source, tmp_path_factory):
 
 @pytest.fixture
 def num_cuts(request):
-    return CUTS_OF_STRESS if request.config.getoption("--stress") else CUTS_OF_THE_SUITE
+    return CUTS_OF_STRESS if not request.config.getoption("--commit") else CUTS_OF_THE_SUITE
 
 
 def wrong_files(output, whole):
@@ -123,8 +123,6 @@ def cut_again_and_again(image, job, folder, whole, num_cuts, **options):
             shutil.rmtree(job.output)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("image", MAKE, indirect=True)
 def test_power_cut_leaves_no_wrong_file_visible(image, larger_source, larger_whole, tmp_path, num_cuts):
@@ -142,8 +140,6 @@ def test_power_cut_leaves_no_wrong_file_visible(image, larger_source, larger_who
     assert small_pairs.digests(job.output) == larger_whole[0]
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("image", MAKE, indirect=True)
 def test_power_cut_damages_files_where_nothing_is_flushed(image, larger_source, larger_whole, tmp_path, shim):

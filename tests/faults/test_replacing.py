@@ -75,7 +75,6 @@ def put(former, output):
     os.rename(fresh, output)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_reader_never_sees_old_and_new_shards_together(small_source, former, tmp_path, change):
     """It watches throughout: it sees the old shards, none or some of one kind, and then the new ones."""
@@ -93,8 +92,6 @@ def test_reader_never_sees_old_and_new_shards_together(small_source, former, tmp
     assert small_pairs.digests(output) == small_pairs.digests(reference.output)
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("change", CHANGES)
 def test_killed_run_leaves_no_mixture_visible(job_server, small_source, former, tmp_path, request, change):
@@ -109,7 +106,7 @@ def test_killed_run_leaves_no_mixture_visible(job_server, small_source, former, 
     put(former[0], output)
 
     with pattern_reader(output, {"old": former[1], "new": whole}, seen):
-        for at in range(1, count + 1) if request.config.getoption("--stress") else few:
+        for at in range(1, count + 1) if not request.config.getoption("--commit") else few:
             put(former[0], output)
             ended = job_server.run(job, dataclasses.replace(KILL, at=at))
             assert ended.code is not None and ended.num_orphans == 0, ended.said
@@ -122,8 +119,6 @@ def test_killed_run_leaves_no_mixture_visible(job_server, small_source, former, 
     assert {"old", "new"} <= set(seen["states"])
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_plans_that_change_between_kills_are_never_mixed(job_server, small_source, former, tmp_path, request):
     """Each run is killed at another operation, and the next has another plan; the output ends as the last one's."""
@@ -138,7 +133,7 @@ def test_plans_that_change_between_kills_are_never_mixed(job_server, small_sourc
     put(former[0], output)
 
     with pattern_reader(output, versions, seen):
-        for number in range(200 if request.config.getoption("--stress") else 12):
+        for number in range(200 if not request.config.getoption("--commit") else 12):
             name = list(jobs)[number % len(jobs)]
             # Names change in the last quarter of a run.
             at = counts[name] * (1 + number * 7 % 8) // 8 + number % 5
@@ -152,8 +147,6 @@ def test_plans_that_change_between_kills_are_never_mixed(job_server, small_sourc
     assert left_behind(output) == []
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("change", CHANGES)
 def test_kill_at_every_operation_of_the_swap_leaves_a_whole_dataset_or_one_to_resume(
@@ -179,7 +172,7 @@ def test_kill_at_every_operation_of_the_swap_leaves_a_whole_dataset_or_one_to_re
     first = bisect.bisect_left(range(count + 1), True, lo=1, hi=count, key=is_swapping)
     assert 1 < first < count, "the manifest of the old set is away from the start, or never"
     states = set()
-    step = 1 if request.config.getoption("--stress") else max(1, (count - first) // POINTS_OF_THE_SUITE)
+    step = 1 if not request.config.getoption("--commit") else max(1, (count - first) // POINTS_OF_THE_SUITE)
     for number in {*range(first - 2, count + 1, step), count}:
         killed_at(number)
         found = shards(small_pairs.digests(output)).items()

@@ -48,7 +48,6 @@ def resumed(job, folder, whole):
     assert left_behind(pathlib.Path(job.output)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "target", "number"), INTERRUPTS)
 def test_interrupt_ends_a_run_in_time_although_a_row_never_ends(job_by, tmp_path, whole, method, target, number):
     """Within five seconds, with an exit code other than 0, no process left, and work to resume from."""
@@ -90,7 +89,6 @@ materialize(wait, range(4), output, features=Features({"x": Scalar()}), workers=
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
 def test_interrupted_program_leaves_its_garbage_to_the_system(tmp_path, method, number):
@@ -108,7 +106,6 @@ def test_interrupted_program_leaves_its_garbage_to_the_system(tmp_path, method, 
     assert program.returncode == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143, None: 0}[number]
 
 
-@pytest.mark.slow
 def test_worker_that_is_stopped_for_a_while_costs_nothing(job_by, tmp_path, whole):
     """SIGSTOP, then SIGCONT once the other worker has done all that it can do alone."""
     job = job_by("fork")
@@ -124,7 +121,6 @@ def test_worker_that_is_stopped_for_a_while_costs_nothing(job_by, tmp_path, whol
     assert small_pairs.digests(job.output) == whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "number"), [("fork", signal.SIGKILL), ("forkserver", signal.SIGKILL), ("spawn", signal.SIGTERM)]
 )
@@ -142,7 +138,6 @@ def test_stopped_worker_ends_with_its_run(job_by, tmp_path, whole, method, numbe
     resumed(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_parent_takes_busy_workers_along(job_by, tmp_path, whole, method):
     """Two seconds after the parent, no worker lives, although one is in the middle of a row."""
@@ -156,7 +151,6 @@ def test_killed_parent_takes_busy_workers_along(job_by, tmp_path, whole, method)
     resumed(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 def test_second_run_on_an_output_is_refused_and_harms_nothing(small_source, tmp_path, whole):
     """The error names the holder's process and host; the first run ends with the same bytes."""
     job = Job(str(small_source), str(tmp_path / "out"))
@@ -173,7 +167,6 @@ def test_second_run_on_an_output_is_refused_and_harms_nothing(small_source, tmp_
     assert small_pairs.digests(job.output) == whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", [0, 1], ids=["same-job", "another-job"])
 def test_run_whose_lock_is_deleted_does_not_finish_beside_the_one_that_took_its_place(job_by, tmp_path, method, seed):
@@ -196,7 +189,6 @@ def test_run_whose_lock_is_deleted_does_not_finish_beside_the_one_that_took_its_
     assert verify(job.output, deep=True).ok
 
 
-@pytest.mark.slow
 def test_run_whose_lock_belongs_to_another_stops_and_lets_that_one_finish(job_by, tmp_path, whole):
     """The first finishes its rows before the second: it still stops, and the second succeeds."""
     job = job_by("fork")
@@ -219,7 +211,6 @@ def test_run_whose_lock_belongs_to_another_stops_and_lets_that_one_finish(job_by
     assert left_behind(pathlib.Path(job.output)) == []
 
 
-@pytest.mark.slow
 def test_deleted_lock_costs_no_finished_work(job_by, tmp_path, whole):
     """Nobody took its place, but the run cannot know that: it stops, and the next one resumes."""
     job = job_by("fork")
@@ -234,7 +225,6 @@ def test_deleted_lock_costs_no_finished_work(job_by, tmp_path, whole):
     resumed(job, tmp_path, whole)
 
 
-@pytest.mark.slow
 def test_runs_started_at_once_end_with_one_output(small_source, tmp_path, whole):
     """One of them makes it; the others are refused, or find it finished."""
     job = Job(str(small_source), str(tmp_path / "out"))

@@ -30,7 +30,7 @@ writer = ImportWriter(kind=kind, spool=spool or None)
 Materializer(writer, source, output, workers=WorkerOptions(num_workers=1)).run(progress=False)
 """
 POINTS_OF_THE_SUITE = 3
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 
 def _text(number):
@@ -94,7 +94,7 @@ def test_run_killed_while_it_unpacks_loses_nothing(shim, sources, tmp_path, requ
     spool = tmp_path / "whole" / "spool"
     whole = _killed(shim, tmp_path / "whole", kind, source, fault=Fault(kinds=kinds), folder=spool, spool=spool)
     wanted = {path.name: path.read_bytes() for path in spool.iterdir()}
-    step = 1 if request.config.getoption("--stress") else max(1, whole // POINTS_OF_THE_SUITE)
+    step = 1 if not request.config.getoption("--commit") else max(1, whole // POINTS_OF_THE_SUITE)
 
     assert whole >= 2
     for at in range(1 + (step - 1) // 2, whole + 1, step):
@@ -126,7 +126,7 @@ def test_run_killed_at_random_leaves_no_temporary_folder(shim, sources, tmp_path
     assert os.listdir(temporary) == []
     draw = random.Random(3)
 
-    for number in range(100 if request.config.getoption("--stress") else 2):
+    for number in range(100 if not request.config.getoption("--commit") else 2):
         place = tmp_path / f"{number}"
         place.mkdir()
         at = draw.randrange(4, whole)  # the folder is made, and locked

@@ -179,7 +179,6 @@ def test_every_format_and_reader_gives_the_samples(tmp_path, name):
     assert dataset.preview(4).array.std() > 1
 
 
-@pytest.mark.slow
 def test_torch_and_tf_data_give_the_samples(tmp_path):
     pytest.importorskip("tensorflow")
     features = Features({"sound": Audio(16_000, 2)})
@@ -221,7 +220,6 @@ def test_features_of_sound_files_are_inferred(tmp_path):
     assert json.loads((tmp_path / "out/manifest.json").read_text())["features"]["sound"]["type"] == "Audio"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_knows_the_files(tmp_path):

@@ -236,7 +236,6 @@ def test_columns_hold_every_composition():
             assert loose(sample[name]) == loose(as_read(feature, given[name])), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet", "webdataset", "arrayrecord"])
 def test_every_composition_survives_every_format(written, format_name):
     """One by one, in batches, and as tensors of torch."""
@@ -267,7 +266,6 @@ OPEN = (
 """Compositions whose items differ in size, or may be missing."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
 def test_tensorflow_gives_lists_of_open_size(tmp_path, format_name):
     """TensorFlow decodes TFRecord, Python decodes Parquet for it; alone, in batches and for a transform in Python."""

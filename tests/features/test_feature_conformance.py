@@ -31,8 +31,6 @@ from datamat import (
 )
 from datamat.codecs import encode_jpeg, encode_png
 
-pytestmark = pytest.mark.slow
-
 ROTATED = np.array([[20, 20, 10, 6, 30], [60, 40, 8, 20, -100]], np.float32)
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
 

@@ -258,7 +258,6 @@ def test_batches_of_torch_hold_lists_with_none(tmp_path):
     assert dict(zip(batch["key"], batch["tags"], strict=True))["02"] == ["tag 0", "tag 1"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_tf_data_gets_one_value_or_none(tmp_path, format_name, batch_size):
@@ -289,7 +288,6 @@ def test_tf_data_gets_one_value_or_none(tmp_path, format_name, batch_size):
             assert np.array_equal(points[0], expected["points"])
 
 
-@pytest.mark.slow
 def test_python_transforms_of_tf_data_see_none_and_lists(tmp_path):
     """They get what `load` gives."""
     pytest.importorskip("tensorflow")
@@ -601,7 +599,6 @@ def test_batches_of_torch_hold_dicts_of_tensors(tmp_path):
     assert [len(boxes) for boxes in batch["objects"]["box"]] == [int(n) % 3 for n in batch["n"]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("transform", [None, lambda sample, rng: sample, lambda sample: sample])
 @pytest.mark.parametrize("batch_size", [None, 8])

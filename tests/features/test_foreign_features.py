@@ -123,7 +123,6 @@ def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installe
     assert "sound" in str(datamat.inspect(folder))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name):
     """Decoded values reach torch and `tf.data`, one by one and in batches."""
@@ -145,7 +144,6 @@ def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name)
     assert dataset.to_tf().element_spec["sound"].shape.as_list() == [None, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_foreign_feature_is_converted(tmp_path, installed, format_name):
     """A conversion copies columns from and to every format, in workers that registered no class."""
@@ -290,7 +288,6 @@ def test_edit_of_a_foreign_class_rebuilds(tmp_path, monkeypatch):
     assert run().num_shards_written == 1
 
 
-@pytest.mark.slow
 def test_foreign_field_follows_the_image(tmp_path):
     """A field with a `target` is transformed with the image."""
     albumentations = pytest.importorskip("albumentations")
@@ -332,7 +329,6 @@ class Disparity(Feature):
         return "python"
 
 
-@pytest.mark.slow
 def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
     """Threads decode it through `decode_into`; a service, whose workers run no Python, is refused."""
     pytest.importorskip("tensorflow")
@@ -351,7 +347,6 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
         dataset.to_tf(service="grpc://localhost:1")
 
 
-@pytest.mark.slow
 def test_clients_open_foreign_features(tmp_path, installed):
     """TFDS and Hugging Face read the columns as stored."""
     tfds = pytest.importorskip("tensorflow_datasets")
@@ -394,7 +389,6 @@ class Scaled(Feature):
 """
 
 
-@pytest.mark.slow
 def test_module_state_that_a_feature_reads_reaches_workers(tmp_path, monkeypatch):
     """Workers encode with the value that the program has set, not with that in the source."""
     (tmp_path / "scaled_feature.py").write_text(SCALED)

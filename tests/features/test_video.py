@@ -327,7 +327,6 @@ def test_every_format_and_reader_gives_the_samples(tmp_path, name):
     assert dataset.columns("file").preview(2).array.std() > 1
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # both take long to import
 def test_torch_and_tf_data_give_the_samples(tmp_path):
     pytest.importorskip("tensorflow")
@@ -350,7 +349,6 @@ def test_torch_and_tf_data_give_the_samples(tmp_path):
         assert torch.equal(torch.as_tensor(row["video"]), torch.from_numpy(plainly_decoded(row["file"])[::2]))
 
 
-@pytest.mark.slow
 def test_transforms_choose_clips_that_follow_the_seed(tmp_path):
     """Other frames in each epoch, the same for any number of workers."""
     videos = Video(decoded=False)

@@ -314,7 +314,6 @@ print("cv2" in sys.modules)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("mode", ["text", "mask"])
 def test_manifest_does_not_depend_on_what_else_is_imported(tmp_path, mode, method):

@@ -71,7 +71,6 @@ class TestThirdParty(ShardFormatConformance):
         monkeypatch.syspath_prepend(str(info.parent))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 # Not of tfrecord.gz: deflating so much takes minutes, and its offsets are joined as those of tfrecord.
 @pytest.mark.parametrize(

@@ -129,7 +129,6 @@ def test_large_values_are_not_copied():
     assert size == sum(map(len, pieces))
 
 
-@pytest.mark.slow
 def test_value_of_100_mb_equals_protobuf():
     """Lengths of four varint bytes are right."""
     columns = {"a": ("bytes", bytes(100_000_000)), "b": ("float32", np.zeros(3_000_000, np.float32))}

@@ -682,7 +682,6 @@ def test_options_hold_what_decides_the_bytes():
     assert ParquetFormat(5).with_features(TABLE).options()["row_group_rows"] == 5
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_shard(tmp_path):
     """A part of 200 MB is written in the memory of a few row groups of 6 MB."""
     code = """

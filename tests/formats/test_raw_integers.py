@@ -153,7 +153,6 @@ def test_parquet_holds_typed_numbers(output):
     assert column[3].as_py() == VOLUMES[3].tolist()
 
 
-@pytest.mark.slow
 def test_tensorflow_reads_them(output):
     """They come through `to_tf`, and by hand as docs/interop.md shows."""
     tf = pytest.importorskip("tensorflow")
@@ -172,7 +171,6 @@ def test_tensorflow_reads_them(output):
         np.testing.assert_array_equal(numbers, VOLUMES[int(sample["key"].numpy())])
 
 
-@pytest.mark.slow
 def test_tfds_reads_them(output):
     tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -180,7 +178,6 @@ def test_tfds_reads_them(output):
         np.testing.assert_array_equal(sample["x"], VOLUMES[int(sample["key"])])
 
 
-@pytest.mark.slow
 def test_hugging_face_reads_them(output, tmp_path):
     datasets = pytest.importorskip("datasets")
     pytest.importorskip("pyarrow")

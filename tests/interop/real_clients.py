@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 MARKS = [
-    pytest.mark.slow,
     pytest.mark.timeout(300),  # clients take long to import
     pytest.mark.filterwarnings("ignore"),  # these warnings are theirs
 ]

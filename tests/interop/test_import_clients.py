@@ -381,7 +381,6 @@ def prepared(request, tmp_path_factory):
     return builder.data_path
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(
     300
 )  # the fixture imports TensorFlow and TFDS, which prepares each feature with a graph of its own

@@ -234,7 +234,6 @@ def test_object_longer_than_any_shard_is_not_fetched(made, tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_sample_is_made_again(source, bucket):
     """As for a folder."""
     job = bucket.job(source)
@@ -262,7 +261,6 @@ class Failing(small_pairs.Pairs):
         return {"path": self.path}
 
 
-@pytest.mark.slow
 def test_status_of_a_finished_output(source, bucket):
     """It is read from the store alone; a JOB is compared on a machine that never made it."""
     bucket.job(source).run(progress=False)
@@ -280,7 +278,6 @@ def test_status_of_a_finished_output(source, bucket):
     assert bucket.job(source, "third").status().state == "damaged"
 
 
-@pytest.mark.slow
 def test_status_of_an_output_that_failed(source, bucket):
     """What is done, of how much, who made it, and what failed; then it is finished, and nothing is left of the plan."""
     luck = bucket.tmp_path / "luck"
@@ -302,7 +299,6 @@ def test_status_of_an_output_that_failed(source, bucket):
     assert "plan.json" not in bucket.content()[1]
 
 
-@pytest.mark.slow
 def test_status_of_a_store_that_is_being_written(source, bucket):
     """A run that vanished is told by its mark: its ledger came with no end. Shards that replace others count."""
     bucket.job(source).run(progress=False)
@@ -341,7 +337,6 @@ def test_status_of_anything_else(bucket):
 # ---------------------------------------------------------------- repair
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scratch", ["scratch", "another"])
 def test_repair_brings_back_every_byte(source, bucket, scratch):
     """Of objects that changed, also with all that is said of them kept, were replaced, or are gone: on any machine."""
@@ -362,7 +357,6 @@ def test_repair_brings_back_every_byte(source, bucket, scratch):
     assert bucket.content() == (before, inner | {foreign})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scratch", ["scratch", "another"])
 def test_repair_brings_back_a_manifest(source, bucket, scratch):
     """From what it still says; a run refuses, and says so."""
@@ -378,7 +372,6 @@ def test_repair_brings_back_a_manifest(source, bucket, scratch):
     assert bucket.content() == before
 
 
-@pytest.mark.slow
 def test_failed_repair_loses_nothing(source, bucket, tmp_path):
     """The source gives other bytes now: the damaged object gets its name back, and the manifest stays."""
     copied = shutil.copytree(source, tmp_path / "copied")
@@ -414,7 +407,6 @@ class Damaging(RunHook):
         self.bucket.flip(f"{SHARD}.tfrecord")
 
 
-@pytest.mark.slow
 def test_store_that_no_repair_mends(source, bucket):
     """What it gives back is not what it was given."""
     job = bucket.job(source, hooks=[Damaging(bucket)])
@@ -424,7 +416,6 @@ def test_store_that_no_repair_mends(source, bucket):
         job.repair(progress=False)
 
 
-@pytest.mark.slow
 def test_repair_of_a_changed_job_is_refused(source, bucket):
     """Before anything is touched."""
     bucket.job(source).run(progress=False)
@@ -440,7 +431,6 @@ def test_repair_of_a_changed_job_is_refused(source, bucket):
 # ---------------------------------------------------------------- convert, and what only reads
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "to"), [("tfrecord", "parquet"), ("parquet", "tfrecord"), ("webdataset", None)])
 def test_conversion_of_a_url_gives_the_bytes_of_a_folder(made, bucket, tmp_path, temporary, name, to):
     """To a folder, and to another URL."""
@@ -459,7 +449,6 @@ def test_conversion_of_a_url_gives_the_bytes_of_a_folder(made, bucket, tmp_path,
     assert not [*temporary.glob("datamat-rows-*")]
 
 
-@pytest.mark.slow
 def test_damaged_shard_is_not_converted(made, bucket, tmp_path):
     """Whether its format would notice or not."""
     bucket.put(made("parquet"))
@@ -470,7 +459,6 @@ def test_damaged_shard_is_not_converted(made, bucket, tmp_path):
     assert not (tmp_path / "here/manifest.json").exists()
 
 
-@pytest.mark.slow
 def test_readers_take_urls(made, bucket, tmp_path):
     """They give what they give of a folder."""
     bucket.put(made())
@@ -504,7 +492,6 @@ def stored(options, bucket, made, monkeypatch):
     return bucket.url
 
 
-@pytest.mark.slow
 def test_commands_that_read_take_a_url(stored, capsys):
     """Each works with nothing but the URL, and what it writes is called by its last name, here."""
     lines = [

@@ -37,7 +37,6 @@ def keys_in(place):
     return [sample["key"] for sample in load(url, "train", cache_dir=cache_dir, storage_options=options)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
 def test_bucket_holds_the_samples(directory, upload, options, tmp_path, name):
     """They come in order, by key, and in batches that processes make."""
@@ -55,7 +54,6 @@ def test_bucket_holds_the_samples(directory, upload, options, tmp_path, name):
     assert data[local.keys()[-1]]["key"] == local.keys()[-1]
 
 
-@pytest.mark.slow
 def test_silent_and_slow_server_gives_the_samples(directory, upload, options, proxy, tmp_path):
     """Requests that get no answer are given up and made again; those that get it late count."""
     url = upload(directory("tfrecord"), "silent")
@@ -70,7 +68,6 @@ def test_silent_and_slow_server_gives_the_samples(directory, upload, options, pr
     assert not faults
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_processes_share_a_cache(directory, upload, options, tmp_path, start_method):
     """So do processes forked from one that has read."""

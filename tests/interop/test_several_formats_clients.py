@@ -27,7 +27,6 @@ def keys(folder):
     return sorted(load(folder, "train").keys())
 
 
-@pytest.mark.slow
 def test_tfds_reads_the_tfrecord_shards(folder, keys):
     """The sidecars that stand beside all of them name these shards."""
     tfds = pytest.importorskip("tensorflow_datasets", reason="the package tensorflow-datasets is not installed")
@@ -37,7 +36,6 @@ def test_tfds_reads_the_tfrecord_shards(folder, keys):
     assert sorted(sample["key"].numpy().decode() for sample in found) == keys
 
 
-@pytest.mark.slow
 def test_hugging_face_reads_one_format_and_shares_it_among_ranks(folder, keys, tmp_path):
     """Each record comes once, though three formats hold it; all ranks get equally many."""
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")

@@ -126,7 +126,6 @@ def bucket(options, tmp_path, monkeypatch):
     return Bucket(options, tmp_path)
 
 
-@pytest.mark.slow
 def test_shards_of_a_killed_task_are_taken_over(bucket):
     """It is killed with its workers; its lease expires, and a task of another host makes what it had."""
     killed = bucket.start(0, act="read,20,9")
@@ -153,7 +152,6 @@ def test_shards_of_a_killed_task_are_taken_over(bucket):
     bucket.check(bucket.wanted())
 
 
-@pytest.mark.slow
 def test_task_that_comes_again_resumes_its_own_parts(bucket):
     """It does not wait for its own lease, of an hour, as long as its scratch folder is there."""
     bucket.start(0, act="read,20,9", lease_s=3600).communicate()
@@ -166,7 +164,6 @@ def test_task_that_comes_again_resumes_its_own_parts(bucket):
     bucket.check(bucket.wanted())
 
 
-@pytest.mark.slow
 def test_stopped_task_that_wakes_damages_nothing(bucket):
     """It is stopped in mid-shard; another takes the shard and writes the manifest; then the first goes on."""
     stopped = bucket.start(0, act=f"read,10,{int(signal.SIGSTOP)}")
@@ -189,7 +186,6 @@ def test_stopped_task_that_wakes_damages_nothing(bucket):
     bucket.check(before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
 def test_late_upload_of_a_shard_that_lacks_a_row_replaces_nothing(bucket, proxy, replaces):
     """It was begun before another task made the shard with all rows, and goes on after the manifest."""
@@ -213,7 +209,6 @@ def test_late_upload_of_a_shard_that_lacks_a_row_replaces_nothing(bucket, proxy,
     bucket.check(before)
 
 
-@pytest.mark.slow
 def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
     """Also where the other one, which had uploaded it before, but not noted, writes the manifest."""
 
@@ -241,7 +236,6 @@ def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
     bucket.check(bucket.there()[0])
 
 
-@pytest.mark.slow
 def test_later_of_two_that_made_a_shard_does_not_count(bucket, proxy):
     """It was stopped in the upload, and goes on before there is a manifest, which it writes."""
     with bucket.late_task(proxy, lambda handler: handler.path.endswith(".tfrecord")):
@@ -253,7 +247,6 @@ def test_later_of_two_that_made_a_shard_does_not_count(bucket, proxy):
     assert bucket.there()[0][file] == bucket.wanted(errors="skip")[file]
 
 
-@pytest.mark.slow
 def test_two_last_tasks_write_one_manifest(bucket):
     """Two of one host share the work; the one that is stopped right before the manifest goes on after the other."""
     act = f"manifest,1,{int(signal.SIGSTOP)}"
@@ -273,7 +266,6 @@ def test_two_last_tasks_write_one_manifest(bucket):
     bucket.check(before)
 
 
-@pytest.mark.slow
 def test_kills_while_tasks_replace_a_shard(bucket):
     """Readers see the old one until all are made; the end, where the last task is killed, needs none of its disk."""
     bucket.run(0, 1)
@@ -295,7 +287,6 @@ def test_kills_while_tasks_replace_a_shard(bucket):
     bucket.check(bucket.wanted(sidecars=[sliced_job.end_at_manifest]))
 
 
-@pytest.mark.slow
 def test_task_with_a_choice_of_shards_ends_nothing(bucket):
     """The rest is for others, which may be at work; whoever completes the plan writes the manifest."""
     first = bucket.run(0, include=["*-0000[0-2]-*"])
@@ -422,7 +413,6 @@ def test_task_is_refused_while_an_ordinary_run_of_this_host_is_there(bucket):
         bucket.run()
 
 
-@pytest.mark.slow
 def test_status_shows_the_tasks_at_work(bucket):
     """One is at work, one was killed: who, what each has made, and all together; another host has no scratch folder."""
     bucket.start(1, "read,20,9", scratch="one", lease_s=30).communicate()

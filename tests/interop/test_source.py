@@ -70,7 +70,6 @@ def made(source, output, **more):
     return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in output.glob("*.tfrecord")}
 
 
-@pytest.mark.slow
 def test_bucket_gives_the_bytes_of_a_folder(raw, proxy, tmp_path, caplog):
     """Each third request fails in one of six ways, and nothing shows it; no file and no message holds the key."""
     folder, url, options, _ = raw
@@ -87,7 +86,6 @@ def test_bucket_gives_the_bytes_of_a_folder(raw, proxy, tmp_path, caplog):
     assert SECRET not in caplog.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_object_with_another_etag_is_read_again(raw, tmp_path):
     """Or generation, or MD5: one shard of three is made again, and holds what is there now."""
@@ -103,7 +101,6 @@ def test_object_with_another_etag_is_read_again(raw, tmp_path):
     assert sum(before[name] != after[name] for name in before) == 1
 
 
-@pytest.mark.slow
 def test_object_that_vanishes_fails_its_row(raw, proxy, tmp_path):
     """Its error names the object, and the policy for bad samples decides."""
     _, url, options, files = raw
@@ -119,7 +116,6 @@ def test_object_that_vanishes_fails_its_row(raw, proxy, tmp_path):
         job.run(progress=False)
 
 
-@pytest.mark.slow
 def test_table_of_urls_of_a_bucket_and_of_its_web_address(raw, proxy, tmp_path):
     """A row may name an object by `s3://` or by a signed address; options are by scheme; a changed ETag is seen."""
     _, url, options, files = raw

@@ -169,7 +169,6 @@ FORMATS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), FORMATS)
 def test_bucket_holds_the_bytes_of_a_local_run(place, name):
     """So does one that was made on a second machine from the start; a run that finds all of it does nothing."""
@@ -188,7 +187,6 @@ def test_bucket_holds_the_bytes_of_a_local_run(place, name):
     place.check(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_kills_of_the_driver_lose_nothing(place, is_kept):
     """Each run dies a few requests later than the one before; the last is whole, on this or on a new machine."""
@@ -210,7 +208,6 @@ def test_kills_of_the_driver_lose_nothing(place, is_kept):
     place.check(expected)
 
 
-@pytest.mark.slow
 def test_kills_while_shards_are_replaced(place):
     """Readers find the old dataset or the new one, or no manifest; in the end the new one alone."""
     place.run(num_rows=120)
@@ -234,7 +231,6 @@ def test_kills_while_shards_are_replaced(place):
     place.check(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [*(("s3", fault) for fault in (500, 503, "cut", "lose")), ("gs", 503), ("gs", "lose"), ("az", 500), ("az", "lose")],
@@ -251,7 +247,6 @@ def test_faults_that_pass_are_met_by_trying_again(place, fault):
     place.check(expected)
 
 
-@pytest.mark.slow
 def test_silent_and_slow_parts_are_uploaded_all_the_same(place, tmp_path):
     """The first try of a part gets no answer, and is given up; that of another comes late, and counts."""
     content = os.urandom(20 << 20)
@@ -272,7 +267,6 @@ def test_silent_and_slow_parts_are_uploaded_all_the_same(place, tmp_path):
     assert place.uploads() == []
 
 
-@pytest.mark.slow
 def test_death_of_a_worker_in_an_upload(place):
     """Another one does it again."""
     expected = place.local()
@@ -297,7 +291,6 @@ def test_death_of_a_worker_in_an_upload(place):
     place.check(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "completes", "sends"),
     [
@@ -322,7 +315,6 @@ def test_kill_in_an_upload_loses_no_part(place, completes, sends):
     place.check(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "piece", "joins", "chunk"),
     [
@@ -363,7 +355,6 @@ def test_lost_machines_lose_little(place, piece, joins, chunk):
     place.check(expected)
 
 
-@pytest.mark.slow
 def test_another_server_gives_the_same(tmp_path):
     """One without conditions, without lists of uploads, and with other ETags, written in another language."""
     program = shutil.which("s3rver")
@@ -633,7 +624,6 @@ def test_run_that_another_follows_ends_none_of_its_uploads(place, make, monkeypa
     assert len(place.uploads()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_shards", "at", "times", "second"),
     [

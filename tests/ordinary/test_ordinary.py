@@ -59,7 +59,7 @@ SUMMARY = re.compile(r"\S.*: (complete|nothing to do|stopped by|finished as far)
 
 _OF_THE_PLACE = re.compile(r"(^|/)(_index/.*|manifest\.json|croissant\.json)$")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * LIMIT_S)]
+pytestmark = [pytest.mark.timeout(4 * LIMIT_S)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,11 +312,10 @@ def test_again(story: Story) -> None:
     check_outputs(story.folder, small_pairs.digests(story.folder / "out"))
 
 
-@pytest.mark.stress  # every method takes five minutes longer; the suite tries one for every third program
 def test_start_methods(story: Story, request: pytest.FixtureRequest) -> None:
     """Each start method, with its own number of workers, gives the same bytes."""
     methods = [*METHODS]
-    if not request.config.getoption("--stress"):
+    if request.config.getoption("--commit"):
         methods = [methods[story.program.turn // 3 % len(methods)]]
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:

@@ -21,7 +21,7 @@ pytest.importorskip("test.support", reason="this Python has no `test` package, w
 theirs = pytest.importorskip("multiprocess.tests")
 
 HERE = pathlib.Path(__file__).parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 MULTIPROCESS = {
     "test_imap_handle_iterable_exception": "expects that the items of a chunk are lost whose successor the iterable "

@@ -184,7 +184,6 @@ class Net:
         return self.weights[:3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_tensor_on_self_is_each_workers_own(start_method):
     """Arguments and results may be tensors, too."""

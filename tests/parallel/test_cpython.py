@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_TESTS_HERE = 77
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_executor_tests_of_cpython_pass(method: str) -> None:
     """All mixins of test_concurrent_futures run under each start method."""

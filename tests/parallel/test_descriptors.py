@@ -138,7 +138,6 @@ def test_fork_closes_no_number_that_is_another_file_by_now(method):
     assert "Error" not in errors
 
 
-@pytest.mark.slow
 def test_fork_beside_threads_that_make_pools_has_no_end_of_theirs():
     """That includes pools still being made; a program with threads does not fork its own workers."""
     assert run(EIGHT_THREADS, "forkserver") == ("{0}\n", "")

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,7 +20,6 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_training_of_many_models_prints_its_table():
     """It compares one process with two, which give the same result."""
     lines = run("examples/many_models.py", "--targets", "60").splitlines()
@@ -32,7 +29,6 @@ def test_training_of_many_models_prints_its_table():
     assert lines[3].split()[0] == "2"
 
 
-@pytest.mark.slow
 def test_dispatch_benchmark_compares_what_is_installed():
     """At least our pool, the standard library's and that of pathos."""
     output = run(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-import pytest
-
 from datamat import PathosExecutor, testing
+
+
+class TestInline(testing.ExecutorConformance):
+    def make_executor(self):
+        return testing.InlineExecutor()
 
 
 class TestThreads(testing.ExecutorConformance):
@@ -15,7 +18,6 @@ class TestThreads(testing.ExecutorConformance):
         return ThreadPoolExecutor(2)
 
 
-@pytest.mark.slow
 class TestProcesses(testing.ExecutorConformance):
     def make_executor(self):
         return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork"))
@@ -26,13 +28,11 @@ class TestFork(testing.ExecutorConformance):
         return PathosExecutor(2, start_method="fork")
 
 
-@pytest.mark.slow
 class TestForkServer(testing.ExecutorConformance):
     def make_executor(self):
         return PathosExecutor(2, start_method="forkserver")
 
 
-@pytest.mark.slow
 class TestSpawn(testing.ExecutorConformance):
     def make_executor(self):
         return PathosExecutor(2, start_method="spawn")

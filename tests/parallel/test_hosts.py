@@ -166,7 +166,6 @@ def test_signals_that_hit_every_thread(method, reaps):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[40] {1, 2}\n", "")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_pool_in_the_worker_of_a_loader():
     """A DataLoader's worker is not one of datamat's, so it gets a real pool."""

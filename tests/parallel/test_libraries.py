@@ -10,7 +10,7 @@ import pytest
 
 from datamat.parallel import PathosExecutor
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120)]
 
 
 class Augmenting:

@@ -100,8 +100,6 @@ def test_pool_that_cannot_start_leaves_nothing_behind(method):
     pool.shutdown()
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_pools_leave_nothing_behind(request, monkeypatch):
     """Each has two workers; under --stress there are a thousand pools."""
@@ -111,7 +109,7 @@ def test_many_pools_leave_nothing_behind(request, monkeypatch):
     use_pool("fork")
     before = snapshot()
 
-    for _ in range(1000 if request.config.getoption("--stress") else 100):
+    for _ in range(1000 if not request.config.getoption("--commit") else 100):
         use_pool("fork")
 
     assert_nothing_is_new_since(before)

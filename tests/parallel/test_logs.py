@@ -171,7 +171,6 @@ def test_threads_of_a_worker_may_log_at_once(method, logger):
     assert len(logger.keeping.records) == 800
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_many_records_from_many_workers_all_arrive(logger):
     """Eight workers send 100,000 records each: none is lost, each worker's are in order, and nothing deadlocks."""

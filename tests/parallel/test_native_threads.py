@@ -10,7 +10,6 @@ import textwrap
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(150),
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked"),
 ]
@@ -153,7 +152,7 @@ def test_thread_of_any_library_rules_out_fork():
     ("setup", "found"),
     [
         pytest.param(WAITING_THREAD, "threads of [^ ]+ are running", id="thread"),
-        pytest.param(LIVE_TENSORFLOW, "the TensorFlow runtime is in use", id="tensorflow", marks=pytest.mark.slow),
+        pytest.param(LIVE_TENSORFLOW, "the TensorFlow runtime is in use", id="tensorflow", marks=pytest.mark.long),
     ],
 )
 def test_fork_that_was_asked_for_says_what_may_hang(setup, found):

@@ -359,7 +359,6 @@ def test_pytest_runs_once(method: str, mode: str, tmp_path: Path) -> None:
     assert "1 passed" in output
 
 
-@pytest.mark.slow
 def test_notebook_runs_once(method: str, tmp_path: Path) -> None:
     """The cells run in a real kernel; after a class is redefined, the next call uses the new one."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
@@ -399,7 +398,6 @@ with PathosExecutor(2, start_method={method!r}) as pool:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_stop_button_of_a_notebook_leaves_it_usable(method: str, tmp_path: Path) -> None:
     """The cell ends with KeyboardInterrupt, and the next one can run a pool of the same function."""
@@ -466,7 +464,6 @@ def test_module_that_writes_data_when_imported_is_not_imported_again(method: str
         assert run(["-c", script], tmp_path) == "top\n{'square': 9}\n"
 
 
-@pytest.mark.slow
 def test_data_is_written_by_a_method_of_a_test(method: str, tmp_path: Path) -> None:
     """Pytest rewrites the assertions of a test module, so its code differs in a process without pytest."""
     (tmp_path / "test_user.py").write_text(

@@ -335,7 +335,6 @@ class Endless:
         return Endless, (), {"inner": Endless()}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_endless_object_is_refused():
     """The pickler does not run out of stack."""

@@ -30,7 +30,7 @@ class Draws:
         return np.random.random()
 
 
-@pytest.fixture(params=["random", "numpy", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.fixture(params=["random", "numpy", pytest.param("torch", marks=pytest.mark.long)])
 def library(request):
     """Run the test for each library that has a global state."""
     pytest.importorskip(request.param)

@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import threading
 
-import pytest
-
 from datamat.parallel import PathosExecutor, retire
 
 
@@ -87,7 +85,6 @@ def test_retire_does_nothing_in_the_caller():
         assert pool.submit(os.getpid).result(timeout=20) == pid
 
 
-@pytest.mark.slow
 def test_retire_does_nothing_in_workers_of_other_pools():
     """It can tell that they are not of this library."""
     context = multiprocessing.get_context("forkserver")

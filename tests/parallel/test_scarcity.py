@@ -118,7 +118,6 @@ def test_program_that_may_write_nowhere(method):
     assert len(said) == (method != "spawn"), ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", ["missing", "full"])
 def test_shared_memory_that_is_missing_or_full_is_not_needed(method, size):
     """A container may have 64 MB of it, or none; neither the pool nor the arrays that it sends use any."""

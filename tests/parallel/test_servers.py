@@ -59,7 +59,6 @@ def running(pids):
     return children & set(pids)
 
 
-@pytest.mark.slow
 def test_pools_with_other_needs_in_turn_have_two_servers():
     """The server that was used last stays; earlier ones may never be needed again."""
     pids = [use(*preload) for preload in SETS]
@@ -116,7 +115,6 @@ def test_search_path_of_another_kind_in_use_gives_spawned_workers(monkeypatch, t
     assert found
 
 
-@pytest.mark.slow
 def test_idle_server_ends(monkeypatch, directories):
     """So does its directory; the next pool silently starts another."""
     monkeypatch.setattr(processes, "IDLE_S", 0.2)
@@ -130,7 +128,6 @@ def test_idle_server_ends(monkeypatch, directories):
     assert use("wave") != pid
 
 
-@pytest.mark.slow
 def test_server_whose_modules_started_processes_ends_when_it_is_idle(monkeypatch, tmp_path):
     """Such processes are not its workers; whoever started them must end them."""
     monkeypatch.setattr(processes, "IDLE_S", 0.2)
@@ -147,7 +144,6 @@ def test_server_whose_modules_started_processes_ends_when_it_is_idle(monkeypatch
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_server_in_use_is_not_idle(monkeypatch):
     """It does not matter how long its worker has been idle or busy."""
     monkeypatch.setattr(processes, "IDLE_S", 0.2)
@@ -316,7 +312,6 @@ BLOCKS = "import os, time\nprint('importing', flush=True)\ntime.sleep(60)\n"
 THREADED = "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "preload"),
     [

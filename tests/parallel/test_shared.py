@@ -284,7 +284,6 @@ def test_queue_that_is_read_late_loses_nothing(method, library):
     assert sorted(found) == SIZES
 
 
-@pytest.mark.slow
 def test_queue_that_nobody_reads_is_lost_with_a_warning(method, library, monkeypatch, caplog):
     """The pool waits for a while; a program must not wait for ever."""
     monkeypatch.setattr(workers, "_HELD_UP_S", 0.2)

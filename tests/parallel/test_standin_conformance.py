@@ -18,8 +18,6 @@ import pytest
 from datamat import testing
 from datamat.parallel.pickling import dumps_code
 
-pytestmark = pytest.mark.slow
-
 
 class Case(NamedTuple):
     """How an object is created in a folder, and what a program gets from it."""

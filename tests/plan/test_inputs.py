@@ -202,7 +202,6 @@ def stopped(source, output, gate):
     raise AssertionError("no run left several parts")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["touch", "copy", "rows deleted"])
 def test_parts_of_an_unfinished_run_are_reused(source, tmp_path, how):
     """New times, a copied project or deleted rows change nothing: the bytes are those of an undisturbed run."""
@@ -255,7 +254,6 @@ class Rewriting(Numbers):
         return sample
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_file_that_changes_while_it_is_read_is_read_again(source, tmp_path, method):
     """The record has the final content of the file, and the next run has nothing to do."""
@@ -379,7 +377,6 @@ def test_a_class_name_is_no_folder(source, tmp_path):
     assert load(tmp_path / "out")["7"]["fields"].endswith("'label': 'cat'}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_further_files_of_a_row_count(source, tmp_path, method):
     """They reach `read` as paths that can be opened."""
@@ -539,7 +536,6 @@ SHAPES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "method"), [*zip(SHAPES, itertools.cycle(METHODS))])
 def test_an_edited_input_of_materialize_is_noticed(source, tmp_path, monkeypatch, shape, method):
     """Items are paths or hold them; relative ones start from the caller's folder, in workers, too."""
@@ -615,7 +611,6 @@ VALUES = {
 OTHERS = {**VALUES, "none or text": "text", "none or number": 3, "large": -1, "nan": 1.5, "tuple": None}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_values_reach_read_unchanged(source, tmp_path, method):
     """They are equal and of the same type, except for numpy's; so are those in the index beside the shards."""

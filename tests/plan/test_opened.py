@@ -74,7 +74,6 @@ def said(project, program, *arguments):
     return ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_undeclared_files_are_named_once(project, method):
     """They are a label map beside the code, and files beside those of the index; no code, no file that is written."""
@@ -87,7 +86,6 @@ def test_undeclared_files_are_named_once(project, method):
     assert "IndexRow(files=[...])" in warning and "version=" in warning
 
 
-@pytest.mark.slow
 def test_run_with_nothing_to_name_says_nothing(project):
     """Files of fields, of packages and of Python itself give no warning; nor do files opened after the first part."""
     notes = project / "mine" / "notes.py"
@@ -98,7 +96,6 @@ def test_run_with_nothing_to_name_says_nothing(project):
     assert said(project, "program.py", "forkserver") == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("files", ["[row.fields['file'].replace('.txt', '.side')]", "['.']"])
 def test_files_that_rows_declare_are_not_named(project, files):
     """Some are listed beside their fields, alone or by their folder; the undeclared label map is still named."""
@@ -115,7 +112,6 @@ def test_files_that_rows_declare_are_not_named(project, files):
     assert "no row of the index" not in said(project, "program.py", "fork")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_warning_covers_files_that_a_function_opens(tmp_path, method):
     """A path relative to the current folder, through `os.open` and through `open`; the transform counts, too."""

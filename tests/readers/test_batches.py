@@ -156,7 +156,6 @@ def test_batches_are_the_same_from_any_number_of_threads(pairs, num_threads):
     assert len(found) == len(expected)
 
 
-@pytest.mark.slow
 def test_batches_are_the_same_from_worker_processes(pairs):
     """Arrays travel in shared memory, or through the pipe where they are small or differ in size."""
     data = load(pairs, "train")
@@ -393,7 +392,6 @@ def test_nonsense_is_refused_at_once(pairs, options, message):
         load(pairs).to_numpy(**options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_worker_processes_need_no_guard(pairs, tmp_path, method):
     """This holds in a plain script with a transform of its own, by any start method; shared memory is left empty."""

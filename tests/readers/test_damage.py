@@ -185,7 +185,6 @@ def test_limit_stops_the_skipping(copied):
         list(load(copied, "val", errors="skip"))
 
 
-@pytest.mark.slow
 def test_records_that_workers_skip_are_counted_and_reported(copied, caplog):
     """The process that reads counts and logs them."""
     data = load(copied, "train", errors="skip")

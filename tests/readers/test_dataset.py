@@ -227,7 +227,7 @@ def _open_files(folder):
     return len(open_files(folder))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_other_processes_read_the_same(pairs, method):
     """They read from a pickled copy, and after a fork from one whose files are open."""
     data = load(pairs)

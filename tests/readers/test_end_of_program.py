@@ -145,7 +145,6 @@ HOLDERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shards", "holder"),
     # What the iterator yields and what it is found by do not depend on what feeds it.
@@ -159,7 +158,6 @@ def test_program_that_holds_an_iterator_ends(written, shards, holder):
     assert not [line for line in errors if "datamat" in line]  # TensorFlow may log what it cancels
 
 
-@pytest.mark.slow
 def test_program_that_fails_in_an_epoch_ends(output):
     """Its traceback holds the iterator."""
     status, _, errors = run(TF_RAISES, output)
@@ -187,7 +185,6 @@ ENDINGS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "ending"),
     [("transform", "end"), ("transform", "sys.exit"), ("map", "end"), ("map", "exception")],
@@ -201,14 +198,12 @@ def test_program_whose_function_tensorflow_calls_ends(rows, by, ending):
     assert (status, errors[-1:]) == last
 
 
-@pytest.mark.slow
 def test_program_whose_traced_transform_calls_python_ends(rows):
     code = TF_CALLS_A_FUNCTION.format(batches="data.to_tf(4, transform=traced, repeat=repeat)", ending="")
 
     assert run(code, rows)[0] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batches", ["data.to_numpy(7)", "data.to_tf(7).as_numpy_iterator()"])
 def test_thread_reads_on_when_the_main_thread_has_ended(output, batches):
     """Python waits for the thread, but executors accept no further calls."""

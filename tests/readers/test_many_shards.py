@@ -95,7 +95,7 @@ def test_threads_that_read_blocks_share_what_may_be_open(output, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("forkserver", "spawn"))]
 )
 def test_workers_take_a_dataset_whose_files_are_open(output, method):
     """After a fork they use the open files; elsewhere they open their own."""

@@ -225,7 +225,6 @@ def _picture(name):
     return {"mask": np.random.default_rng(int(name)).integers(0, 9, (45, 60), np.uint8).repeat(8, 0).repeat(8, 1)}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the limits are glibc's")
 def test_memory_that_was_freed_is_used_again(tmp_path):
     """In a process of its own, whose C library has freed nothing large yet; about 45 pages for each record without."""

@@ -191,7 +191,6 @@ def test_file_for_which_the_disk_has_no_room(web):
     assert not os.path.lexists(folder.path / "manifest.json")
 
 
-@pytest.mark.slow
 def test_tensorflow_gets_the_samples(pairs, web, cache):
     """TensorFlow does not read such URLs on its own."""
     data = load(web.url, "val", cache_dir=cache)
@@ -260,7 +259,7 @@ def test_copies_serve_at_another_address(web, copied, cache):
     assert moved.asked == ["/manifest.json"]
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_processes_share_fetched_files(pairs, web, cache, start_method):
     """Each shard is fetched once by all of them."""
     with concurrent.futures.ProcessPoolExecutor(3, multiprocessing.get_context(start_method)) as pool:

@@ -125,7 +125,6 @@ def test_dicts_beside_packed_fields_are_dicts_of_lists(tmp_path):
     assert found == {n: sample["x"] for n, sample in enumerate(samples)}
 
 
-@pytest.mark.slow
 def test_lists_of_several_lengths_beside_packed_fields_are_ragged_tensors(tmp_path):
     """In a dict, too; the records of one row may differ in length."""
     pytest.importorskip("tensorflow")

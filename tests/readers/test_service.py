@@ -60,7 +60,6 @@ def keys_of(dataset):
     return [key.decode() for batch in dataset.as_numpy_iterator() for key in np.ravel(batch["key"])]
 
 
-@pytest.mark.slow
 def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address):
     """The consumers run in processes of their own: together they get every record once in each of two epochs."""
     wanted = sorted(load(many_shards, "train").keys())
@@ -79,7 +78,6 @@ def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address)
             assert all(shares)
 
 
-@pytest.mark.slow
 def test_values_are_those_without_a_service(many_shards, address):
     """One consumer gets all, transformed by the workers, in each round of a repeated set."""
     import tensorflow as tf
@@ -97,7 +95,6 @@ def test_values_are_those_without_a_service(many_shards, address):
     assert endless.element_spec["image"] == tf.TensorSpec((24, 32, 3), tf.uint8)
 
 
-@pytest.mark.slow
 def test_damaged_shard_is_an_error_that_names_it(make_pairs_output, address, tmp_path):
     """The workers run no Python of ours that could name the record; a shard cut off between two is found as well."""
     import tensorflow as tf
@@ -117,7 +114,6 @@ def test_damaged_shard_is_an_error_that_names_it(make_pairs_output, address, tmp
             list(dataset)
 
 
-@pytest.mark.slow
 def test_epoch_that_is_over_is_an_error(many_shards, address):
     """TensorFlow silently gives a late consumer nothing; another job starts from the beginning."""
     import tensorflow as tf
@@ -131,7 +127,6 @@ def test_epoch_that_is_over_is_an_error(many_shards, address):
     assert len(keys_of(data.to_tf(2, service=address, job="over-2"))) == len(data)
 
 
-@pytest.mark.slow
 def test_consumers_without_a_job_share_one(many_shards, address):
     """They share it if they read the same records with the same options; other options or transforms make another."""
     data = load(many_shards, "val")
@@ -143,7 +138,6 @@ def test_consumers_without_a_job_share_one(many_shards, address):
     assert len(keys_of(data.to_tf(3, service=address, transform=lambda sample: {"key": sample["key"]}))) == len(data)
 
 
-@pytest.mark.slow
 def test_python_in_a_transform_is_refused(many_shards, address):
     """So is Python nested in other functions: workers know operations, but no functions of this process."""
     import tensorflow as tf
@@ -156,7 +150,6 @@ def test_python_in_a_transform_is_refused(many_shards, address):
         load(many_shards).to_tf(service=address, job="python", transform=lambda sample: inner(sample["image"]))
 
 
-@pytest.mark.slow
 def test_variables_in_a_transform_are_refused(many_shards, address):
     """TensorFlow would give each worker the same state of a generator, in each epoch."""
     import tensorflow as tf
@@ -221,7 +214,6 @@ def test_formats_that_workers_cannot_read_are_refused(make_pairs_output, tmp_pat
         data.to_tf(service="grpc://localhost:5000")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
     """It prints the address alone, ends with 0, and leaves no process; this holds with a consumer at work."""
@@ -241,7 +233,6 @@ def test_command_serves_until_it_is_asked_to_end(many_shards, ending):
         del keys
 
 
-@pytest.mark.slow
 def test_dead_worker_is_reported_and_its_consumers_get_an_error(many_shards):
     """They get no short epoch, nor wait for an hour: a service restarted at the same port does not know them."""
     import tensorflow as tf
@@ -262,7 +253,6 @@ def test_dead_worker_is_reported_and_its_consumers_get_an_error(many_shards):
         assert [line.endswith("; restarting\n") for line in deaths] == [True, False]
 
 
-@pytest.mark.slow
 def test_servers_end_with_the_process_that_started_them():
     """This holds where that process was killed and could send them nothing."""
     with started("-m", "datamat.cli", "serve") as served:
@@ -276,7 +266,6 @@ def test_servers_end_with_the_process_that_started_them():
             os.close(end)
 
 
-@pytest.mark.slow
 def test_taken_port_is_an_error(capsys):
     """It exits with 1 and the reason."""
     with socket.create_server(("", 0)) as taken:
@@ -299,7 +288,6 @@ def test_arguments_of_the_command_are_checked(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_service_whose_server_is_dead_says_so():
     """The error names the server; the block of `serving` ends the others."""
     with serving(1) as service:

@@ -44,7 +44,6 @@ def keys_of(dataset):
     return [key.decode() for sample in dataset.as_numpy_iterator() for key in np.ravel(sample["key"])]
 
 
-@pytest.mark.slow
 def test_every_feature_has_the_numpy_readers_value(everything):
     """Its dtype, shape and bits are the same; images are equal to the pixel, JPEG included; text and keys are bytes."""
     data = load(everything)
@@ -350,7 +349,6 @@ def test_shard_of_another_length_is_refused(pairs, tmp_path):
             data.to_tf(8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -472,7 +470,6 @@ class Table(DatasetWriter):
         }
 
 
-@pytest.mark.slow
 def test_rows_decoded_in_blocks_equal_those_decoded_alone(tmp_path):
     """Values, types, shapes and order are the same, also where they are repeated, shuffled, or without the rest."""
     data = table(tmp_path / "out")
@@ -538,7 +535,6 @@ def rows_of(value):
     return list(value.numpy())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet"])
 @pytest.mark.parametrize("options", [{}, {"drop_remainder": True}, {"repeat": True}, {"shuffle": 5}])
 def test_lists_decoded_in_blocks_are_those_of_single_samples(tmp_path, name, options):
@@ -565,7 +561,6 @@ def test_lists_decoded_in_blocks_are_those_of_single_samples(tmp_path, name, opt
             assert value.dtype == expected[field].dtype and np.array_equal(value, expected[field]), field
 
 
-@pytest.mark.slow
 def test_batches_of_open_shapes_are_ragged(everything):
     """Boxes, lists and tensors may have any length in each sample; pictures of one size stay dense."""
     import tensorflow as tf

@@ -43,7 +43,6 @@ def wrong_after_a_kill(make_pairs_output, tmp_path, format_name):
     return {name for name, found in left.items() if found != wanted[name]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["tfrecord", "tfrecord.gz"])
 def test_killed_in_mid_epoch_another_process_gets_the_batches_left(make_pairs_output, tmp_path, format_name):
     """Bit for bit and in order: shuffled or not, cached, in later epochs, of pictures, ragged rows and single samples.

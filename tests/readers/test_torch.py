@@ -102,7 +102,6 @@ def test_tensors_from_a_transform_are_stacked(torch, pairs):
     assert (batch["image"].shape, batch["image"].dtype) == ((5, 3, 24, 32), torch.float32)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_tensors_that_torch_does_not_turn_into_arrays_are_stacked(torch, pairs, num_workers):
     """Of bfloat16, with gradients, sparse, conjugated, without dimensions: as torch itself stacks them."""
@@ -178,7 +177,6 @@ def test_dataset_is_a_map_style_one(torch, pairs):
     assert batches[0]["image"].shape == (8, 24, 32, 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
     """The order is that of one process."""
@@ -193,7 +191,6 @@ def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
     assert len(loader) == 9
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_steps", [0, 1, 4, 8, 9])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 3), (3, 0), (0, 2)])
@@ -234,7 +231,6 @@ def test_state_dict_survives_torch_save(torch, pairs, tmp_path):
     assert sorted(found + keys_of(other)) == sorted(data.keys())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
@@ -262,7 +258,6 @@ def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
     assert done.stdout == "(60, 12, 32, 3) 60\n", done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_documented_lines_run(torch, stateful, pairs):
     """They are the code blocks of `docs/reading.md` that need torch, torchdata or grain, one after the other."""
@@ -277,7 +272,6 @@ def test_documented_lines_run(torch, stateful, pairs):
     assert sum(len(batch["key"]) for batch in names["rest"]) == 58
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_are_those_of_the_process_group(torch, pairs, tmp_path):
     """Other ranks can be given."""
@@ -289,7 +283,6 @@ def test_ranks_are_those_of_the_process_group(torch, pairs, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_grain_reads_it_as_a_random_access_source(pairs, num_workers):

@@ -47,7 +47,6 @@ def test_batches_of_numpy_hold_lists_and_times(dataset):
     assert dataset[3]["taken"] == np.datetime64(MICROSECONDS + int(dataset[3]["n"][0]), "us")
 
 
-@pytest.mark.slow
 def test_batches_of_processes_are_the_same(dataset):
     """The values travel unchanged."""
     batches = list(dataset.to_numpy(batch_size=4, num_workers=1, transform=kept))
@@ -72,7 +71,6 @@ def test_batches_of_torch_hold_int64_for_times(dataset):
     assert first["taken"].dtype == torch.int64
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("transform", [None, lambda sample, rng: sample, lambda sample: sample])
 def test_tf_data_holds_strings_and_int64(dataset, batch_size, transform):
@@ -90,7 +88,6 @@ def test_tf_data_holds_strings_and_int64(dataset, batch_size, transform):
     assert [row[3] for row in rows] == [MICROSECONDS + number for number in range(20)]
 
 
-@pytest.mark.slow
 def test_python_transforms_of_tf_data_see_the_values(dataset):
     """They may look into JSON and count with times, and put arrays in their places."""
     pytest.importorskip("tensorflow")
@@ -129,7 +126,6 @@ def test_tokens_are_ragged_in_batches(tmp_path, name):
             assert np.array_equal(ids, wanted[number])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_tokens_are_ragged_in_torch_and_tf_data(tmp_path, batch_size):
     """As tensors of the declared dtype."""
@@ -153,7 +149,7 @@ def test_tokens_are_ragged_in_torch_and_tf_data(tmp_path, batch_size):
         assert all(x.dtype == torch.uint16 for x in batch["x"])
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_bfloat16_is_that_in_torch(tmp_path, num_workers):
     """Batches are stacked, through shared memory, too, and keep their dtype."""
     torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")

@@ -475,7 +475,6 @@ def browse(tmp_path_factory):
     return opened
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_browser_pages_filters_and_runs_nothing_of_the_dataset(page, browse, tmp_path):
     """The script shows 24 cards, those of a split, of a class or with a text; a caption with a script is a caption."""
@@ -495,7 +494,6 @@ def test_browser_pages_filters_and_runs_nothing_of_the_dataset(page, browse, tmp
     assert [card["key"] for card in shown("#words=onerror")[0]] == ["00000007"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_browser_shows_page_and_server_light_and_dark(page, server, browse, tmp_path):
     """Dark ink on light paper, light ink on dark paper, pictures with the colours of their masks on both."""
@@ -512,7 +510,6 @@ def test_browser_shows_page_and_server_light_and_dark(page, server, browse, tmp_
         assert means["light"] > 200 and means["dark"] < 80, means
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("width", [800, 1280])
 def test_browser_keeps_the_shape_of_pictures(browse, tmp_path, width):

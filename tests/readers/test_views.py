@@ -462,7 +462,6 @@ def test_window_on_parquet_mixes_as_many_records_as_it_says(tmp_path, monkeypatc
 # ---------------------------------------------------------------- torch and TensorFlow
 
 
-@pytest.mark.slow
 def test_views_as_tensors_of_torch(rows):
     """A `DataLoader` shares the batches of a view among its workers."""
     torch = pytest.importorskip("torch")
@@ -477,7 +476,6 @@ def test_views_as_tensors_of_torch(rows):
     assert batched(loader) == wanted
 
 
-@pytest.mark.slow
 def test_views_as_datasets_of_tensorflow(rows):
     """Each record of the view once in each epoch; functions of `map` may change fields and dtypes."""
     pytest.importorskip("tensorflow")
@@ -507,7 +505,6 @@ def readers_of(data):
     return [read for package, read in readers.items() if importlib.util.find_spec(package)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_tuples_hold_the_fields_that_are_asked_for(rows, batch_size):
     """In the order in which they are named, from all three readers, and for what a function has made."""

@@ -118,7 +118,7 @@ class Numbered(DatasetWriter):
 
 @pytest.mark.parametrize(
     ("total", "bad", "action"),
-    [(2_000, 1_000, "skip"), pytest.param(12_000, 10_000, "quarantine", marks=pytest.mark.slow)],
+    [(2_000, 1_000, "skip"), pytest.param(12_000, 10_000, "quarantine", marks=pytest.mark.long)],
 )
 def test_many_bad_files_cost_no_good_one(tmp_path, total, bad, action):
     """Each row is accounted for once, as a record or in the ledger, and memory does not grow."""

@@ -26,7 +26,6 @@ from datamat.run import dispatch
 from datamat.run.limits import Deadline
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.filterwarnings("default"),  # Dask's own, of Python and of its sockets
 ]
@@ -138,7 +137,6 @@ def hosts():
             host.close()
 
 
-@pytest.mark.slow
 def test_host_that_is_cut_off_in_the_middle_of_a_part(tmp_path, programs, hosts, flags, held):
     """Dask hands its part to the other host; both write it, to the same files, and the first that is done has it."""
     options = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "4s"}

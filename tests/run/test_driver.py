@@ -235,7 +235,6 @@ def test_driver_opens_no_tar_shard_to_index_its_members(raw, monkeypatch):
     assert verify(raw / "out").ok
 
 
-@pytest.mark.slow
 def test_benchmark_of_the_driver_runs():
     """Its executor answers as workers do."""
     script = pathlib.Path(__file__).parents[2] / "benchmarks" / "driver.py"

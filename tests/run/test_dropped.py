@@ -179,7 +179,6 @@ def test_every_count_and_key_is_that_of_a_loop(source, tmp_path, shard_format, h
     assert len(load(tmp_path / "out", "empty")) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)  # on a machine that is busy with other things
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_bytes_do_not_depend_on_who_makes_them(source, tmp_path, start_method):
@@ -243,7 +242,6 @@ def add_noise(sample, rng):
     return {**sample, "x": int(rng.integers(1 << 60))}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)  # on a machine that is busy with other things
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 def test_killed_run_resumes_to_the_same_bytes(source, tmp_path, shard_format):

@@ -136,7 +136,6 @@ def test_interpreters_are_refused(tmp_path):
         engine_job.job(tmp_path, executor=executor)
 
 
-@pytest.mark.slow
 def test_no_engine_is_imported_unless_it_is_used(tmp_path):
     """Nor does a run by other means import one."""
     code = (
@@ -150,7 +149,6 @@ def test_no_engine_is_imported_unless_it_is_used(tmp_path):
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
 def test_loky(tmp_path, wanted):
     """Its workers are new interpreters; it leaves a process of its own until the program ends."""
     pytest.importorskip("loky", reason="make test-interop installs loky")
@@ -170,7 +168,6 @@ def test_loky(tmp_path, wanted):
     assert engine_job.digests(tmp_path / "out") == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_mpi(tmp_path, wanted):
     """The workers are what mpiexec has started."""
@@ -198,7 +195,6 @@ def test_mpi(tmp_path, wanted):
     assert engine_job.digests(tmp_path / "out") == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("number", range(3))
 def test_code_of_the_guide_runs(tmp_path, number):

@@ -44,7 +44,6 @@ def finished(source, tmp_path_factory):
     return finished
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_one_shard_is_the_same_for_any_number_of_workers(source, finished, tmp_path, name):
     """Three workers that share the parts of a shard write the bytes that one writes."""
@@ -56,7 +55,6 @@ def test_one_shard_is_the_same_for_any_number_of_workers(source, finished, tmp_p
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(finished(name))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_killed_run_resumes_to_the_same_bytes(source, finished, tmp_path, name):
     """SIGKILL to all processes in the middle of a shard, twice; no finished part is made again."""

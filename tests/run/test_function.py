@@ -246,7 +246,6 @@ FATES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fate", FATES)
@@ -262,7 +261,6 @@ def test_first_item_that_fails_is_an_error_with_its_key(fate, method, tmp_path):
     assert caught.value.key == "first"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("fate", ["segfault", "fail"])
 def test_features_come_from_the_first_item_that_works(fate, tmp_path):
@@ -424,7 +422,6 @@ def test_list_that_is_empty_at_first_gets_the_type_of_the_first_with_items(tmp_p
         assert repr(value) == repr(again)
 
 
-@pytest.mark.slow
 def test_items_that_end_their_workers_are_passed_over_in_the_search_for_a_list(tmp_path):
     """They count once, as failed items of the run, not as those before the first sample."""
 

@@ -9,8 +9,6 @@ from datamat.directory.ledger import Ledger
 from datamat.parallel import get_logger
 from datamat.run.report import LedgerHook, ProgressBar, RunLog, RunTally
 
-pytestmark = pytest.mark.slow
-
 
 class TestProgressBar(testing.RunHookConformance):
     def make_hook(self):

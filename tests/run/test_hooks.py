@@ -80,7 +80,7 @@ def ledger(output):
     return [entry.event for entry in read_ledger(output / ".datamat" / "ledger.jsonl")]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_run_is_heard_from_its_start_to_its_end(source, tmp_path, method):
     """Events arrive in the thread that called `run`, and add up to what the report says."""
     heard = Listener()

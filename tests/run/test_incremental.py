@@ -142,14 +142,12 @@ def rebuilt(job, **options):
     return {name for name in after if after[name] != before.get(name)}, reasons_given
 
 
-@pytest.fixture(
-    params=["small", pytest.param("large", marks=[pytest.mark.stress, pytest.mark.slow, pytest.mark.timeout(300)])]
-)
+@pytest.fixture(params=["small", pytest.param("large", marks=[pytest.mark.long, pytest.mark.timeout(300)])])
 def scale(request):
     """The size of a dataset: of a few files, and of thousands."""
     if request.param == "small":
         return SMALL
-    return LARGE if request.config.getoption("--stress") else BOUNDED
+    return LARGE if not request.config.getoption("--commit") else BOUNDED
 
 
 @pytest.fixture(scope="module")

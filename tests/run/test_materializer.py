@@ -117,7 +117,7 @@ print(len(keys), len(set(keys)), "datamat" in sys.modules)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 7])
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_bytes_do_not_depend_on_the_workers(pairs, tmp_path, reference, num_workers, start_method):
     """Shards, offsets, index and manifest are the same for any number of workers and any start method."""
     options = WorkerOptions(num_workers=num_workers, start_method=start_method)
@@ -241,7 +241,6 @@ job.run(progress=False)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path_factory, tmp_path, kill_rounds):
     """SIGKILL to all processes, again and again, with another number of workers each time."""
@@ -496,7 +495,6 @@ def test_array_that_the_transform_would_not_move_is_refused_before_anything_is_t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_array_moves_with_its_image_in_every_worker(pairs, tmp_path, start_method):
     """The pipeline says which ones move; a field declared untouched does not."""

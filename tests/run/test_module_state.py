@@ -110,7 +110,6 @@ def program(folder, executor, method, *, extra="pass", settings=SETTINGS):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "method"),
     [
@@ -129,7 +128,6 @@ def test_every_start_method_sees_what_the_program_has_set(tmp_path, executor, me
     assert done.stdout.strip() == str([(1000, 3, 7, 9, 1000, 51, 12)]), done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path, method):
     """The error uses the code's name for it. What is the same in a worker does no harm, sent or not: see above."""
@@ -140,7 +138,6 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path, met
     assert not list(tmp_path.glob("out/**/*.part")) and not list(tmp_path.glob("out/*.tfrecord"))
 
 
-@pytest.mark.slow
 def test_module_that_was_edited_after_its_import_is_refused(tmp_path):
     """The program has the old code, and a worker would import the new one."""
     extra = "import pathlib; p = pathlib.Path('settings.py'); p.write_text(p.read_text().replace('x * K', 'x * K + 1'))"

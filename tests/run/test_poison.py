@@ -121,7 +121,6 @@ def test_row_that_ends_its_worker_is_left_out_after_the_second_attempt(place, co
     assert verify(place / "out").ok
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_bytes_do_not_depend_on_who_was_killed(place, num_workers):
     """The bytes are those of a run in which the same rows raise an error."""
@@ -176,7 +175,6 @@ def test_sample_that_never_ends_stops_a_run_under_raise(place):
     assert isinstance(caught.value.__cause__, TaskTimeout)
 
 
-@pytest.mark.slow
 def test_sample_that_eats_the_memory_fails_alone_under_a_limit(place):
     """It gets a `MemoryError`: no worker dies, and the machine keeps enough."""
     job(place, "out", {"train003": "eat"}, max_rss=500 << 20).run(progress=False)
@@ -186,7 +184,6 @@ def test_sample_that_eats_the_memory_fails_alone_under_a_limit(place):
     assert not entries(place, "out", "worker_died")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("crumb", [40, 4096])
 def test_sample_that_eats_the_last_byte_is_left_out_too(place, method, crumb, monkeypatch):
@@ -214,7 +211,6 @@ class WhichProcess(DatasetWriter):
         return {"pid": os.getpid()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("max_rss", "one_each"), [(1, True), (1 << 40, False)])
 def test_worker_over_its_memory_limit_is_replaced_between_parts(tmp_path, max_rss, one_each):
     """That is no death: nothing is retried."""
@@ -272,7 +268,6 @@ def test_block_that_fails_though_none_of_its_rows_does_ends_the_run(tmp_path):
         Materializer(Blocks("fail", only_in_blocks=True), None, tmp_path / "out", errors="skip").run(progress=False)
 
 
-@pytest.mark.slow
 def test_worker_that_dies_before_any_row_ends_the_run(place):
     """No row is to blame: the error is that of the worker."""
 

@@ -22,7 +22,7 @@ from clusters import HERE, Programs, answers, free_ports, ray_alone, wait_for, w
 
 from datamat import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(240)]
 
 PROGRAM = """
 import json, logging, os, pathlib, signal, sys, threading

@@ -249,7 +249,6 @@ class Failing(small_pairs.Pairs):
         return super().read(row)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 def test_repair_that_is_killed_in_mid_part_is_repaired_by_the_next(source, tmp_path, shard_format):
     """Parts that the first one took over or made count, wherever they lie by then."""
@@ -504,7 +503,6 @@ def whole(source, tmp_path_factory):
     return whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("formats", FORMATS, ids=str)
 def test_random_damage_is_reported_or_harmless_and_repaired_to_the_same_bytes(
     source, touched, whole, tmp_path, formats, damage_rounds

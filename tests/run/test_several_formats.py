@@ -172,7 +172,6 @@ def test_formats_that_cannot_be_combined_are_refused(source, tmp_path, given, me
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [["tfrecord", "parquet"], ["parquet", "webdataset"]], ids="+".join)
 def test_killed_run_resumes_to_the_same_bytes(source, tmp_path, names):
     """SIGKILL to all processes in the middle of a shard, twice; parts finished in all formats are not made again."""
@@ -265,7 +264,6 @@ def test_change_of_one_row_remakes_its_shard_in_every_format(tmp_path):
     assert changed == {f"{stem}{ending}" for stem in stems for ending in ENDINGS.values()}
 
 
-@pytest.mark.slow
 def test_formats_that_are_added_or_dropped_leave_nothing_behind(source, tmp_path):
     """The directory equals that of a first run with the last formats."""
     for names in (["tfrecord"], ["parquet", "tfrecord"], ["tfrecord", "webdataset"], ["webdataset"]):
@@ -322,7 +320,6 @@ def test_estimate_counts_the_bytes_of_every_format(source, tmp_path):
     assert together == pytest.approx(sum(alone), rel=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [["tfrecord", "parquet"], ["parquet", "tfrecord"]], ids="+".join)
 def test_row_group_sizes_do_not_depend_on_the_workers(source, tmp_path, names):
     """One worker, and three that finish in any order, write one shard of many parts with the same row groups."""

@@ -184,11 +184,11 @@ def whole_parts(place):
 @pytest.fixture
 def changes(request, names):
     """The numbers of the changes to be killed at: in the suite every second one, the first for every second format."""
-    return itertools.count() if request.config.getoption("--stress") else itertools.count(FORMATS.index(names) % 2, 2)
+    return (
+        itertools.count() if not request.config.getoption("--commit") else itertools.count(FORMATS.index(names) % 2, 2)
+    )
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, changes, reference):
     """Killed at the n-th change, for every n, and resumed: the same bytes, and no finished part is made again."""
@@ -232,8 +232,6 @@ def replace(place, formats):
     return builder.publish(seal(place, formats, builder.spec))
 
 
-@pytest.mark.stress
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, formats, changes, reference):
     """Both have the same fingerprint; neither ever stands with the offsets or the entry of the other."""

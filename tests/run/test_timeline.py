@@ -216,7 +216,6 @@ def test_shards_hold_no_time(run):
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_browser_shows_the_page_light_and_dark(run, tmp_path):
     """Headless Chromium draws it: dark ink on light paper, light ink on dark paper, and the stages in colours."""

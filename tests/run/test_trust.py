@@ -84,7 +84,6 @@ class Bomb:
         return os.mkdir, (self._marker,)
 
 
-@pytest.mark.slow
 def test_pickle_in_the_place_of_any_file_is_never_run(source, output, tmp_path):
     """Manifest, index, offsets, ledger, shards, leftovers of a run: no reader unpickles what it reads back."""
 
@@ -394,7 +393,6 @@ _NEEDED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link out"])
 @pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index", "_index/train.keys"])
 @pytest.mark.parametrize("reader", READERS)
@@ -652,7 +650,6 @@ Materializer(small_pairs.Pairs(), sys.argv[1], output, workers=WorkerOptions(num
 """
 
 
-@pytest.mark.slow
 def test_umask_is_honoured(source, tmp_path):
     """This holds for every file and folder of a run, those of its workers included."""
 
@@ -739,7 +736,6 @@ job.run(progress=False); job.verify(); load(sys.argv[2])[0]
 """
 
 
-@pytest.mark.slow
 def test_local_runs_use_no_network(source, tmp_path):
     """No look-up, no connection, no listening socket: neither import, nor worker, nor reader opens one."""
 

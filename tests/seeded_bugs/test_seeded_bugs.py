@@ -18,8 +18,6 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 
 
-@pytest.mark.slow
-@pytest.mark.stress  # all of them take ten minutes; in the whole suite, `conftest.py` leaves seven of eight to this
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_defect_is_caught(name):

@@ -383,7 +383,6 @@ EVERY = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
@@ -397,7 +396,6 @@ def test_same_pictures_for_any_number_of_workers_and_start_method(tmp_path, make
     assert not verify(tmp_path / "one", deep=True).found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @each_turn
 def test_readers_draw_what_was_written(tmp_path, make):
@@ -422,7 +420,6 @@ def test_readers_draw_what_was_written(tmp_path, make):
             assert all(np.array_equal(one[name], other[name]) for name in ("image", "mask", "boxes", "labels"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)  # the first one imports TensorFlow beside torch
 @pytest.mark.parametrize("make", [torchvision_turns, kornia_turns], ids=["torchvision", "kornia"])
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["transform", "map"])
@@ -455,7 +452,6 @@ def test_error_of_a_library_names_the_sample(tmp_path, make):
 # ---------------------------------------------------------------- audiomentations
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_audiomentations_draw_by_the_sample_alone(tmp_path):

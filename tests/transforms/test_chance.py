@@ -210,7 +210,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("parent", ["pass", "import torch; torch.rand(1)"], ids=["in-worker", "in-parent"])
 def test_torch_draws_from_the_seed_of_the_row_even_where_read_imports_it(parent, tmp_path):
@@ -219,7 +218,6 @@ def test_torch_draws_from_the_seed_of_the_row_even_where_read_imports_it(parent,
     _run(_LIBRARY.format(draw='import torch; return {"x": torch.rand(1).item()}', parent=parent), tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_tensorflow_draws_from_the_seed_of_the_row_even_where_read_imports_it(tmp_path):
     """The first row of each worker is the one that imports it."""
@@ -233,7 +231,6 @@ def _run(program, folder):
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "tensorflow"])
 def test_generators_of_libraries_are_restored(library):
     """Work in the caller's own process leaves the generators of loaded libraries unchanged."""

@@ -160,7 +160,6 @@ def test_draws_follow_seed_key_and_epoch(photos):
     assert drawn == {key: [sample_rng(9, key, epoch).random() for epoch in range(2)] for key in keys}
 
 
-@pytest.mark.slow
 def test_global_generators_are_seeded_in_reading_processes(photos, tmp_path):
     """A transform that takes no rng draws the same from them with any number of workers, and as in writing."""
     before = written(tmp_path / "out", from_globals, seed=3)

@@ -86,7 +86,6 @@ def test_tries_get_fewer_where_they_come_out_equal():
     assert drawn(lambda sample, rng: {**sample, "x": rng.random()}, 7)[1] == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize(
     "transform",
@@ -116,7 +115,6 @@ def test_equal_copies_are_said_once(transform, method, tmp_path, caplog):
     assert "gives equal copies of some samples" in caplog.text
 
 
-@pytest.mark.slow
 def test_draws_that_tensorflow_hides_count():
     """An op with a seed of its own draws by the global seed, and changes no state that Python sees."""
     tf = pytest.importorskip("tensorflow")
@@ -241,7 +239,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("copies", "samples", "shard_format", "dtype", "size"),
     [

@@ -250,7 +250,6 @@ def in_child(connection, names):
     connection.close()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_every_transform_is_determined_by_its_seed():
     """Each public transform gives the same bytes in forked processes, in any order, with other threads."""
@@ -273,7 +272,6 @@ def test_every_transform_is_determined_by_its_seed():
         child.join()
 
 
-@pytest.mark.slow
 def test_use_does_not_change_the_fingerprint_of_a_transform():
     """What a transform remembers of the last image does not count; its parameters do."""
     for name, (augmenter, sample) in every_transform().items():
@@ -793,7 +791,6 @@ print(len(asked))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("way", "asked"), [("forbidden", "0"), ("as it is", "1")])
 def test_import_of_albumentations_uses_no_network(way, asked):
     """With the update check forbidden nothing touches the network; without, the probe sees it."""

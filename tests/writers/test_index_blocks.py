@@ -115,7 +115,6 @@ def test_columns_give_the_bytes_of_the_same_rows(kind, wanted, tmp_path):
     assert len(load(tmp_path / "out")) == NUM_ROWS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_columns_give_the_same_bytes_with_every_start_method(method, wanted, tmp_path):
     assert _written(KINDS["arrow"], tmp_path / "out", start_method=method) == wanted

@@ -36,7 +36,6 @@ def install(package: pathlib.Path, target: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="builds a package with hatchling")
 def test_installed_writer_is_found_by_name(tmp_path):
     """An entry point in the group `datamat.writers` is all it takes."""

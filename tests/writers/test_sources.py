@@ -151,7 +151,7 @@ def _ran(*arguments, output, **options):
     return report
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_parquet_files_are_read_row_by_row_group(files, tmp_path, method):
     """Columns of every type; each row once, under a key that other files do not change."""
     workers = WorkerOptions(num_workers=2, start_method=method)
@@ -453,7 +453,7 @@ class Resumable:
         self.place = state["place"]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("make", [lambda: _rows(20), lambda: lambda: _rows(20)], ids=["generator", "function"])
 def test_rows_of_an_iterator_are_spooled_and_counted(tmp_path, method, make):
     """Each once; only its temporary folder knows them, which is gone afterwards."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 
 from datamat import ImportWriter, Materializer, testing
 from datamat.codecs import encode_jpeg, encode_png
@@ -14,8 +13,6 @@ from datamat.writers.coco import CocoWriter
 from datamat.writers.image_folder import ImageFolderWriter
 from datamat.writers.pedestrian import PedestrianWriter
 from datamat.writers.table import TableWriter
-
-pytestmark = pytest.mark.slow
 
 NAMES = ("ground", "sidewalk")
 PALETTE = ((0, 0, 0), (9, 8, 7))
