@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator
 
-METHODS = ("fork", "forkserver", "spawn")
 
-
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("forkserver", "spawn"))])
 def method(request: pytest.FixtureRequest) -> str:
-    """Run the test once for each start method."""
+    """Run the test by fork, and in the long tier by the other start methods.
+
+    The one test of a kind that needs them on commit is parametrized with `METHODS`.
+    """
     return request.param
 
 
 def _pool_threads() -> list[threading.Thread]:
-    import threading
-
     return [thread for thread in threading.enumerate() if thread.name == "datamat-dispatcher"]
 
 

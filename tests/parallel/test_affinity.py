@@ -71,45 +71,35 @@ def test_fast_cores_come_first(tmp_path):
     assert physical_cores(allowed=range(2, 8), root=str(tmp_path))[0] == 2
 
 
-@pytest.mark.parametrize(("quota", "count"), [("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1),
-                                              ("max 100000", 4)])  # fmt: skip
-def test_quota_of_cgroup_v2(tmp_path, quota, count):
-    """The quota is rounded up; "max" means that there is none."""
+V1 = "5:memory:/x\n4:cpu,cpuacct:/docker/abc\n"
+QUOTAS = [
+    pytest.param("0::/job\n", {"job/cpu.max": "200000 100000"}, 2, id="v2"),
+    pytest.param("0::/job\n", {"job/cpu.max": "150000 100000"}, 2, id="rounded up"),
+    pytest.param("0::/job\n", {"job/cpu.max": "10000 100000"}, 1, id="less than one"),
+    pytest.param("0::/job\n", {"job/cpu.max": "max 100000"}, 4, id="no limit"),
+    pytest.param(
+        "0::/pod/job\n", {"pod/job/cpu.max": "800000 100000", "pod/cpu.max": "100000 100000"}, 1, id="narrow ancestor"
+    ),
+    pytest.param(
+        V1, {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "300000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"},
+        3, id="v1",
+    ),
+    pytest.param(
+        V1, {"cpu/docker/abc/cpu.cfs_quota_us": "300000", "cpu/docker/abc/cpu.cfs_period_us": "100000"}, 3,
+        id="v1 of cpu alone",
+    ),
+    pytest.param(V1, {"cpu/docker/abc/cpu.cfs_quota_us": "-1"}, 4, id="v1 without a limit"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "files", "count"), QUOTAS)
+def test_quota_of_the_control_group_limits_the_cores(tmp_path, groups, files, count):
     make_cpus(tmp_path, ADJACENT)
-    make_file(tmp_path / "proc/self/cgroup", "0::/user/job\n")
-    make_file(tmp_path / "sys/fs/cgroup/user/job/cpu.max", quota)
+    make_file(tmp_path / "proc/self/cgroup", groups)
+    for name, text in files.items():
+        make_file(tmp_path / "sys/fs/cgroup" / name, text)
 
     assert len(physical_cores(allowed=range(8), root=str(tmp_path))) == count
-
-
-def test_smallest_quota_of_the_ancestors_counts(tmp_path):
-    """A generous group may lie inside a narrow one."""
-    make_cpus(tmp_path, ADJACENT)
-    make_file(tmp_path / "proc/self/cgroup", "0::/pod/container/job\n")
-    make_file(tmp_path / "sys/fs/cgroup/pod/container/job/cpu.max", "800000 100000")
-    make_file(tmp_path / "sys/fs/cgroup/pod/cpu.max", "100000 100000")
-
-    assert len(physical_cores(allowed=range(8), root=str(tmp_path))) == 1
-
-
-@pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
-def test_quota_of_cgroup_v1(tmp_path, mount):
-    """Version 1 keeps the quota in the tree of the cpu controller."""
-    make_cpus(tmp_path, ADJACENT)
-    make_file(tmp_path / "proc/self/cgroup", "5:memory:/x\n4:cpu,cpuacct:/docker/abc\n")
-    folder = tmp_path / "sys/fs/cgroup" / mount / "docker/abc"
-    make_file(folder / "cpu.cfs_quota_us", "300000")
-    make_file(folder / "cpu.cfs_period_us", "100000")
-
-    assert len(physical_cores(allowed=range(8), root=str(tmp_path))) == 3
-
-
-def test_unlimited_cgroup_v1_sets_no_quota(tmp_path):
-    """-1 means no limit."""
-    make_file(tmp_path / "proc/self/cgroup", "4:cpu:/a\n")
-    make_file(tmp_path / "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "-1")
-
-    assert affinity.cpu_quota(root=str(tmp_path)) is None
 
 
 def test_mask_is_not_cut_to_the_quota(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat.parallel import PathosExecutor, PathosPool, pickling
+from datamat.parallel import PathosExecutor, pickling
 
 
 def sent(obj):
@@ -39,26 +39,6 @@ class Table:
         return type(self.rows) is np.memmap, float(self.rows[number, 1])
 
 
-def test_mapped_file_is_mapped_in_workers(method, mapped):
-    """Workers see and write the same bytes, under every start method."""
-    with PathosExecutor(1, start_method=method) as pool:
-        assert pool.submit(Table(mapped).mark, 2).result(30) == (True, 1001)
-
-    assert mapped[2, 0] == -1
-
-
-def test_pathos_pool_maps_the_file(method, mapped):
-    """`PathosPool` shares the core."""
-    pool = PathosPool(1, start_method=method)
-    try:
-        assert pool.pipe(Table(mapped[100:]).mark, 2) == (True, 51_001)
-    finally:
-        pool.close()
-        pool.join()
-
-    assert mapped[102, 0] == -1
-
-
 def mean_of(rows):
     return type(rows).__name__, float(rows.mean())
 
@@ -67,14 +47,15 @@ def same(rows):
     return rows
 
 
-def test_mapped_file_as_argument_and_result(method, mapped):
-    """A slice of the file travels as an offset into it."""
+def test_workers_map_the_file(method, mapped):
+    """On `self`, as an argument and as a result, in which a slice is an offset into the file."""
     with PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(Table(mapped).mark, 2).result(30) == (True, 1001)
         assert pool.submit(mean_of, mapped[10:12]).result(30) == ("memmap", float(mapped[10:12].mean()))
         back = pool.submit(same, mapped[10:12]).result(30)
 
     back[0, 0] = -5
-    assert mapped[10, 0] == -5
+    assert (mapped[2, 0], mapped[10, 0]) == (-1, -5)
 
 
 SLICES = st.builds(slice, st.integers(-12, 12), st.integers(-12, 12), st.sampled_from([1, 2, 3, -1, -2]))
@@ -171,25 +152,3 @@ def test_tensor_of_every_kind_arrives(make):
     assert (type(arrived), arrived.dtype, arrived.stride()) == (type(tensor), tensor.dtype, tensor.stride())
     assert arrived.requires_grad == tensor.requires_grad
     assert torch.equal(arrived, tensor)
-
-
-class Net:
-    """A `self` with a tensor."""
-
-    def __init__(self, weights):
-        self.weights = weights
-
-    def step(self, by):
-        self.weights += by
-        return self.weights[:3]
-
-
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_tensor_on_self_is_each_workers_own(start_method):
-    """Arguments and results may be tensors, too."""
-    torch = pytest.importorskip("torch")
-    net = Net(torch.zeros(500_000))
-    with PathosExecutor(1, start_method=start_method) as pool:
-        assert pool.submit(net.step, torch.ones(500_000)).result(50).tolist() == [1, 1, 1]
-
-    assert not net.weights.any()

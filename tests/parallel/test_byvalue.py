@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import pytest
+from fresh import environment, python
 
 PROGRAM = '''
 import abc, collections, contextvars, enum, sys, typing
-from datamat.parallel import PathosExecutor, PathosPool
+from datamat.parallel import PathosExecutor
 
 class Movie(typing.TypedDict, total=False):
     """A movie."""
@@ -209,28 +207,20 @@ def check(call):
     assert "Made" not in globals()
 
 current.set("outer")
-with PathosExecutor(1, start_method="METHOD") as executor:
+with PathosExecutor(1, start_method=sys.argv[1]) as executor:
     executor.submit(abs, 1).result(30)
     check(lambda function, *args: executor.submit(function, *args).result(30))
-pool = PathosPool(1, start_method="METHOD")
-try:
-    check(pool.pipe)
-finally:
-    pool.close()
-    pool.join()
 print("done")
 '''
 
 
+@pytest.mark.parametrize(
+    "method", ["spawn", *(pytest.param(name, marks=pytest.mark.long) for name in ("fork", "forkserver"))]
+)
 def test_what_main_defines_is_the_same_in_workers(method, tmp_path):
     """Among it are classes that a worker rebuilds in two steps, and type variables, known by identity alone."""
-    (tmp_path / "script.py").write_text(PROGRAM.replace("METHOD", method))
-    path = os.pathsep.join((str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
+    (tmp_path / "script.py").write_text(PROGRAM)
 
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55, check=False,
-    )  # fmt: skip
+    done = python("script.py", method, cwd=tmp_path, env=environment(PYTHONWARNINGS="error"))
 
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

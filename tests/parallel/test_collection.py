@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import time
 import weakref
-from pathlib import Path
 
 import pytest
+from fresh import run
 
-from datamat.parallel import PathosExecutor, PathosPool
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(program, *arguments):
-    """Run a program in a new interpreter, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=50, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from datamat.parallel import PathosExecutor
 
 
 class Owner:
@@ -55,10 +41,6 @@ def die_once(path):
         path.touch()
         os._exit(3)
     return ready
-
-
-def call(_, argument):
-    return type(argument).__name__
 
 
 class Thing:
@@ -143,15 +125,16 @@ def test_pool_may_go_before_the_results_of_its_map(method, pool_thread):
 
 def test_forked_pool_does_not_live_on_in_a_global_that_it_was_given():
     """The globals of the function that is called hold a list of pools."""
-    program = (
-        "import gc, threading\nfrom datamat.parallel import PathosExecutor\n"
-        "def double(x): return 2 * x\n"
-        "pools = [PathosExecutor(1, start_method='fork')]\n"
-        "print(pools[0].submit(double, 2).result())\n"
-        "(thread,) = [each for each in threading.enumerate() if each.name == 'datamat-dispatcher']\n"
-        "del pools\n"
-        "while thread.is_alive(): gc.collect(); thread.join(0.01)\n"
-    )
+    program = """
+        import gc, threading
+        from datamat.parallel import PathosExecutor
+        def double(x): return 2 * x
+        pools = [PathosExecutor(1, start_method="fork")]
+        print(pools[0].submit(double, 2).result())
+        (thread,) = [each for each in threading.enumerate() if each.name == "datamat-dispatcher"]
+        del pools
+        while thread.is_alive(): gc.collect(); thread.join(0.01)
+    """
 
     assert run(program) == "4\n"
 
@@ -191,18 +174,6 @@ def test_nothing_of_the_callers_is_kept(method, end, pool_thread):
     thread.join(20)
 
 
-def test_nothing_of_the_callers_is_kept_by_a_pathos_pool_that_was_cleared(method):
-    """Neither initargs nor an argument stays."""
-    given, argument = Thing(), Thing()
-    pool = PathosPool(1, id="kept", start_method=method, initializer=id, initargs=(given,))
-    assert pool.map(call, [argument], [argument]) == ["Thing"]
-    ended = [weakref.ref(each) for each in (given, argument)]
-
-    pool.clear()
-    del given, argument, pool
-    collect_until(lambda: not any(each() for each in ended))
-
-
 def test_callback_may_shut_down_the_pool(method, caplog):
     """A callback runs in the very thread that is to end."""
     pool = PathosExecutor(1, start_method=method)
@@ -218,7 +189,7 @@ def test_callback_may_shut_down_the_pool(method, caplog):
 IN_THE_MIDDLE = """
 import gc, os, sys, threading, weakref
 from datamat.parallel import PathosExecutor
-pool = PathosExecutor(1, start_method="spawn")
+pool = PathosExecutor(1, start_method="fork")
 ring = [pool.map(abs, [1, 2, 3] if sys.argv[1] == "list" else iter([1, 2, 3]))]
 ring.append(ring)
 print(next(ring[0]))

@@ -33,7 +33,7 @@ def die_after(work, note):
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_number_step_and_stacks_outlive_the_worker(note):
-    """The note keeps the last number, its last step, and all stacks apart."""
+    """The note keeps the last number, its last step, and all stacks apart; a new note says that nothing was begun."""
 
     def work(theirs, begun):
         begun[0] = 41
@@ -43,10 +43,11 @@ def test_number_step_and_stacks_outlive_the_worker(note):
         theirs.write_step("rows 42")
         os.write(theirs.fileno(), b"second stack\n")
 
+    assert (note.last_begun(), note.step(), note.stacks()) == (0, "", "")
+
     die_after(work, note)
 
-    assert note.last_begun() == 2**40 + 2
-    assert note.step() == "rows 42"
+    assert (note.last_begun(), note.step()) == (2**40 + 2, "rows 42")
     assert note.stacks() == "first stack\nsecond stack\n"
 
 
@@ -62,11 +63,6 @@ def test_step_of_an_earlier_task_is_not_that_of_the_next(note):
     die_after(work, note)
 
     assert (note.last_begun(), note.step()) == (2, "")
-
-
-def test_new_note_says_that_nothing_was_begun(note):
-    """So it is for a worker that dies before its first task."""
-    assert (note.last_begun(), note.step(), note.stacks()) == (0, "", "")
 
 
 def die_at(step):
@@ -89,20 +85,12 @@ def test_error_of_a_death_has_the_step_of_its_task(method):
 
 @pytest.mark.parametrize(
     ("exitcode", "words"),
-    [
-        (3, "exit code 3"),
-        (None, "exit code None"),
-        (-signal.SIGSEGV, "signal 11 (SIGSEGV)"),
-        (-signal.SIGKILL, "signal 9 (SIGKILL, as the kernel's out-of-memory killer sends it)"),
-        (-40, "signal 40 (real-time signal)"),
-    ],
+    [(3, "exit code 3"), (-signal.SIGSEGV, "SIGSEGV"), (-signal.SIGKILL, "out-of-memory"), (-40, "real-time signal")],
 )
 def test_end_of_a_worker_is_described(exitcode, words):
     """The text gives signal or exit code, peak memory, stack and last log lines."""
     ended = WorkerExit(7, exitcode, 3 << 20, 0, stack="in read\n", log_lines=("half way",))
 
-    assert (
-        ended.describe()
-        == f"{words}, peak memory 3 MiB, Python stack:\nin read\nlast log lines of the worker:\n  half way"
-    )
-    assert "longer than limit_s=0.5, so worker 7 was killed; peak memory 3" in ended.describe_timeout("limit_s", 0.5)
+    for part in (words, "3 MiB", "in read\n", "half way"):
+        assert part in ended.describe()
+    assert "limit_s=0.5" in ended.describe_timeout("limit_s", 0.5)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import BrokenExecutor, as_completed
 from pathlib import Path
 
 import psutil
 import pytest
+from fresh import METHODS, environment, run, start
 
 from datamat.errors import BrokenPoolError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor
 from datamat.parallel.dispatcher import MAX_UNBEGUN
-from datamat.parallel.processes import Server
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def die(how):
@@ -84,7 +81,7 @@ class Bomb:
     [("kill", signal.SIGKILL, -9), ("term", signal.SIGTERM, -15), ("segfault", signal.SIGSEGV, -11), ("exit", None, 7)],
 )
 def test_death_is_the_error_of_its_call_alone(method, how, number, exitcode):
-    """The error says how the worker ended; all other calls finish."""
+    """The error says how the worker ended, also after it was pickled; all other calls finish."""
     with PathosExecutor(2, start_method=method) as pool:
         doomed = pool.submit(die, how)
         others = [pool.submit(abs, -i) for i in range(20)]
@@ -92,20 +89,11 @@ def test_death_is_the_error_of_its_call_alone(method, how, number, exitcode):
             doomed.result(timeout=20)
         assert [future.result(timeout=20) for future in others] == list(range(20))
 
-    error = caught.value
-    assert (error.signal, error.exitcode) == (number, exitcode)
-    assert error.peak_rss_bytes >= 0
-    assert error.task.startswith("die[")
-
-
-def test_segfault_shows_the_python_stack(method):
-    """The error holds the frames that the worker left behind."""
-    with PathosExecutor(1, start_method=method) as pool:
-        future = pool.submit(die, "segfault")
-        with pytest.raises(WorkerDied, match="Segmentation fault") as caught:
-            future.result(timeout=20)
-
-    assert "in die" in caught.value.stack
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.signal, error.exitcode) == (number, exitcode)
+        assert error.peak_rss_bytes >= 0
+        assert error.task.startswith("die[")
+        assert ("in die" in error.stack) == (how == "segfault")
 
 
 def test_death_report_shows_the_last_log_lines(method):
@@ -116,16 +104,6 @@ def test_death_report_shows_the_last_log_lines(method):
         pool.submit(Killer("logging").run, 1).result(timeout=20)
 
     assert caught.value.log_lines == ("last words",)
-
-
-def test_death_error_survives_pickling(method):
-    """It may come from a worker of a worker, or be stored in a ledger."""
-    with PathosExecutor(1, start_method=method) as pool, pytest.raises(WorkerDied) as caught:
-        pool.submit(die, "exit").result(timeout=20)
-
-    copied = pickle.loads(pickle.dumps(caught.value))
-
-    assert (copied.exitcode, copied.task) == (7, caught.value.task)
 
 
 @pytest.mark.parametrize("place", ["running", "holding a lock", "logging", "sending"])
@@ -157,6 +135,7 @@ def test_only_the_guilty_call_of_a_chunk_fails(method):
     assert got == list(range(37))
 
 
+@pytest.mark.parametrize("method", METHODS)
 def test_call_is_repeated_as_often_as_allowed(method):
     """It is not repeated more often."""
     with PathosExecutor(1, start_method=method, max_retries=2) as pool:
@@ -230,30 +209,12 @@ def wait_until_gone(pid):
 def test_stopped_worker_does_not_stall_the_others(method):
     """A process that reads nothing must not block the dispatcher, however much is sent to it."""
     with PathosExecutor(2, start_method=method) as pool:
-        pids = {pool.submit(os.getpid).result(timeout=20)}
-        futures = [pool.submit(slow_pid) for _ in range(2)]
-        pids = {future.result(timeout=20) for future in futures}
-        stopped = next(iter(pids))
+        stopped = pool.submit(os.getpid).result(timeout=20)
         os.kill(stopped, signal.SIGSTOP)
         futures = [pool.submit(len, bytes(3_000_000)) for _ in range(6)]
-        done = sum(wait_one(future) for future in futures)
+        assert len(list(itertools.islice(as_completed(futures, timeout=20), 5))) == 5
         os.kill(stopped, signal.SIGCONT)
         assert [future.result(timeout=20) for future in futures] == [3_000_000] * 6
-
-    assert done >= 5
-
-
-def wait_one(future):
-    try:
-        future.result(timeout=1)
-    except TimeoutError:
-        return False
-    return True
-
-
-def slow_pid():
-    time.sleep(0.2)
-    return os.getpid()
 
 
 def fail_at_start():
@@ -339,56 +300,22 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [("fork", signal.SIGKILL), ("forkserver", signal.SIGTERM), ("spawn", signal.SIGKILL)],
+)
 def test_workers_end_with_their_parent(method, number):
-    """Even in the middle of a call that never returns to Python's loop."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, method],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    pids = [int(word) for word in parent.stdout.readline().split()]
-    parent.send_signal(number)
-    parent.wait()
-    killed = time.monotonic()
-
-    for pid in pids:
-        wait_until_gone(pid)
-
-    parent.stdout.close()
-    assert len(pids) == 2
-    assert time.monotonic() - killed < 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_parent_leaves_nothing_in_the_folder_of_temporary_files(method, number):
-    """The server that forks its workers removes its socket after the last of them has ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, method],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder},
-        )  # fmt: skip
+    """Even in the middle of a call that never returns to Python's loop; no temporary file stays."""
+    with tempfile.TemporaryDirectory() as folder, start(PARENT, method, env=environment(TMPDIR=folder)) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         pids += [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
         parent.send_signal(number)
         parent.wait()
+
         for pid in pids:
             wait_until_gone(pid)
-        parent.stdout.close()
-
+        assert len(pids) >= 4
         assert os.listdir(folder) == []
-
-
-def test_long_name_of_the_folder_of_temporary_files(tmp_path, monkeypatch):
-    """The address of a socket holds 107 bytes, and cluster schedulers give each job a deeply nested folder."""
-    deep = tmp_path / ("scratch" * 20)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    server = Server((), 1)
-
-    server.ensure_running()
-    server.stop()
 
 
 FORKING = PARENT.replace("print(*", "child = os.fork()\nif child == 0: time.sleep(600)\nprint(child, *")
@@ -396,21 +323,47 @@ FORKING = PARENT.replace("print(*", "child = os.fork()\nif child == 0: time.slee
 
 def test_process_that_the_parent_forked_does_not_keep_workers_alive(method):
     """Otherwise it would hold the parent's ends of their lifelines."""
-    parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", FORKING, method],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    child, *pids = (int(word) for word in parent.stdout.readline().split())
-    parent.kill()
-    parent.wait()
+    with start(FORKING, method) as parent:
+        child, *pids = (int(word) for word in parent.stdout.readline().split())
+        parent.kill()
+        parent.wait()
+        try:
+            for pid in pids:
+                wait_until_gone(pid)
+            assert Path(f"/proc/{child}").exists()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
-    try:
-        for pid in pids:
-            wait_until_gone(pid)
-        assert Path(f"/proc/{child}").exists()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        parent.stdout.close()
+
+INTERRUPTED_FORK = """
+import os, signal
+import psutil
+from datamat.parallel import PathosExecutor
+
+def interrupt():
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), name)
+
+left = 0
+os.register_at_fork(after_in_parent=interrupt)
+for name in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(name, signal.default_int_handler)
+    for number in (1, 2, 3):
+        with PathosExecutor(3, start_method="fork") as pool:
+            left = number
+            try:
+                pool.submit(abs, -1)
+            except KeyboardInterrupt:
+                print("interrupted", psutil.Process().children())
+            print(pool.submit(abs, -1).result())
+"""
+
+
+def test_interrupt_between_forks_leaves_no_worker_behind():
+    """Such workers would wait for tasks, and the end of the program for them."""
+    assert run(INTERRUPTED_FORK) == "interrupted []\n1\n" * 6
 
 
 INTERRUPTED = """
@@ -431,51 +384,9 @@ with PathosExecutor(2, start_method=sys.argv[1]) as pool:
 """
 
 
-INTERRUPTED_FORK = """
-import os, signal, sys
-import psutil
-from datamat.parallel import PathosExecutor
-name = getattr(signal, sys.argv[2])
-signal.signal(name, signal.default_int_handler)
-left = int(sys.argv[1])
-def interrupt():
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), name)
-os.register_at_fork(after_in_parent=interrupt)
-with PathosExecutor(3, start_method="fork") as pool:
-    try:
-        pool.submit(abs, -1)
-    except KeyboardInterrupt:
-        print("interrupted", psutil.Process().children(), flush=True)
-    print(pool.submit(abs, -1).result())
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_interrupt_between_forks_leaves_no_worker_behind(number, name):
-    """Such workers would wait for tasks, and the end of the program for them."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_FORK, str(number), name],
-        capture_output=True, text=True, timeout=20, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-
-    assert done.stdout == "interrupted []\n1\n"
-    assert done.stderr == ""
-
-
 def test_interrupt_ends_the_calls_and_leaves_the_interpreter_usable(method):
     """The stop button of a notebook does the same: only the parent gets the signal."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, method], capture_output=True, text=True, timeout=20, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-
-    assert done.stdout == "interrupted\n[1, 2]\n"
-    assert done.stderr == ""
+    assert run(INTERRUPTED, method) == "interrupted\n[1, 2]\n"
 
 
 def test_terminate_ends_running_calls_at_once(method):

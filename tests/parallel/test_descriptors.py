@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from fresh import python
 
 from datamat.parallel import PathosExecutor
 from datamat.parallel.channel import Descriptor, no_forks
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # `left()` names what is open here and belongs to a pool: pipes may belong to others, and are passed over.
 HEAD = """
@@ -112,12 +110,8 @@ print(set(found))
 
 
 def run(program, method):
-    """Run a program in a new interpreter, and return what it wrote."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HEAD + program, method],
-        capture_output=True, text=True, timeout=55, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
+    """Run a program, and return what it wrote."""
+    done = python("-W", "ignore::DeprecationWarning", "-c", HEAD + program, method)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -141,21 +135,6 @@ def test_fork_closes_no_number_that_is_another_file_by_now(method):
 def test_fork_beside_threads_that_make_pools_has_no_end_of_theirs():
     """That includes pools still being made; a program with threads does not fork its own workers."""
     assert run(EIGHT_THREADS, "forkserver") == ("{0}\n", "")
-
-
-def test_descriptor_is_closed_once():
-    """A file that has the same number by then stays open."""
-    number = os.open(os.devnull, os.O_RDONLY)
-    descriptor = Descriptor(number)
-
-    descriptor.close()
-    again = os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
-    descriptor.close()
-
-    assert again == number
-    assert os.fstat(again)
-    assert descriptor.fileno() == -1
-    os.close(again)
 
 
 def test_no_fork_comes_between_the_forgetting_of_a_number_and_its_end(monkeypatch):

@@ -7,50 +7,29 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-import weakref
-from pathlib import Path
 
 import psutil
 import pytest
+from fresh import METHODS, run
 from pathos.helpers import mp
 
 from datamat.errors import OptionError
 from datamat.parallel import PathosExecutor
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(program: str, *arguments: str) -> str:
-    """Run a program in a new interpreter, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=50, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
 
 def test_import_is_cheap():
-    """It loads neither dill nor pathos, and no numeric library."""
-    heavy = "dill pathos multiprocess numpy tensorflow torch pyarrow cv2 albumentations psutil"
+    """It loads neither dill nor pathos, and neither a pool nor its workers load a numeric library."""
+    program = """
+        import sys, datamat.parallel
+        NAMES = {"numpy", "tensorflow", "torch", "pyarrow", "cv2", "albumentations", "psutil"}
+        def heavy(_): return NAMES & sys.modules.keys()
+        print(heavy(0) | {"dill", "pathos", "multiprocess"} & sys.modules.keys())
+        from datamat.parallel import PathosExecutor
+        with PathosExecutor(1, start_method="spawn") as pool: print(list(pool.map(heavy, [0])), heavy(0))
+    """
 
-    output = run(f"import sys, datamat.parallel; print([m for m in {heavy.split()!r} if m in sys.modules])")
-
-    assert output == "[]\n"
-
-
-def test_pool_needs_no_numeric_library():
-    """Neither do its workers."""
-    program = (
-        "import sys; from datamat.parallel import PathosExecutor\n"
-        "def heavy(_): return [m for m in ('numpy', 'tensorflow', 'torch', 'cv2') if m in sys.modules]\n"
-        "with PathosExecutor(1, start_method=sys.argv[1]) as pool: print(list(pool.map(heavy, [0])), heavy(0))"
-    )
-
-    assert run(program, "spawn") == "[[]] []\n"
+    assert run(program) == "set()\n[set()] set()\n"
 
 
 def snapshot():
@@ -71,15 +50,23 @@ def use_pool(method):
         assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]
 
 
-def test_pools_leave_nothing_behind(method):
-    """They leave no descriptor, process, thread or temporary directory."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", METHODS)
+def test_pools_leave_nothing_behind(request, method, monkeypatch):
+    """They leave no descriptor, process, thread or semaphore."""
+    prefix = f"/datamat-test-{os.getpid()}"  # other tests make semaphores meanwhile
+    for library in (multiprocessing, mp):
+        monkeypatch.setitem(library.current_process()._config, "semprefix", prefix)
     use_pool(method)  # a forkserver stays for the session
     before = snapshot()
 
-    for _ in range(5):
+    for _ in range(
+        {"fork": 20, "forkserver": 5, "spawn": 2}[method] * (1 if request.config.getoption("--commit") else 25)
+    ):
         use_pool(method)
 
     assert_nothing_is_new_since(before)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"sem.{prefix[1:]}")]
 
 
 def test_pool_that_cannot_start_leaves_nothing_behind(method):
@@ -98,38 +85,6 @@ def test_pool_that_cannot_start_leaves_nothing_behind(method):
     assert_nothing_is_new_since(before)
     assert pool.submit(abs, -1).result() == 1
     pool.shutdown()
-
-
-@pytest.mark.timeout(600)
-def test_many_pools_leave_nothing_behind(request, monkeypatch):
-    """Each has two workers; under --stress there are a thousand pools."""
-    prefix = f"/datamat-test-{os.getpid()}"  # other tests make semaphores meanwhile
-    for library in (multiprocessing, mp):
-        monkeypatch.setitem(library.current_process()._config, "semprefix", prefix)
-    use_pool("fork")
-    before = snapshot()
-
-    for _ in range(1000 if not request.config.getoption("--commit") else 100):
-        use_pool("fork")
-
-    assert_nothing_is_new_since(before)
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"sem.{prefix[1:]}")]
-
-
-def test_pool_that_is_forgotten_ends(method, pool_thread):
-    """It needs neither `shutdown` nor `with`."""
-    pool = PathosExecutor(1, start_method=method)
-    future = pool.submit(abs, -3)
-    thread = pool_thread()
-    reference = weakref.ref(pool)
-
-    del pool
-    gc.collect()
-    thread.join(timeout=20)
-
-    assert reference() is None
-    assert not thread.is_alive()
-    assert future.result(timeout=0) == 3
 
 
 EXIT = """
@@ -249,25 +204,23 @@ def test_workers_have_the_umask_of_their_parent_as_it_is_now(method, tmp_path):
     assert modes == [0o755, 0o700]
 
 
-def test_workers_see_the_environment_and_their_share_of_threads(method, monkeypatch):
-    """They see what the caller set after the forkserver began, and libraries start no more threads than the share."""
+@pytest.mark.parametrize("set_by_user", [None, "3"])
+def test_workers_see_the_environment_and_their_share_of_threads(method, set_by_user, monkeypatch):
+    """They see what the caller set after the forkserver began, and libraries start no more threads than the share.
+
+    Whoever sets OMP_NUM_THREADS means it.
+    """
     monkeypatch.setenv("DATAMAT_TEST", method)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_by_user:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
 
     with PathosExecutor(2, start_method=method, affinity="pinned") as pool:
         threads, variable, mask = pool.submit(environment).result(timeout=20)
 
-    assert int(threads) >= 1
+    assert threads == set_by_user or (set_by_user is None and int(threads) >= 1)
     assert variable == method
     assert len(mask) == 1
-
-
-def test_thread_limit_of_the_user_stays(method, monkeypatch):
-    """Whoever sets OMP_NUM_THREADS means it."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-
-    with PathosExecutor(1, start_method=method) as pool:
-        assert pool.submit(environment).result(timeout=20)[0] == "3"
 
 
 def test_stats_give_start_method_and_work(method):

@@ -10,12 +10,10 @@ import functools
 import io
 import logging
 import pickle
-import queue
 import socket
 import sqlite3
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -75,51 +73,12 @@ def call(method, holder, name, *args):
         return pool.submit(getattr(holder, name), *args).result(timeout=20)
 
 
-@pytest.mark.parametrize("kind", [threading.Lock, threading.RLock, threading.Condition, threading.BoundedSemaphore])
-def test_lock_that_is_held_arrives_free(method, kind):
-    """The caller holds it while it calls; a worker can take its own."""
-    holder = Holder(lock=kind())
-
-    with holder.lock:
-        assert call(method, holder, "use_lock", "lock")
-
-
 def test_condition_keeps_its_lock(method):
     """Two attributes that share a lock share one in the worker."""
     lock = threading.RLock()
     holder = Holder(lock=lock, condition=threading.Condition(lock))
 
     assert call(method, holder, "wait_and_notify")
-
-
-def test_event_keeps_its_state(method):
-    """An event that is set arrives set."""
-    event = threading.Event()
-    event.set()
-
-    assert call(method, Holder(event=event), "use", "event", "is_set")
-
-
-def test_queue_arrives_with_its_content(method):
-    """A `queue.Queue` is locks and conditions around a deque."""
-    held = queue.Queue()
-    held.put(5)
-
-    assert call(method, Holder(queue=held), "use", "queue", "get") == 5
-
-
-def test_thread_pool_arrives_usable(method):
-    """Its threads stay behind; the worker gets a pool of the same kind."""
-    with ThreadPoolExecutor(2) as threads:
-        threads.submit(abs, -1).result()
-        assert call(method, Holder(pool=threads), "run_in_pool", -3) == 3
-
-
-def test_thread_local_arrives_empty(method):
-    """A worker's thread is another thread."""
-    local = threading.local()
-
-    assert isinstance(call(method, Holder(local=local), "use", "local", "__class__"), threading.local)
 
 
 def test_logger_reaches_the_handlers_of_the_parent(method, caplog):
@@ -141,18 +100,6 @@ def test_detached_logger_reaches_its_own_handler(method):
     call(method, Holder(logger=logger), "log", "logger", "from afar")
 
     assert stream.getvalue() == "from afar\n"
-
-
-def test_file_for_reading_is_reopened_where_it_was(method, tmp_path: Path):
-    """Each worker has its own position."""
-    path = tmp_path / "data.txt"
-    path.write_text("first\nsecond\nthird\n")
-    with path.open() as file:
-        file.readline()
-        holder = Holder(file=file)
-
-        assert call(method, holder, "use", "file", "readline") == "second\n"
-        assert file.readline() == "second\n"
 
 
 def test_file_for_writing_is_not_touched(method, tmp_path: Path):
@@ -321,22 +268,6 @@ def test_lock_arrives_free_wherever_self_keeps_it(method, where):
         assert pool.submit(keeper.use, "acquire", True, 2).result(timeout=20)
 
 
-@pytest.mark.parametrize("start_method", ["fork"])
-def test_several_objects_in_one_tuple_are_all_replaced(start_method):
-    """The tuple is rebuilt for each of them."""
-    connections = (sqlite3.connect(":memory:"), sqlite3.connect(":memory:"))
-    both = (*connections, 3)
-    holder = Holder(both=both, again=both)
-
-    for name in ("both", "again"):
-        with pytest.warns(UserWarning, match=r"self\.both\[0\].*self\.both\[1\].*self\.again\[0\]"):
-            assert call(start_method, holder, "kinds_of", name) == ["Standin", "Standin", "int"]
-
-    assert holder.both == (*connections, 3)
-    for connection in connections:
-        connection.close()
-
-
 def test_connection_of_a_closure_or_partial_stays_behind(method):
     """The callable itself holds it."""
     connection = sqlite3.connect(":memory:")
@@ -468,49 +399,6 @@ def test_self_travels_once_per_worker(method, how):
     assert set(loads) == expected
 
 
-class Growing:
-    def __init__(self):
-        self.weights = [0]
-
-    def total(self):
-        return sum(self.weights)
-
-
-def test_self_is_sent_again_once_it_has_changed(method):
-    """A training loop changes the model between maps; workers must not see the old one."""
-    model = Growing()
-    totals = []
-
-    with PathosExecutor(1, start_method=method) as pool:
-        for weight in (1, 2, 3):
-            model.weights.append(weight)
-            totals.append(pool.submit(model.total).result(timeout=20))
-
-    assert totals == [1, 3, 6]
-
-
-class Weights:
-    def __init__(self, size):
-        self.array = np.zeros(size)
-
-    def total(self):
-        return float(self.array.sum())
-
-
-@pytest.mark.parametrize("size", [10, 10_000, 1_000_000])
-def test_array_that_is_changed_in_place_is_sent_again(method, size):
-    """It may be in the stream, beside it, or in shared memory."""
-    weights = Weights(size)
-    totals = []
-
-    with PathosExecutor(1, start_method=method) as pool:
-        for _ in range(3):
-            weights.array += 1
-            totals.append(pool.submit(weights.total).result(timeout=20) / size)
-
-    assert totals == [1, 2, 3]
-
-
 def test_executor_on_self_runs_serially_in_workers(method, caplog):
     """The pool that an object holds travels with it, but starts no workers of workers."""
     with PathosExecutor(1, start_method=method) as pool:
@@ -533,38 +421,11 @@ def test_nested_pool_is_serial_and_says_so(method, caplog):
     assert any("nested pool" in message for message in caplog.messages)
 
 
-def test_unpicklable_argument_names_itself(method):
-    """It does not become a stand-in: the call depends on it."""
-    with PathosExecutor(1, start_method=method) as pool:
-        future = pool.submit(len, {"rows": counting()})
-        with pytest.raises(UnpicklableError, match="generator cannot be sent"):
-            future.result(timeout=20)
-
-
 @pytest.mark.parametrize("kind", [pickle.PicklingError, TypeError])
 def test_unpicklable_argument_is_caught_as_from_other_pools(kind):
     """Programs written for `concurrent.futures`, loky or pickle catch the error."""
     with PathosExecutor(1) as pool, pytest.raises(kind):
         pool.submit(len, {"rows": counting()}).result(timeout=20)
-
-
-def test_unpicklable_result_names_itself(method):
-    """The message is like that for an argument."""
-    with PathosExecutor(1, start_method=method) as pool:
-        future = pool.submit(counting)
-        with pytest.raises(UnpicklableError, match="generator cannot be sent"):
-            future.result(timeout=20)
-
-
-def test_large_plain_containers_arrive_equal(method):
-    """They take the fast path of the C pickler."""
-    holder = Holder(numbers=list(range(1000)), names={str(i): i for i in range(1000)}, f=lambda: 0)
-
-    with PathosExecutor(1, start_method=method) as pool:
-        numbers = pool.submit(holder.look, "numbers").result(timeout=20)
-        names = pool.submit(holder.look, "names").result(timeout=20)
-
-    assert (numbers, names) == (holder.numbers, holder.names)
 
 
 def test_no_warning_where_nothing_stays_behind(method):

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamat.errors import UnpicklableError
-from datamat.parallel import PathosExecutor, PathosPool, pickling
+from datamat.parallel import PathosExecutor, pickling
 
 
 class Point:
@@ -80,16 +80,6 @@ def test_self_of_many_objects_travels(method):
 
     with PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(cloud.total).result(50) == 49_999 * 50_000
-
-
-def test_pathos_pool_sends_self_of_many_objects(method):
-    """`PathosPool` shares the core."""
-    pool = PathosPool(1, start_method=method)
-    try:
-        assert pool.apipe(Cloud(50_000).total).get(50) == 49_999 * 50_000
-    finally:
-        pool.close()
-        pool.join()
 
 
 def sent(obj):

@@ -44,28 +44,6 @@ def test_items_run_whose_results_nobody_takes(method, mapping, kind, tmp_path):
     assert marks(tmp_path) == list(range(100))
 
 
-def test_items_run_whose_results_nobody_takes_from_a_pathos_pool(method, tmp_path):
-    """`PathosPool` keeps the same promise."""
-    pool = PathosPool(2, start_method=method)
-    try:
-        pool.imap(leave_mark, [str(tmp_path)] * 60, range(60))
-        pool.uimap(leave_mark, [str(tmp_path)] * 60, range(60, 120))
-    finally:
-        pool.close()
-        pool.join()
-        pool.clear()
-
-    assert marks(tmp_path) == list(range(120))
-
-
-def test_results_of_a_generator_can_be_taken_after_the_pool_has_ended(method):
-    """All of them, as with a list."""
-    with PathosExecutor(2, start_method=method) as pool:
-        stream = pool.map(abs, (number for number in range(300)))
-
-    assert list(stream) == list(range(300))
-
-
 def test_pool_ends_although_an_endless_map_is_open(method):
     """Nobody expects all of `itertools.count()` to run."""
     with PathosExecutor(2, start_method=method) as pool:
@@ -475,69 +453,6 @@ def test_start_method_is_chosen_at_the_first_call():
     ended = _run(program)
 
     assert (ended.returncode, ended.stderr, ended.stdout.strip()) == (0, "", "free forkserver")
-
-
-def test_named_tuples_of_the_program_travel(method):
-    """With their methods and defaults, on `self`, as items and as results."""
-    program = f"""
-        import collections, typing
-        from datamat.parallel import PathosExecutor
-
-        class Point(typing.NamedTuple):
-            x: int
-            y: int = 5
-
-            def area(self):
-                return self.x * self.y
-
-            def __repr__(self):
-                return f"<{{self.x}} {{self.y}}>"
-
-        Pair = collections.namedtuple("Pair", "left right", defaults=[2])
-
-        class Job:
-            def __init__(self):
-                self.origin = Point(3)
-
-            def run(self, point):
-                assert type(self.origin) is Point
-                return Pair(Point(point.x + self.origin.x).area(), repr(self.origin)), Pair(1)
-
-        with PathosExecutor(1, start_method={method!r}) as pool:
-            results = list(pool.map(Job().run, [Point(1), Point(2, 3)]))
-        assert all(type(pair) is Pair for pairs in results for pair in pairs)
-        print(results)
-    """
-
-    ended = _run(program)
-
-    first = "(Pair(left=20, right='<3 5>'), Pair(left=1, right=2))"
-    second = "(Pair(left=25, right='<3 5>'), Pair(left=1, right=2))"
-    assert (ended.returncode, ended.stderr, ended.stdout.strip()) == (0, "", f"[{first}, {second}]")
-
-
-def test_modules_are_found_where_the_program_has_gone(method, tmp_path):
-    """In a notebook, `""` in `sys.path` means the current directory, which may have changed."""
-    for name in ("before", "after"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.py").write_text(f"def name(_):\n    return {name!r}\n")
-    program = f"""
-        import os
-        from datamat.parallel import PathosExecutor
-
-        os.chdir({str(tmp_path / "before")!r})
-        import before
-        with PathosExecutor(1, start_method={method!r}) as pool:
-            assert pool.submit(lambda: before.name(0)).result() == "before"
-        os.chdir({str(tmp_path / "after")!r})
-        import after
-        with PathosExecutor(1, start_method={method!r}) as pool:
-            print(pool.submit(lambda: after.name(0)).result())
-    """
-
-    ended = _run(program)
-
-    assert (ended.returncode, ended.stderr, ended.stdout.strip()) == (0, "", "after")
 
 
 class Exits:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from datamat.parallel import PathosExecutor, PathosPool
+from datamat.parallel import PathosExecutor
 
 NUM_WORKERS = 3
 
@@ -53,18 +53,6 @@ def test_workers_draw_different_numbers(method, library):
         np.random.set_state(kept)
 
     assert len(seen) == 1 + 2 * NUM_WORKERS
-
-
-def test_workers_of_a_pathos_pool_draw_different_numbers(method):
-    """`PathosPool` behaves the same."""
-    pool = PathosPool(NUM_WORKERS, id="random", start_method=method, preload=("numpy.random",))
-    draws = Draws()
-
-    try:
-        results = [pool.apipe(draws.draw, "numpy") for _ in range(NUM_WORKERS)]
-        assert len({result.get(50) for result in results}) == NUM_WORKERS
-    finally:
-        pool.clear()
 
 
 def test_other_bit_generator_is_renewed_too():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from datamat.errors import OptionError, UnpicklableError
-from datamat.parallel import PathosExecutor, PathosPool, register_standin, retire
+from datamat.parallel import PathosExecutor, register_standin, retire
 
 
 class Connection:
@@ -149,17 +149,6 @@ def test_worker_that_takes_the_place_of_another_has_it_too(method):
     assert [each.url for each in made] == ["db://six"] * 2
 
 
-def test_pathos_pool_has_it_too(method):
-    """`PathosPool` shares the core."""
-    pool = PathosPool(1, start_method=method)
-
-    answers = [answer for _, answer, _ in pool.map(ask, [Connection("db://seven")], [1])]
-    pool.terminate()
-    pool.join()
-
-    assert answers == [2]
-
-
 class Signal:
     def __init__(self):
         self.event = threading.Event()
@@ -232,14 +221,6 @@ def test_what_pickle_deals_with_alone_cannot_be_registered(kind):
     """Such a function would never be called."""
     with pytest.raises(OptionError, match=r"register a class of its own|takes a class, not"):
         register_standin(kind, reconnect)
-
-
-def test_reduce_must_be_callable():
-    """The message says what it is called with."""
-    with pytest.raises(
-        OptionError, match=r"Connection: reduce is 3; .*takes an object and returns \(make, arguments\)"
-    ):
-        register_standin(Connection, 3)
 
 
 PROGRAM = """

@@ -70,32 +70,6 @@ def test_pool_that_gets_no_worker_says_why(method):
     assert ended.stdout.splitlines() == ["True", "True", "True", "[1]"]
 
 
-def test_many_pools_at_a_low_limit(method):
-    """Those that get a worker work; the others name the limit."""
-    program = f"""
-        import os, resource
-        from datamat.errors import BrokenPoolError
-        from datamat.parallel import PathosExecutor
-
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        pools = []
-        try:
-            while True:
-                pools.append(PathosExecutor(1, start_method={method!r}))
-                pools[-1].submit(abs, -1).result()
-        except BrokenPoolError as error:
-            print("ulimit -n" in str(error))
-        print(1 < len(pools) < 12, [pool.submit(abs, -1).result() for pool in pools[:-1]] == [1] * (len(pools) - 1))
-        for pool in pools:
-            pool.shutdown()
-    """
-
-    ended = run(program)
-
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.splitlines() == ["True", "True True"]
-
-
 def test_program_that_may_write_nowhere(method):
     """A forkserver's socket needs a directory; without one, workers are spawned, and one warning says so."""
     program = f"""

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from datamat.parallel import PathosExecutor, processes
-from datamat.parallel.pathos_pool import PathosPool
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = [("wave",), ("mailbox",), ("plistlib",), ("poplib",), ("fractions", "cmd")]  # none has what another needs
@@ -80,17 +79,6 @@ def test_pools_with_other_needs_at_once_have_two_servers():
 
     assert len(set(pids)) == 2
     assert set(again) == set(pids)
-
-
-def test_pathos_pools_with_other_needs_have_two_servers():
-    """The workers of each pool stay until it is cleared."""
-    pools = [PathosPool(1, id=n, start_method="forkserver", preload=preload) for n, preload in enumerate(SETS)]
-    pids = {pool.pipe(os.getppid) for pool in pools}
-
-    for pool in pools:
-        pool.clear()
-
-    assert len(pids) == 2
 
 
 def test_server_that_has_all_modules_is_used():

@@ -14,7 +14,7 @@ from queue import Empty
 import pytest
 
 from datamat.errors import UnpicklableError
-from datamat.parallel import PathosExecutor, PathosPool, workers
+from datamat.parallel import PathosExecutor, workers
 
 KINDS = (
     "Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Value", "Array", "RawValue", "Queue",
@@ -102,21 +102,6 @@ def test_shared_objects_are_the_callers_own(method, library, context, way):
             assert pool.submit(use, held).result(timeout=30)
         else:
             assert pool.submit(Holder(held).use).result(timeout=30)
-
-    check(held)
-
-
-@pytest.mark.parametrize("context", ["spawn", "fork"])
-def test_shared_objects_arrive_by_a_pathos_pool(method, context):
-    """`PathosPool` shares the core."""
-    if context == "fork" and method != "fork":
-        pytest.skip("no other process can open them")
-    held = made_by(importlib.import_module("multiprocess").get_context(context))
-    pool = PathosPool(1, id="shared", start_method=method)
-    try:
-        assert pool.pipe(Holder(held).use)
-    finally:
-        pool.clear()
 
     check(held)
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from datamat.errors import UnpicklableError
-from datamat.parallel import PathosExecutor, PathosPool
+from datamat.parallel import PathosExecutor
 from datamat.parallel.state import State
 
 RATE = 0
@@ -194,38 +194,6 @@ def test_call_is_made_with_self_as_it_was_when_submitted(method):
         seen = [future.result(timeout=30) for future in futures]
 
     assert seen == [[i] * 10 for i in (0, 0, 1, 2, 3)]
-
-
-def test_call_of_a_pathos_pool_is_made_with_self_as_it_was(method):
-    """`PathosPool` behaves the same."""
-    gate = multiprocessing.get_context("spawn").Event()
-    model = Model()
-    change_everything(model, 0)
-    pool = PathosPool(1, id="state", start_method=method)
-
-    try:
-        results = [pool.apipe(model.look, gate)]
-        change_everything(model, 1)
-        results += [pool.apipe(model.look)]
-        gate.set()
-        seen = [result.get(30) for result in results]
-    finally:
-        pool.clear()
-
-    assert seen == [[0] * 10, [1] * 10]
-
-
-def test_function_is_called_as_it_was_when_submitted(method):
-    """A closure that changes counts as another one."""
-    first = [0]
-    add, _ = make_adder(first, 0)
-
-    with PathosExecutor(1, start_method=method) as pool:
-        futures = []
-        for i in range(4):
-            first[0] = i
-            futures.append(pool.submit(add, 0))
-        assert [future.result(timeout=30) for future in futures] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("waits", [False, True])

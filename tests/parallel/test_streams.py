@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat.errors import BrokenPoolError, OptionError, ParallelError, UnpicklableError
-from datamat.parallel import PathosExecutor, PathosPool
+from datamat.errors import BrokenPoolError, OptionError, ParallelError
+from datamat.parallel import PathosExecutor
 
 
 def double(x):
@@ -104,17 +104,6 @@ def test_error_comes_in_its_turn_with_item_and_traceback(method, chunksize):
 
     assert caught.value.__notes__[0].startswith("item: 5 ")
     assert 'raise ValueError(f"bad item {x}")' in str(caught.value.__cause__)
-
-
-def test_error_keeps_the_results_before_it(method):
-    """They were paid for."""
-    got = []
-    with PathosExecutor(2, start_method=method) as pool:
-        stream = pool.map(fail_on, range(10))
-        with pytest.raises(ValueError, match="bad item 5"):
-            got.extend(iter(stream.__next__, object()))
-
-    assert got == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("chunksize", [None, 4, 20])
@@ -227,23 +216,6 @@ def test_exception_that_cannot_be_pickled_is_reported(method, kind, text):
     assert "in raise_error" in str(caught.value.__cause__)
 
 
-class Heavy:
-    """Cannot be unpickled in the parent."""
-
-    def __reduce__(self):
-        return explode, ()
-
-
-def explode():
-    if threading.current_thread().name == "datamat-dispatcher":
-        raise RuntimeError("not here")
-    return Heavy()
-
-
-def make_heavy():
-    return Heavy()
-
-
 @pytest.mark.parametrize("chunksize", [None, 4, 100])
 @pytest.mark.parametrize("kind", ["raises", "exits", "stays"])
 def test_result_that_cannot_be_pickled_fails_its_own_item(method, kind, chunksize):
@@ -257,25 +229,6 @@ def test_result_that_cannot_be_pickled_fails_its_own_item(method, kind, chunksiz
     for results, error in (found, starred, unordered):
         assert results == list(range(13))
         assert f"item: '{kind}', 13 " in str(error.__notes__)
-
-
-def test_result_that_cannot_be_pickled_fails_its_own_item_in_a_pathos_pool(method):
-    """An iterator yields the results before it; a list is complete, or its map raises."""
-    pool = PathosPool(1, id=f"stubborn-{method}", start_method=method)
-    try:
-        for results, error in (
-            outcomes(pool.imap(stubborn, ["raises"] * 20, range(20), chunksize=20)),
-            outcomes(pool.uimap(stubborn, ["raises"] * 20, range(20), chunksize=20)),
-        ):
-            assert results == list(range(13))
-            assert "item: 'raises', 13 " in str(error.__notes__)
-        asynchronous = pool.amap(stubborn, ["raises"] * 20, range(20), chunksize=20)
-        with pytest.raises(UnpicklableError) as caught:
-            asynchronous.get()
-        assert "item: 'raises', 13 " in str(caught.value.__notes__)
-        assert pool.map(stubborn, ["raises"] * 5, range(5)) == list(range(5))
-    finally:
-        pool.clear()
 
 
 def stubborn(kind, x):
@@ -300,14 +253,6 @@ def outcomes(stream):
     return results, caught.value
 
 
-def test_result_that_cannot_be_unpickled_is_the_error_of_its_call(method):
-    """The pool stays usable."""
-    with PathosExecutor(1, start_method=method) as pool:
-        with pytest.raises(ParallelError, match="its result cannot be unpickled: RuntimeError: not here"):
-            pool.submit(make_heavy).result(timeout=20)
-        assert pool.submit(double, 2).result(timeout=20) == 4
-
-
 @pytest.mark.parametrize("chunksize", [None, 1, 4, 100])
 @pytest.mark.parametrize("kind", ["raises", "exits", "unknown", "returns-nothing"])
 def test_result_that_cannot_be_unpickled_fails_its_own_item(method, kind, chunksize):
@@ -323,29 +268,6 @@ def test_result_that_cannot_be_unpickled_fails_its_own_item(method, kind, chunks
         assert [(number, shared["name"]) for number, shared in results] == [(x, "shared") for x in range(13)]
         assert isinstance(error, ParallelError)
         assert re.search(f"item: '{kind}', 13 \\(process \\d+\\)", str(error.__notes__))
-
-
-def test_result_that_cannot_be_unpickled_fails_its_own_item_in_a_pathos_pool(method):
-    """An iterator yields the results before it; a list is complete, or its map raises."""
-    pool = PathosPool(1, id=f"indigestible-{method}", start_method=method)
-    arguments = ["raises"] * 20, range(20)
-    try:
-        for results, error in (
-            outcomes(pool.imap(indigestible, *arguments, chunksize=20)),
-            outcomes(pool.uimap(indigestible, *arguments, chunksize=20)),
-        ):
-            assert [number for number, _ in results] == list(range(13))
-            assert "item: 'raises', 13 " in str(error.__notes__)
-        asynchronous = pool.amap(indigestible, *arguments, chunksize=20)
-        with pytest.raises(ParallelError, match="its result cannot be unpickled: LookupError: not here"):
-            asynchronous.get()
-        with pytest.raises(ParallelError, match="its result cannot be unpickled: LookupError: not here"):
-            pool.map(indigestible, *arguments)
-        with pytest.raises(ParallelError, match="its result cannot be unpickled: LookupError: not here"):
-            pool.pipe(indigestible, "raises", 13)
-        assert pool.map(double, range(5)) == [0, 2, 4, 6, 8]
-    finally:
-        pool.clear()
 
 
 def test_results_beside_one_that_cannot_be_unpickled_keep_their_arrays(method):
