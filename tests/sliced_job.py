@@ -7,9 +7,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import traceback
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, ShardOptions, Text, WorkerOptions
-from datamat.run import materializer
+from datamat.run.materializer import run_as_task
+from datamat.run.slices import TaskNumber
 
 NUM_SHARDS = 6
 
@@ -88,14 +90,14 @@ def job(source, output, **options):
     return Materializer(Numbers(), source, output, transform=add_noise, workers=WorkerOptions(num_workers=1), **options)
 
 
-def run_task(source, output, index, count, lease_s, **options):
-    """Run one task, with leases that expire soon."""
-    materializer._lease_s = float(lease_s)
-    return job(source, output, **options).run(task_index=index, num_tasks=count, progress=False)
+def run_task(source, output, index, count, lease_s, *, deadline=None, **options):
+    """Run one task, whose leases expire after `lease_s`."""
+    task = TaskNumber(index, count, lease_s=float(lease_s))
+    return run_as_task(job(source, output, **options), task, deadline, progress=False)
 
 
-def start_task(source, output, index, count, *, lease_s=60, act="", options="", capture=True, fails=""):
-    """Start a task as a process that leads a group of its own, and in which rows fail whose key ends in `fails`."""
+def start_task(source, output, index, count, *, lease_s=60, act="", options="", fails=""):
+    """Start a task as a program that leads a group of its own, and in which rows fail whose key ends in `fails`."""
     here = str(pathlib.Path(__file__).parent)
     call = f"sliced_job.run_task({str(source)!r}, {str(output)!r}, {index}, {count}, {lease_s}{options})"
     code = f"import sys; sys.path.insert(0, {here!r}); import sliced_job; print({call}.is_complete)"
@@ -103,10 +105,41 @@ def start_task(source, output, index, count, *, lease_s=60, act="", options="", 
         [sys.executable, "-c", code],
         env={**os.environ, "SLICES_ACT": act, "SLICES_FAIL": fails},
         start_new_session=True,
-        stdout=subprocess.PIPE if capture else None,
-        stderr=subprocess.PIPE if capture else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
+
+
+class ForkedTask:
+    """A task that a test forks, which saves the second that a program takes to import everything.
+
+    It leads a group of its own. `act` is what it does to itself: a place, the number of the call, a signal, a tally.
+    """
+
+    def __init__(self, source, output, index, count, *, lease_s=60, act="", **options):
+        self._log = pathlib.Path(f"{output}.log-{index}")
+        self.pid = os.fork()
+        if not self.pid:
+            self._run(act, lambda: run_task(source, output, index, count, lease_s, **options))
+
+    def _run(self, act, run):
+        code = 1
+        try:
+            os.setsid()
+            os.environ["SLICES_ACT"] = act
+            with open(self._log, "w") as sys.stderr:
+                try:
+                    code = 0 if run().is_complete else 3
+                except BaseException:
+                    traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def wait(self):
+        """Wait until it has ended; return its exit code and what it wrote on standard error."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status), self._log.read_text()
 
 
 def wait_until_stopped(process):

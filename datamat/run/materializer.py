@@ -47,7 +47,7 @@ from datamat.run.repair import end_repair, prepare_repair, prepare_stored_repair
 from datamat.run.replay import preview_copies, replay, verify_sample
 from datamat.run.report import RunHook
 from datamat.run.run import RunRequest, run_job, run_task, work_folder
-from datamat.run.slices import LEASE_S, TaskBucket, TaskNumber
+from datamat.run.slices import TaskBucket, TaskNumber
 from datamat.run.status import compared_status, output_status
 from datamat.run.upload import laid_out, scratch_folder
 from datamat.run.worker import PartWorker
@@ -74,9 +74,8 @@ if TYPE_CHECKING:
     from datamat.run.status import Status
 
 
-__all__ = ["Materializer", "checked_hooks", "output_place", "start"]
+__all__ = ["Materializer", "checked_hooks", "output_place", "run_as_task", "start"]
 
-_lease_s = LEASE_S  # tests make it short
 _MOST_ROUNDS = 4  # of a repair: what one round repairs may have hidden more damage from `verify`
 
 
@@ -396,7 +395,9 @@ class Materializer:
                 or `rebuild` is "refuse" and finished shards would be replaced or removed.
         """
         task = _task(task_index, num_tasks)
-        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild, task=task)
+        if task is not None:
+            return run_as_task(self, task, deadline, max_disk, progress=progress, rebuild=rebuild)
+        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild)
 
     def finalize(self, *, progress: bool = True) -> RunReport:
         """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
@@ -632,13 +633,8 @@ class Materializer:
         mode: Literal["make", "retry", "repair"],
         progress: bool,
         rebuild: Rebuild,
-        task: TaskNumber | None = None,
     ) -> RunReport:
-        if task is None:
-            return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
-        request = dataclasses.replace(_request(deadline, max_disk, mode, progress=progress, rebuild=rebuild), task=task)
-        with signals_raised():
-            return run_task(job, self._traveller, request)
+        return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
 
     def _traveller(self, job: Job) -> Materializer:
         """Return what travels to the workers of a run: a copy with the part worker of that run."""
@@ -678,6 +674,30 @@ def start(
             raise error.with_traceback(None)  # noqa: B904 -- it is the same error
 
 
+def run_as_task(
+    made: Materializer,
+    task: TaskNumber,
+    deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None = None,
+    max_disk: str | float | None = None,
+    *,
+    progress: bool = True,
+    rebuild: Rebuild = "allow",
+) -> RunReport:
+    """Run a job as one of several tasks that share its output, as `Materializer.run` does.
+
+    Args:
+        made: the job.
+        task: the number of the task, and how long its leases last.
+        deadline: when to return, finished or not; as for `Materializer.run`.
+        max_disk: how much the output folder may hold; as for `Materializer.run`.
+        progress: show a bar and a summary on standard error.
+        rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+    """
+    request = _request(deadline, max_disk, "make", progress=progress, rebuild=rebuild)
+    with signals_raised():
+        return run_task(made.job, made._traveller, dataclasses.replace(request, task=task))
+
+
 def _request(
     deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None,
     max_disk: str | float | None,
@@ -709,7 +729,7 @@ def _task(index: int | None, count: int | None) -> TaskNumber | None:
         raise OptionError(
             f"task_index is {index!r} and num_tasks {count!r}; give both, as in run(task_index=3, num_tasks=16)"
         )
-    return TaskNumber(index, count, lease_s=_lease_s)
+    return TaskNumber(index, count)
 
 
 def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:

@@ -29,7 +29,6 @@ from datamat import (
 )
 from datamat.directory.files import locked
 from datamat.directory.stores import ObjectStore
-from datamat.run import materializer
 from datamat.run.slices import TaskBucket
 
 s3fs = pytest.importorskip("s3fs")
@@ -58,9 +57,10 @@ class Bucket:
         options = {"storage_options": self.options, "scratch": self.tmp_path / scratch, **options}
         return sliced_job.job(self.source, self.url, **options)
 
-    def run(self, index=1, count=2, scratch="here", **options):
+    def run(self, index=1, count=2, scratch="here", lease_s=LEASE_S, **options):
         """Run a task in this process."""
-        return self.job(scratch, **options).run(task_index=index, num_tasks=count, progress=False)
+        options = {"storage_options": self.options, "scratch": self.tmp_path / scratch, **options}
+        return sliced_job.run_task(self.source, self.url, index, count, lease_s, **options)
 
     def start(self, index, act="", lease_s=LEASE_S, scratch="there", options="", tally="", storage=None, **more):
         """Start a task as a process; see `sliced_job`. Those of one tally count together."""
@@ -120,9 +120,8 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(options, tmp_path, monkeypatch):
-    """An output in a bucket, and the job whose tasks make it; leases of this process expire soon."""
-    monkeypatch.setattr(materializer, "_lease_s", LEASE_S)
+def bucket(options, tmp_path):
+    """An output in a bucket, and the job whose tasks make it."""
     return Bucket(options, tmp_path)
 
 
@@ -155,9 +154,8 @@ def test_shards_of_a_killed_task_are_taken_over(bucket):
 def test_task_that_comes_again_resumes_its_own_parts(bucket):
     """It does not wait for its own lease, of an hour, as long as its scratch folder is there."""
     bucket.start(0, act="read,20,9", lease_s=3600).communicate()
-    materializer._lease_s = 3600.0
 
-    report = bucket.run(0, scratch="there")
+    report = bucket.run(0, scratch="there", lease_s=3600)
 
     assert report.is_complete
     assert 0 < report.num_shards_written < NUM_SHARDS
