@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 import zipfile
 
 import pytest
-
-
-def run(program: str, *arguments: str, timeout: float = 55) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
-    command = [sys.executable, *arguments] if arguments else [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+from fresh import python, run
 
 
 def test_server_that_forks_with_a_live_pool(method):
@@ -44,14 +38,12 @@ def test_server_that_forks_with_a_live_pool(method):
         pool.shutdown()
     """
 
-    ended = run(program)
-
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert run(program) == ""
 
 
-def test_program_in_a_zip_file(method, tmp_path):
+def test_program_in_a_zip_file(tmp_path):
     """In `python program.pyz` a new interpreter finds no part of the program on its search path."""
-    program = f"""
+    program = """
         from datamat.parallel import PathosExecutor
         from helper import scale
 
@@ -61,16 +53,17 @@ def test_program_in_a_zip_file(method, tmp_path):
             def run(self, x):
                 return scale(self.factor * x)
 
-        with PathosExecutor(2, start_method={method!r}) as pool:
-            print(list(pool.map(Job().run, range(4))))
+        for method in ("fork", "forkserver", "spawn"):
+            with PathosExecutor(2, start_method=method) as pool:
+                print(list(pool.map(Job().run, range(4))))
     """
     with zipfile.ZipFile(tmp_path / "program.pyz", "w") as archive:
         archive.writestr("__main__.py", textwrap.dedent(program))
         archive.writestr("helper.py", "def scale(x):\n    return x + 1\n")
 
-    ended = run("", str(tmp_path / "program.pyz"))
+    ended = python(str(tmp_path / "program.pyz"))
 
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[1, 4, 7, 10]\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[1, 4, 7, 10]\n" * 3, "")
 
 
 def test_pool_in_a_sub_interpreter():
@@ -102,11 +95,9 @@ def test_pool_in_a_sub_interpreter():
         interpreters.destroy(interpreter)
     """
 
-    ended = run(program)
-
-    first, *others = ended.stdout.splitlines()
+    first, *others = run(program).splitlines()
     refusal = "start_method='fork' is not possible in a sub-interpreter"
-    assert (ended.returncode, first) == (0, "[0, 1, 4, 9] fork is unsafe: this is a sub-interpreter"), ended.stderr
+    assert first == "[0, 1, 4, 9] fork is unsafe: this is a sub-interpreter"
     assert [line.partition(",")[0] if line.startswith("start") else line for line in others] == [
         "[0, 1, 4, 9] asked for", "[0, 1, 4, 9] asked for", refusal, "[0, 1, 4, 9]",
     ]  # fmt: skip
@@ -161,9 +152,7 @@ def test_signals_that_hit_every_thread(method, reaps):
         print(dead, came)
     """
 
-    ended = run(program)
-
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[40] {1, 2}\n", "")
+    assert run(program) == "[40] {1, 2}\n"
 
 
 @pytest.mark.timeout(200)
@@ -190,7 +179,7 @@ def test_pool_in_the_worker_of_a_loader():
         print(list(DataLoader(Squares(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=90)))
     """
 
-    ended = run(program, timeout=180)
+    ended = python("-c", textwrap.dedent(program), timeout=180)
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[[5, False], [14, False], [30, False], [55, False]]\n"

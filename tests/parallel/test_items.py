@@ -153,7 +153,7 @@ def value_of(item):
     return item.value
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_class_is_sent_again_with_the_module_that_a_worker_cannot_import(start_method, tmp_path, monkeypatch):
     """Its tasks wait until it arrives."""
     name = f"only_in_the_parent_{start_method}"
@@ -191,7 +191,7 @@ class Unmakable:
     value = Explosive()
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_class_that_cannot_be_rebuilt_fails_its_items_and_no_other(start_method):
     """They fail with the error that rebuilding it raised."""
     with PathosExecutor(1, start_method=start_method) as pool:
