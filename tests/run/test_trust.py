@@ -1,14 +1,8 @@
-"""What others may have planted: in the source, in the output, in files that are read back.
-
-Each promise is a check that takes what is to be tested as an argument. It passes for datamat, and it must fail for a
-stub that is vulnerable on purpose: otherwise it would show nothing.
-"""
+"""What others may have planted: in the source, in the output, in files that are read back."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import gzip
 import json
 import os
 import pathlib
@@ -28,7 +22,6 @@ import small_pairs
 import xxhash
 from pyarrow import parquet
 
-import datamat
 from datamat import (
     CorruptDataError,
     DatamatError,
@@ -39,7 +32,7 @@ from datamat import (
     load,
     verify,
 )
-from datamat.directory.files import read_json, render_json
+from datamat.directory.files import render_json
 from datamat.directory.index_files import read_index
 from datamat.directory.inspect import inspect
 from datamat.directory.ledger import read_ledger
@@ -49,29 +42,8 @@ from datamat.formats import Offsets, get_format
 from datamat.formats.tfrecord import deflate_member, frame
 from datamat.formats.webdataset import member, parse_header
 from datamat.run.convert import convert
-from datamat.run.receipts import Receipt
 from datamat.run.status import read_status
 from datamat.writers.camvid import CamVidWriter
-
-PACKAGE = pathlib.Path(datamat.__file__).parent
-
-
-def holds(check, *, of, but_not_of):
-    """Assert that a check passes for datamat, and fails for a stub that is vulnerable."""
-    check(of)
-    with pytest.raises(AssertionError):
-        check(but_not_of)
-
-
-def is_refused(call, *arguments):
-    """Tell whether a call ends in an error that datamat raises on purpose."""
-    try:
-        call(*arguments)
-    except DatamatError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return False
 
 
 class Bomb:
@@ -86,53 +58,40 @@ class Bomb:
 
 def test_pickle_in_the_place_of_any_file_is_never_run(source, output, tmp_path):
     """Manifest, index, offsets, ledger, shards, leftovers of a run: no reader unpickles what it reads back."""
-
-    def look(path):
-        for call in (
-            lambda: verify(output, deep=True),
-            lambda: read_status(output),
-            lambda: load(output).keys(),
-            lambda: list(load(output)),
-            lambda: small_pairs.job(source, output).status(),
-            lambda: list(read_ledger(path)),
-            lambda: Receipt.from_json(read_json(path)),
-            lambda: read_index(path.parent, path.name),
-            lambda: small_pairs.job(source, output).run(progress=False),
-        ):
-            with contextlib.suppress(DatamatError, ValueError, OSError):
-                call()
-
-    def check(look):
-        for number, name in enumerate(files):
-            marker = tmp_path / f"marker-{number}"
-            (output / name).parent.mkdir(parents=True, exist_ok=True)
-            (output / name).write_bytes(pickle.dumps(Bomb(marker)))
-            look(output / name)
-            assert not marker.exists(), name
-
     files = [str(path.relative_to(output)) for path in output.rglob("*") if path.is_file() and path.name != "lock"]
     leftovers = ["shards/manifest.json", "shards/pairs-train-00000-of-00002.json", "rows/plan.json", "rows/rows.json"]
     leftovers += ["parts/pairs-train-00000-of-00002/00000.json", "parts/pairs-train-00000-of-00002/00000.tfrecord.idx"]
     files = [*(f".datamat/{name}" for name in leftovers), *files]
     assert {"manifest.json", "_index/train.index", ".datamat/ledger.jsonl"} <= set(files)
+    marker = tmp_path / "marker"
 
-    holds(check, of=look, but_not_of=lambda path: pickle.loads(path.read_bytes()))
+    for name in files:
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_bytes(pickle.dumps(Bomb(marker)))
+        for look in (
+            lambda: verify(output),
+            lambda: read_status(output),
+            lambda: load(output).keys(),
+            lambda: list(load(output)),
+            lambda name=name: list(read_ledger(output / name)),
+            lambda: small_pairs.job(source, output).status(),
+            lambda: small_pairs.job(source, output).run(progress=False),
+        ):
+            with contextlib.suppress(DatamatError, ValueError, OSError):
+                look()
+        assert not marker.exists(), name
+
+    pickle.loads(pickle.dumps(Bomb(marker)))
+    assert marker.exists()
 
 
 def test_pickle_in_the_place_of_the_manifest_is_a_clean_error(output):
-    """It names the file and a remedy."""
+    """It names the file."""
     (output / "manifest.json").write_bytes(pickle.dumps({"datamat_manifest": 1}))
 
-    holds(
-        lambda read: _assert(is_refused(read, output)),
-        of=Manifest.read,
-        but_not_of=lambda folder: pickle.loads((folder / "manifest.json").read_bytes()),
-    )
+    with pytest.raises(DatamatError, match=r"manifest\.json"):
+        Manifest.read(output)
     assert not verify(output).ok
-
-
-def _assert(value):
-    assert value
 
 
 def test_extension_types_of_parquet_run_nothing(tmp_path):
@@ -145,59 +104,10 @@ def test_extension_types_of_parquet_run_nothing(tmp_path):
     schema = pa.schema([pa.field("key", pa.string(), metadata=metadata), pa.field("shard", pa.int32())])
     parquet.write_table(pa.table([["a"], pa.array([0], pa.int32())], schema=schema), path)
 
-    def check(read):
-        with contextlib.suppress(DatamatError):
-            read(path)
-        assert not marker.exists()
+    with contextlib.suppress(DatamatError):
+        read_index(path.parent, path.name)
 
-    def vulnerable(path):
-        stored = pa.ipc.read_schema(pa.py_buffer(schema.serialize())).field("key").metadata
-        pickle.loads(stored[b"ARROW:extension:metadata"])
-
-    holds(check, of=lambda path: read_index(path.parent, path.name), but_not_of=vulnerable)
-
-
-_DANGEROUS = {
-    **dict.fromkeys(["pickle", "dill", "marshal", "joblib", "cloudpickle", "shelve"], ("load", "loads", "open")),
-    "yaml": ("load", "unsafe_load", "full_load"),
-    "os": ("system", "popen"),
-}
-
-
-def _dangerous_calls(text):
-    """Return the calls in a source that would run what they read."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func
-        if isinstance(called, ast.Name) and called.id in {"eval", "exec", "__import__"}:
-            found.append(called.id)
-        if isinstance(called, ast.Attribute):
-            owner = called.value.id if isinstance(called.value, ast.Name) else ""
-            if called.attr in _DANGEROUS.get(owner, ()) or called.attr in {"extractall", "extract", "Unpickler"}:
-                found.append(f"{owner}.{called.attr}")
-        flags = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
-        found += [name for name in ("shell", "allow_pickle") if flags.get(name)]
-    return found
-
-
-def test_only_the_pipes_between_processes_unpickle():
-    """Nor does anything evaluate, call a shell, or extract an archive."""
-    # Tests of plug-ins unpickle what they pickled themselves, and so does a worker: copies of a row that would fill its
-    # memory wait in a file without a name, which nobody else can open.
-    own = {"testing.py", "worker.py"}
-    paths = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "parallel" and path.name not in own]
-    sources = {path: path.read_text() for path in paths}
-
-    def check(texts):
-        assert not [(name, calls) for name, text in texts.items() if (calls := _dangerous_calls(text))]
-
-    assert len(sources) > 50
-    check(sources)
-    for stub in ("pickle.loads(data)", "eval(text)", "np.load(path, allow_pickle=True)", "tar.extractall(folder)"):
-        with pytest.raises(AssertionError):
-            check({"stub": stub})
+    assert not marker.exists()
 
 
 _FILES = [
@@ -213,6 +123,7 @@ _FILES = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", _FILES)
 @pytest.mark.parametrize("where", ["file", "split", "checksum", "index split", "index checksum", "name"])
 def test_manifest_leads_nowhere_else(output, name, where):
@@ -228,14 +139,13 @@ def test_manifest_leads_nowhere_else(output, name, where):
     digest = xxhash.xxh3_128_hexdigest(render_json(values))
     (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
 
-    def naive(folder):
-        return json.loads((folder / "manifest.json").read_text())
-
     for read in (Manifest.read, load):
-        holds(lambda read: _assert(is_refused(read, output)), of=read, but_not_of=naive)
+        with pytest.raises(DatamatError):
+            read(output)
     assert [problem.file for problem in verify(output).found] == ["manifest.json"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("number", [-1, 1 << 63, 10**400, 1.5, True, "7", None])
 @pytest.mark.parametrize("field", ["num_bytes", "num_records", "num_rows"])
 def test_impossible_numbers_in_a_manifest_are_refused(output, number, field):
@@ -248,11 +158,8 @@ def test_impossible_numbers_in_a_manifest_are_refused(output, number, field):
     if number == 10**400:
         (output / "manifest.json").write_text(text.replace('"num_bytes": ', '"num_bytes": ' + "1" * 400, 1))
 
-    holds(
-        lambda read: _assert(is_refused(read, output)),
-        of=lambda folder: Manifest.read(folder, strict=False),
-        but_not_of=lambda folder: json.loads((folder / "manifest.json").read_text()),
-    )
+    with pytest.raises(DatamatError):
+        Manifest.read(output, strict=False)
 
 
 def _peak_of(call, *arguments):
@@ -271,46 +178,28 @@ def test_header_that_claims_gigabytes_takes_no_memory(tmp_path):
     header = frame([b""], 0)[0][:0] + frame([b"x"], (1 << 31) - 1)[0][:12]
     path.write_bytes(header + b"not so much")
 
-    def naive(path):
-        with open(path, "rb") as file:
-            return file.read(12) and file.read((1 << 31) - 1)
-
-    def check(read):
-        assert _peak_of(read, path) < 64
-
-    holds(check, of=lambda path: list(get_format("tfrecord").read(path)), but_not_of=naive)
+    assert _peak_of(lambda: list(get_format("tfrecord").read(path))) < 64
 
 
 @pytest.mark.parametrize("begins", [b"", frame([b"x" * 100], 100)[0]])
 def test_gzip_member_that_inflates_a_thousandfold_takes_no_memory(tmp_path, begins):
-    """A quarter of a megabyte holds one member of 256 MiB, in the place of a shard and of one record."""
+    """A small file holds one member of 96 MiB, in the place of a shard and of one record."""
     path = tmp_path / "x.tfrecord.gz"
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    pieces = [deflate.compress(begins), *(deflate.compress(bytes(1 << 20)) for _ in range(256)), deflate.flush()]
+    pieces = [deflate.compress(begins), *(deflate.compress(bytes(1 << 20)) for _ in range(96)), deflate.flush()]
     # The constant header of members, taken from a written one.
     path.write_bytes(deflate_member(b"", level=6)[:10] + b"".join(pieces) + bytes(8))
     size = path.stat().st_size
     shard_format = get_format("tfrecord.gz")
 
-    def check(read):
-        assert _peak_of(_refused, read) < 64
-
-    def naive():
-        gzip.decompress(path.read_bytes())
-
     def one_record():
         numbers = (np.array([number], np.uint64) for number in (0, size, 0))
         shard_format.reader(path, Offsets(*numbers)).read(0)
 
-    holds(check, of=lambda: list(shard_format.read(path)), but_not_of=naive)
-    holds(check, of=one_record, but_not_of=naive)
-    with pytest.raises(CorruptDataError, match=r"x\.tfrecord\.gz.*(checksum of the length|more than its records)"):
+    assert _peak_of(lambda: list(shard_format.read(path))) < 48
+    assert _peak_of(one_record) < 48
+    with pytest.raises(CorruptDataError, match=r"x\.tfrecord\.gz"):
         one_record()
-
-
-def _refused(call):
-    with contextlib.suppress(CorruptDataError, EOFError, gzip.BadGzipFile):
-        call()
 
 
 def test_offsets_that_claim_gigabytes_take_no_memory(output):
@@ -325,33 +214,8 @@ def test_offsets_that_claim_gigabytes_take_no_memory(output):
     digest = xxhash.xxh3_128_hexdigest(render_json(values))
     (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
 
-    def naive(folder):
-        with open(folder / shard.name, "rb") as file:
-            return os.pread(file.fileno(), 1 << 31, 0)
-
-    def check(read):
-        assert _peak_of(read, output) < 64
-
-    holds(check, of=lambda folder: load(folder)[3], but_not_of=naive)
-    holds(check, of=verify, but_not_of=naive)
-
-
-@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-@pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index", "_index/train.keys"])
-def test_what_is_no_file_is_named_and_not_waited_for(output, kind, name):
-    """A FIFO would block its reader for ever, and `/dev/zero` never ends."""
-    shard = sorted(output.glob("*-train-*.tfrecord"))[0]
-    path = {"shard": shard, "idx": shard.with_suffix(".idx")}.get(name, output / name)
-    path.unlink()
-    if kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        (os.mkfifo if kind == "fifo" else os.mkdir)(path)
-
-    found = verify(output)
-
-    assert found.files[0] == str(path.relative_to(output))
-    assert read_status(output).state == ("damaged" if name == "manifest.json" else "complete")
+    assert _peak_of(lambda: load(output)[3]) < 64
+    assert _peak_of(verify, output) < 64
 
 
 def _plant(path, kind, outside):
@@ -368,13 +232,17 @@ def _plant(path, kind, outside):
         (os.mkfifo if kind == "fifo" else os.mkdir)(path)
 
 
+def _damage_of(report):
+    assert report.files
+
+
 READERS = {
     "by number": lambda output, source: load(output)[0],
     "by key": lambda output, source: load(output)["train003"],
     "in order": lambda output, source: list(load(output)),
     "to_numpy": lambda output, source: list(load(output).to_numpy(4)),
     "to_tf": lambda output, source: list(load(output).to_tf(batch_size=4)),
-    "verify": lambda output, source: _assert(not verify(output, deep=True).ok),
+    "verify": lambda output, source: _damage_of(verify(output, deep=True)),
     "inspect": lambda output, source: inspect(output),
     "status": lambda output, source: small_pairs.job(source, output).status(),
     "provenance": lambda output, source: small_pairs.job(source, output).provenance("train003"),
@@ -393,9 +261,12 @@ _NEEDED = {
 }
 
 
+@pytest.mark.sample(9)  # each pair of kind and name, and each reader twice
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link out"])
 @pytest.mark.parametrize("name", ["manifest.json", "shard", "idx", "_index/train.index", "_index/train.keys"])
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "reader", [pytest.param(name, marks=pytest.mark.long if name == "to_tf" else ()) for name in READERS]
+)
 def test_no_reader_waits_for_or_follows_what_is_no_file_there(source, output, tmp_path, name, kind, reader):
     """A FIFO, an endless device, a folder, a file elsewhere: an error at once, or a reader that needs no such file."""
     if reader == "to_tf":
@@ -489,20 +360,11 @@ def _write(rows, folder, source):
     return write_rows(rows, folder, source=str(source), file_fields=["file"])
 
 
-def _naive_write(rows, folder, source):
-    """Vulnerable: believes keys and paths."""
-    for row in rows:
-        for path in row.fields.values():
-            (folder / row.key.replace("/", "_").replace("\0", "")).write_bytes(
-                (source / path.lstrip("/")).read_bytes()[:9]
-            )
-
-
 @pytest.mark.parametrize("hostile", ["..", "absolute", "NUL", "newline", "FIFO", "device", "link", "link above"])
 def test_hostile_input_paths_are_refused(tmp_path, hostile):
     """A hostile path in an index is never read, and the message names the row."""
     source, outside = tmp_path / "source", tmp_path / "outside"
-    source.mkdir(), outside.mkdir(), (tmp_path / "rows").mkdir(), (tmp_path / "naive").mkdir()
+    source.mkdir(), outside.mkdir(), (tmp_path / "rows").mkdir()
     (outside / "secret").write_text("secret")
     (source / "link").symlink_to(outside / "secret")
     (source / "linked").symlink_to(outside)
@@ -521,9 +383,6 @@ def test_hostile_input_paths_are_refused(tmp_path, hostile):
         _write(rows, tmp_path / "rows", source)
 
     assert raised.value.args[0].isprintable()
-    if hostile in {"..", "link", "link above"}:  # those that lead a naive reader somewhere
-        _naive_write(rows, tmp_path / "naive", source)
-        assert (tmp_path / "naive" / "row7").read_text() == "secret"
 
 
 def test_links_inside_the_source_are_followed(tmp_path):
@@ -550,24 +409,14 @@ _KEYS = ["../../evil", "a/b", "/etc/passwd", "..", "a\\b", "a\0b", "a\nb", "a\x1
 @pytest.mark.parametrize("key", _KEYS)
 def test_keys_name_nothing_outside(tmp_path, key):
     """They become parts of the names of files and of archive members: what would lead elsewhere is escaped."""
-
-    def check(write):
-        (stored,) = write([IndexRow(key)], folder).keys(np.arange(1))
-        assert stored.isprintable()
-        assert not {"/", "\\", "#"} & set(stored)
-        assert ".." not in stored
-
-    class Naive:
-        def __init__(self, rows, folder):
-            self.rows = rows
-
-        def keys(self, positions):
-            return [self.rows[position].key for position in positions]
-
     folder = tmp_path / "rows"
     folder.mkdir()
 
-    holds(check, of=lambda rows, folder: write_rows(rows, folder, source=""), but_not_of=Naive)
+    (stored,) = write_rows([IndexRow(key)], folder, source="").keys(np.arange(1))
+
+    assert stored.isprintable()
+    assert not {"/", "\\", "#"} & set(stored)
+    assert ".." not in stored
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
 
 
@@ -620,52 +469,55 @@ _PLANTED += [
 @pytest.mark.parametrize("name", _PLANTED)
 def test_planted_links_are_not_written_through(source, tmp_path, name):
     """At every name that a run writes to, a link is refused or replaced; what it leads to does not change."""
+    output, victim = tmp_path / "out", tmp_path / "victim"
+    (output / name).parent.mkdir(parents=True)
+    victim.mkdir()
+    is_file = "." in name.rpartition("/")[2][1:] or name.endswith("lock")
+    if is_file:
+        victim = victim / "file"
+        victim.write_text("precious")
+    (output / name).symlink_to(victim)
 
-    def check(run):
-        output, victim = pathlib.Path(tempfile.mkdtemp(dir=tmp_path)), pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
-        (output / name).parent.mkdir(parents=True, exist_ok=True)
-        is_file = "." in name.rpartition("/")[2][1:] or name.endswith("lock")
-        if is_file:
-            victim = victim / "file"
-            victim.write_text("precious")
-        (output / name).symlink_to(victim)
-        with contextlib.suppress(DatamatError):
-            run(output)
-        assert victim.read_text() == "precious" if is_file else not list(victim.iterdir())
+    with contextlib.suppress(DatamatError):
+        small_pairs.job(source, output).run(progress=False)
 
-    def naive(output):
-        target = output / name
-        (target if target.is_file() else target / "new").write_text("data")
-
-    holds(check, of=lambda output: small_pairs.job(source, output).run(progress=False), but_not_of=naive)
+    assert victim.read_text() == "precious" if is_file else not list(victim.iterdir())
 
 
-_UNDER_UMASK = """
+_GUARDED = """
 import os, pathlib, sys
+def refuse(event, arguments):
+    is_internet = event in ("socket.connect", "socket.bind") and isinstance(arguments[1], tuple)
+    if event == "socket.getaddrinfo" or is_internet:
+        print("network", event, arguments, flush=True)
+        sys.exit(7)
+sys.addaudithook(refuse)
 os.umask(0o077)
+"""
+_RUN = """
 import small_pairs
-from datamat import *
-output = pathlib.Path(sys.argv[2])
-Materializer(small_pairs.Pairs(), sys.argv[1], output, workers=WorkerOptions(num_workers=1)).run(progress=False)
+from datamat import WorkerOptions, load
+job = small_pairs.job(sys.argv[1], sys.argv[2], workers=WorkerOptions(num_workers=2, start_method="fork"))
+job.run(progress=False); job.verify(); load(sys.argv[2])[0]
 """
 
 
-def test_umask_is_honoured(source, tmp_path):
-    """This holds for every file and folder of a run, those of its workers included."""
+def test_run_honours_the_umask_and_uses_no_network(source, tmp_path):
+    """No file or folder, of its workers either, is open to others; no look-up, no connection, no listening socket."""
 
-    def check(more):
-        output = pathlib.Path(tempfile.mkdtemp(dir=tmp_path)) / "out"
-        _run_script(_UNDER_UMASK + more, source, output)
-        assert [str(path) for path in (output, *output.rglob("*")) if path.stat().st_mode & 0o077] == []
+    def run(script):
+        path = os.pathsep.join([str(pathlib.Path(__file__).parents[1]), *sys.path])
+        command = [sys.executable, "-c", _GUARDED + script, str(source), str(tmp_path / "out")]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
+        )
+        return done.returncode, done.stdout, done.stderr
 
-    holds(check, of="", but_not_of="output.chmod(0o755)")
-
-
-def _run_script(script, *arguments):
-    """Run a script in a process of its own, beside the modules of the tests."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parents[1]), *sys.path])}
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run(_RUN)[:2] == (0, "")
+    made = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert len(made) > 10
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+    assert run("import socket; socket.create_connection(('127.0.0.1', 9))")[0] == 7
 
 
 def test_temporary_places_are_private(source, tmp_path, monkeypatch):
@@ -678,17 +530,10 @@ def test_temporary_places_are_private(source, tmp_path, monkeypatch):
             seen.extend(path.stat().st_mode & 0o777 for path in tmp_path.iterdir())
             return super().index(source)
 
-    def check(plan):
-        seen.clear()
-        plan()
-        assert seen and not any(mode & 0o077 for mode in seen)
+    small_pairs.job(source, tmp_path / "x" / "out", Looking()).plan()
 
-    def naive():
-        (tmp_path / "datamat").mkdir()
-        (tmp_path / "datamat").chmod(0o777)
-        Looking().index(source)
-
-    holds(check, of=small_pairs.job(source, tmp_path / "x" / "out", Looking()).plan, but_not_of=naive)
+    assert seen
+    assert not any(mode & 0o077 for mode in seen)
 
 
 class Private(small_pairs.Pairs):
@@ -707,43 +552,12 @@ class Private(small_pairs.Pairs):
 @pytest.mark.parametrize("fails", [True, False])
 def test_secrets_of_a_writer_are_written_nowhere(source, tmp_path, fails):
     """A token that it holds is in no manifest, ledger, index or leftover, whether the run succeeds or fails."""
-
-    def check(folder):
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        assert files and not [path for path in files if b"hunter2-token" in path.read_bytes()]
-
     with contextlib.suppress(DatamatError):
         small_pairs.job(source, tmp_path / "out", Private(fails)).run(progress=False)
-    (tmp_path / "stub").mkdir()
-    (tmp_path / "stub" / "ledger.jsonl").write_text(json.dumps({"writer": vars(Private(fails))}))
 
-    holds(check, of=tmp_path / "out", but_not_of=tmp_path / "stub")
-
-
-_OFFLINE = """
-import sys
-def refuse(event, arguments):
-    is_internet = event in ("socket.connect", "socket.bind") and isinstance(arguments[1], tuple)
-    if event == "socket.getaddrinfo" or is_internet:
-        print("network", event, arguments, flush=True)
-        sys.exit(7)
-sys.addaudithook(refuse)
-import small_pairs
-from datamat import *
-workers = WorkerOptions(num_workers=2, start_method="fork")
-job = Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2], workers=workers)
-job.run(progress=False); job.verify(); load(sys.argv[2])[0]
-"""
-
-
-def test_local_runs_use_no_network(source, tmp_path):
-    """No look-up, no connection, no listening socket: neither import, nor worker, nor reader opens one."""
-
-    def check(more):
-        found = _run_script(_OFFLINE + more, source, tempfile.mkdtemp(dir=tmp_path))
-        assert (found.returncode, found.stdout) == (0, ""), found.stderr
-
-    holds(check, of="", but_not_of="import socket; socket.create_connection(('127.0.0.1', 9))")
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"hunter2-token" in path.read_bytes()]
 
 
 def test_deep_json_ends_in_no_recursion(output):
