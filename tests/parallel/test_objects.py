@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -24,6 +25,12 @@ from datamat.parallel import PathosExecutor
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(params=["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def method(request):
+    """Inherit `self` in a fork, and send it to another worker."""
+    return request.param
 
 
 class Holder:
@@ -82,23 +89,16 @@ def test_condition_keeps_its_lock(method):
 
 
 def test_logger_reaches_the_handlers_of_the_parent(method, caplog):
-    """The logger is an attribute and has handlers of its own."""
-    logger = logging.getLogger("user.model")
-    holder = Holder(logger=logger, handler=logging.StreamHandler())
+    """Also one that is not registered under its name."""
+    stream = io.StringIO()
+    detached = logging.Logger("detached")
+    detached.addHandler(logging.StreamHandler(stream))
+    holder = Holder(logger=logging.getLogger("user.model"), detached=detached, handler=logging.StreamHandler())
 
     call(method, holder, "log", "logger", "hello from a worker")
+    call(method, holder, "log", "detached", "from afar")
 
     assert "hello from a worker" in caplog.messages
-
-
-def test_detached_logger_reaches_its_own_handler(method):
-    """It is a `logging.Logger` that is not registered under its name."""
-    stream = io.StringIO()
-    logger = logging.Logger("detached")
-    logger.addHandler(logging.StreamHandler(stream))
-
-    call(method, Holder(logger=logger), "log", "logger", "from afar")
-
     assert stream.getvalue() == "from afar\n"
 
 
@@ -158,13 +158,8 @@ def test_standin_names_the_attribute_and_the_remedy(method):
 
 def test_setup_worker_replaces_what_stayed_behind(method):
     """The warning names it as the remedy."""
-    connection = sqlite3.connect(":memory:")
-    model = SettingModel(Reader(connection))
-
-    with pytest.warns(UserWarning, match="sqlite3"):
-        assert call(method, model, "fit") == 1
-
-    connection.close()
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection, pytest.warns(UserWarning, match="sqlite3"):
+        assert call(method, SettingModel(Reader(connection)), "fit") == 1
 
 
 def counting():
@@ -241,31 +236,21 @@ class Keeper:
 
 
 @pytest.mark.parametrize("where", HOMES)
-def test_standin_is_found_wherever_self_keeps_it(method, where):
-    """No worker uses its parent's connection, or consumes its parent's generator."""
-    connection = sqlite3.connect(":memory:")
+def test_standins_and_locks_are_found_wherever_self_keeps_them(method, where):
+    """No worker uses its parent's connection, or waits for ever for a lock that its parent holds."""
+    connection, lock = sqlite3.connect(":memory:"), threading.RLock()
     keeper = Keeper(where, connection)
     parent = connection.execute("select 1").fetchone
 
-    with (
-        pytest.warns(UserWarning, match=r"self\.home.*: sqlite3\.Connection"),
-        PathosExecutor(1, start_method=method) as pool,
-        pytest.raises(UnpicklableError, match=r"self\.home.*setup_worker"),
-    ):
-        pool.submit(keeper.use, "execute", "select 1").result(timeout=20)
+    with lock, PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(Keeper(where, lock).use, "acquire", True, 2).result(timeout=20)
+        with pytest.warns(UserWarning, match=r"self\.home.*: sqlite3\.Connection"):
+            future = pool.submit(keeper.use, "execute", "select 1")
+        with pytest.raises(UnpicklableError, match=r"self\.home.*setup_worker"):
+            future.result(timeout=20)
 
     assert parent() == (1,)
     connection.close()
-
-
-@pytest.mark.parametrize("where", HOMES)
-def test_lock_arrives_free_wherever_self_keeps_it(method, where):
-    """Otherwise each worker could wait for ever for a lock that its parent holds."""
-    lock = threading.RLock()
-    keeper = Keeper(where, lock)
-
-    with lock, PathosExecutor(1, start_method=method) as pool:
-        assert pool.submit(keeper.use, "acquire", True, 2).result(timeout=20)
 
 
 def test_connection_of_a_closure_or_partial_stays_behind(method):
@@ -292,22 +277,15 @@ class Hostile:
         raise RuntimeError("I stay here")
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_unknown_object_that_cannot_be_pickled_becomes_a_standin(start_method):
-    """No list of types is complete."""
+def test_unknown_object_that_cannot_be_pickled_becomes_a_standin():
+    """No list of types is complete; but not even a stand-in helps where the callable itself refuses."""
     holder = Holder(parts=[1, Hostile()], n=3)
 
-    with pytest.warns(UserWarning, match=r"self\.parts\[1\]: .*Hostile"):
-        assert call(start_method, holder, "look", "n") == 3
-
-
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_callable_that_cannot_travel_at_all_is_an_error(start_method):
-    """Not even a stand-in helps where the object itself refuses."""
-    with PathosExecutor(1, start_method=start_method) as pool:
-        future = pool.submit(Hostile().__reduce_ex__, 2)
+    with PathosExecutor(1, start_method="forkserver") as pool:
+        with pytest.warns(UserWarning, match=r"self\.parts\[1\]: .*Hostile"):
+            assert pool.submit(holder.look, "n").result(timeout=20) == 3
         with pytest.raises(UnpicklableError, match="Hostile cannot be sent to a worker"):
-            future.result(timeout=20)
+            pool.submit(Hostile().__reduce_ex__, 2).result(timeout=20)
 
 
 def test_array_arrives_writable_and_apart(method):
@@ -399,14 +377,6 @@ def test_self_travels_once_per_worker(method, how):
     assert set(loads) == expected
 
 
-def test_executor_on_self_runs_serially_in_workers(method, caplog):
-    """The pool that an object holds travels with it, but starts no workers of workers."""
-    with PathosExecutor(1, start_method=method) as pool:
-        holder = Holder(pool=pool)
-        with caplog.at_level(logging.INFO):
-            assert pool.submit(holder.run_in_pool, -4).result(timeout=20) == 4
-
-
 def nested(x):
     with PathosExecutor(4) as pool:
         assert pool.stats().start_method == "serial"
@@ -414,25 +384,31 @@ def nested(x):
 
 
 def test_nested_pool_is_serial_and_says_so(method, caplog):
-    """A task creates the pool."""
+    """Whether a task creates it, or the object holds it: no workers of workers start."""
     with caplog.at_level(logging.INFO), PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(nested, 3).result(timeout=20) == [3, 3]
+        assert pool.submit(Holder(pool=pool).run_in_pool, -4).result(timeout=20) == 4
 
     assert any("nested pool" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("kind", [pickle.PicklingError, TypeError])
 def test_unpicklable_argument_is_caught_as_from_other_pools(kind):
-    """Programs written for `concurrent.futures`, loky or pickle catch the error."""
-    with PathosExecutor(1) as pool, pytest.raises(kind):
-        pool.submit(len, {"rows": counting()}).result(timeout=20)
+    """Programs written for `concurrent.futures`, loky or pickle catch the error.
+
+    An argument does not become a stand-in: the call depends on it. A result does not either.
+    """
+    with PathosExecutor(1) as pool:
+        for future in (pool.submit(len, {"rows": counting()}), pool.submit(counting)):
+            with pytest.raises(kind, match="generator cannot be sent"):
+                future.result(timeout=20)
 
 
 def test_no_warning_where_nothing_stays_behind(method):
     """An ordinary object causes none."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Of libraries that an earlier test of this process has used.
+        # Some test before this one has used such libraries.
         warnings.filterwarnings("ignore", "start_method='fork' was asked for", RuntimeWarning)
         assert call(method, Holder(n=1, lock=threading.Lock()), "look", "n") == 1
 
