@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from datamat.directory.sidecars import Sidecar
     from datamat.features import Feature
     from datamat.formats import ShardFormat, ShardWriter
+    from datamat.run.report import RunReport
     from datamat.writers.base import Sample
 
 __all__ = [
@@ -243,6 +244,8 @@ class DatasetWriterConformance:
 
     def _job(self, source: Any, output: pathlib.Path, copies: int = 2, **options: Any) -> Materializer:
         shards = ShardOptions(num_shards=2)
+        if "workers" not in options:
+            options["executor"] = InlineExecutor()
         return Materializer(self.make_writer(), source, output, shards=shards, copies=copies, **options)
 
 
@@ -293,7 +296,7 @@ class DataSourceConformance:
         """Each sample fits the features that the source declares, and is a record under its key."""
         source = open_source(self.make_source())
 
-        Materializer(ImportWriter(), self.make_source(), tmp_path / "out").run(progress=False)
+        self._run(tmp_path / "out")
 
         dataset = load(tmp_path / "out")
         _compare(sorted(dataset.keys()), sorted(key for key, _ in source.keys_and_splits()), "keys of the records")
@@ -301,11 +304,15 @@ class DataSourceConformance:
 
     def test_second_run_has_nothing_to_do(self, tmp_path: pathlib.Path) -> None:
         """A new source has the identity of the first: nothing in it depends on the time, place or process."""
-        Materializer(ImportWriter(), self.make_source(), tmp_path / "out").run(progress=False)
+        self._run(tmp_path / "out")
 
-        report = Materializer(ImportWriter(), self.make_source(), tmp_path / "out").run(progress=False)
+        report = self._run(tmp_path / "out")
 
         assert report.did_nothing, f"second run: found that it wrote {report}, expected that it had nothing to do"
+
+    def _run(self, output: pathlib.Path) -> RunReport:
+        job = Materializer(ImportWriter(), self.make_source(), output, executor=InlineExecutor())
+        return job.run(progress=False)
 
 
 def _plain(sample: Mapping[str, Any]) -> dict[str, Any]:
