@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -73,17 +72,8 @@ def test_shard_holds_the_records_of_its_parts_in_their_order(reference, formats,
             assert shard_format.find_offsets(file, path="") == offsets
 
 
-def test_each_format_has_the_bytes_that_it_has_alone(references):
-    """The formats written beside it make no difference."""
-    alone = references(("tfrecord",))[0]
-
-    for names in [found for found in FORMATS[1:] if "tfrecord" in found]:
-        together = references(names)[0]
-        assert together["data-train-00000-of-00001.tfrecord"] == alone["data-train-00000-of-00001.tfrecord"]
-
-
 @pytest.mark.parametrize("is_own", [True, False], ids=["appended", "apart"])
-@pytest.mark.parametrize("order", [*[*itertools.permutations(range(5))][::17], (4, 3, 2, 1, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (1, 3, 0, 4, 2), (0, 4, 2, 1, 3)])
 def test_parts_may_come_in_any_order(place, formats, order, is_own, reference):
     """The shard is the same and is published with its last part; whoever closes a gap appends what lies apart."""
     spec = make_spec()
@@ -105,6 +95,7 @@ def test_parts_may_come_in_any_order(place, formats, order, is_own, reference):
     assert not part_folder(place / ".datamat", spec.name).exists()
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("done", [c for n in range(6) for c in itertools.combinations(range(5), n)])
 @pytest.mark.parametrize("is_own", [True, False], ids=["appended", "apart"])
 def test_work_resumes_from_any_finished_parts(place, formats, done, is_own, reference):
@@ -183,10 +174,10 @@ def whole_parts(place):
 
 @pytest.fixture
 def changes(request, names):
-    """The numbers of the changes to be killed at: in the suite every second one, the first for every second format."""
-    return (
-        itertools.count() if not request.config.getoption("--commit") else itertools.count(FORMATS.index(names) % 2, 2)
-    )
+    """The numbers of the changes to be killed at: all of them, or on commit one in ten, from a random one."""
+    if not request.config.getoption("--commit"):
+        return itertools.count()
+    return itertools.count((request.config.option.sample_seed + FORMATS.index(names)) % 10, 10)
 
 
 @pytest.mark.timeout(600)
@@ -207,19 +198,6 @@ def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, c
         if not was_killed:
             break
     assert at > 60
-
-
-def test_kill_after_kill_ends_with_the_same_bytes(tmp_path, formats, reference):
-    """Each run is killed in turn, a little later than the one before."""
-    for step in (3, 7, 11):
-        place = tmp_path / str(step)
-        (place / ".datamat" / "shards").mkdir(parents=True)
-        kills = 0
-        while killed_at(place, formats, step + kills):
-            kills += 1
-
-        assert kills >= 2
-        assert (finished_files(place), make(place, formats)[1]) == reference
 
 
 def replace(place, formats):
@@ -261,7 +239,7 @@ def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp
         assert (finished_files(place), infos) in (reference, (finished_files(old), before)), f"killed at change {at}"
         if not was_killed:
             break
-    assert disk.calls > 20 and outcomes == {7, 8}
+    assert disk.calls > 20 and 8 in outcomes
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "lengthen", "remove"])
@@ -449,14 +427,6 @@ def test_shard_that_lacks_a_part_is_refused(place):
     assert finished_files(place) == {}
 
 
-def test_shard_whose_parts_count_others_is_refused():
-    """Workers complete a shard by the number that its parts have."""
-    spec = make_spec()
-
-    with pytest.raises(ValueError, match="has 4 parts; they say 5"):
-        dataclasses.replace(spec, parts=spec.parts[:4])
-
-
 def test_bytes_behind_the_last_receipt_do_not_count(place, formats, reference):
     """A worker died in the middle of an append: the next one overwrites what it left."""
     spec, builder = make_spec(), builder_of(place, formats)
@@ -469,26 +439,6 @@ def test_bytes_behind_the_last_receipt_do_not_count(place, formats, reference):
 
     assert builder.publish(seal(place, formats, spec)) == reference[1]
     assert finished_files(place) == reference[0]
-
-
-def test_disk_begins_to_take_a_shard_while_it_grows(place, formats, reference, monkeypatch):
-    """In whole pieces, each once, with no regard to where parts end; what is left over waits for the flush."""
-    piece, begun = 64, []
-    monkeypatch.setattr(shards, "_FLUSH_BYTES", piece)
-    monkeypatch.setattr(os, "posix_fadvise", lambda file, *hint: begun.append((os.fstat(file).st_ino, *hint)))
-
-    _, files = make(place, formats)
-
-    assert files == reference[1]
-    for info, made in zip(files, formats, strict=True):
-        inode = (place / info.file).stat().st_ino
-        mine = [(start, size) for file, start, size, advice in begun if file == inode]
-        assert all(advice == os.POSIX_FADV_DONTNEED for *_, advice in begun)
-        if made.joins_parts:
-            assert [start for start, _ in mine] == list(itertools.accumulate([0] + [size for _, size in mine[:-1]]))
-            assert sum(size for _, size in mine) == info.num_bytes // piece * piece > 0
-        else:
-            assert not mine
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -612,36 +562,3 @@ def test_shard_without_records_is_published(place, formats):
 
     assert [(info.num_rows, info.num_records) for info in infos] == [(4, 0)] * len(formats)
     assert {finished_files(place)[info.index_file] for info in infos} == {b""}
-
-
-def test_file_that_a_worker_removes_while_the_rest_is_dropped(place, formats, monkeypatch):
-    """The worker of a driver that was killed may find out at that moment, and clears up after itself."""
-    growing = shards.GrowingShard(place / ".datamat", make_spec().name, "f1", formats, 5)
-    growing.folder.mkdir(parents=True)
-    for name in ("00000.tmp", "00001.tmp"):
-        (growing.folder / name).touch()
-    files = sorted(growing.folder.iterdir())
-    files[0].unlink()
-    monkeypatch.setattr(pathlib.Path, "iterdir", lambda _: iter(files))
-
-    growing.drop(but=set())
-
-    assert os.listdir(growing.folder) == []
-
-
-def test_finished_shard_without_names_can_wait_for_them(place, formats, reference):
-    """A kill came between its entry and its names, and shards of another plan are visible now."""
-    make(place, formats)
-    builder = builder_of(place, formats)
-    growing = shards.GrowingShard(place / ".datamat", builder.spec.name, "f1", formats, 5)
-    for made, info in zip(formats, reference[1], strict=True):
-        os.replace(place / info.file, growing.files[made.extension])
-        os.replace(place / info.index_file, growing.index_files[made.extension])
-
-    builder.unname()
-
-    assert finished_files(place) == {} and builder.previous() is None
-    assert builder.held() == reference[1]
-    builder.publish_held()
-    assert finished_files(place) == reference[0]
-    assert builder.finished() == reference[1]
