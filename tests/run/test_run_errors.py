@@ -1,0 +1,171 @@
+"""Runs that cannot end well say what to do, and touch nothing outside of their output."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gzip
+import pathlib
+import pickle
+
+import pytest
+from small_rows import FailingRows, Rows, damage, job
+
+import datamat
+from datamat import ErrorPolicy, Index, IndexRow
+from datamat.directory.files import locked
+from datamat.errors import (
+    CorruptDataError,
+    DatamatError,
+    IncompleteRunError,
+    OptionError,
+    OutputError,
+    OutputLockedError,
+    SourceError,
+)
+from datamat.testing import InlineExecutor
+
+
+def test_function_that_always_fails(tmp_path):
+    """No features can be inferred from nothing; the last failure is named."""
+
+    def fail(item):
+        raise ValueError(item)
+
+    with pytest.raises(IncompleteRunError, match="pass features="):
+        datamat.materialize(
+            fail,
+            range(1100),
+            tmp_path / "out",
+            errors=ErrorPolicy("skip"),
+            executor=InlineExecutor(),
+            progress=False,
+        )
+
+
+def test_rows_that_fail_more_often_than_allowed(tmp_path):
+    """The first of them are named, and what tries them again."""
+    rows = [IndexRow(f"r{number:02d}", "train", {}) for number in range(20)]
+
+    with pytest.raises(IncompleteRunError, match=r"rerun_failed\(\)"):
+        job(tmp_path / "out", FailingRows(rows), errors=ErrorPolicy("skip", max_errors=12)).run(progress=False)
+
+
+class Damaging(datamat.RunHook):
+    """Something that damages a shard as it is written: a broken disk."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_run_end(self, event):
+        """Flip a bit."""
+        damage(self.folder)
+
+
+def test_directory_that_no_repair_mends(tmp_path):
+    """Memory or disk are at fault."""
+    hooked = job(tmp_path / "out", hooks=[Damaging(tmp_path / "out")])
+    hooked.run(progress=False)
+
+    with pytest.raises(OutputError, match="test memory and disk"):
+        hooked.repair(progress=False)
+
+
+def test_merge_of_a_damaged_directory(tmp_path):
+    """Nothing is merged."""
+    for name in "ab":
+        job(tmp_path / name, rows=[IndexRow(f"{name}{number}", "train", {}) for number in range(4)]).run(progress=False)
+    damage(tmp_path / "b")
+
+    with pytest.raises(CorruptDataError, match="repair "):
+        datamat.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+
+    assert not (tmp_path / "both/manifest.json").exists()
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link"])
+def test_bad_samples_that_cannot_be_kept(tmp_path, obstacle):
+    """A file is where the folder of one should be, or a link leads elsewhere."""
+
+    class Failing(Rows):
+        def read(self, row):
+            place = tmp_path / "out/.datamat/quarantine"
+            if obstacle == "link" and not place.is_symlink():
+                place.symlink_to(tmp_path / "elsewhere")
+            raise ValueError(row.key)
+
+    (tmp_path / "elsewhere").mkdir()
+    if obstacle == "file":
+        (tmp_path / "out/.datamat/quarantine/train").mkdir(parents=True)
+        for number in range(4):
+            (tmp_path / f"out/.datamat/quarantine/train/r{number}").touch()
+
+    with pytest.raises(OutputError, match="quarantine"):
+        job(tmp_path / "out", Failing(), errors=ErrorPolicy("quarantine")).run(progress=False)
+
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_task_beside_a_run_that_shares_nothing(tmp_path):
+    """It would wait for ever."""
+    (tmp_path / "out/.datamat").mkdir(parents=True)
+
+    with locked(tmp_path / "out/.datamat/lock"), pytest.raises(OutputLockedError):
+        job(tmp_path / "out").run(task_index=0, num_tasks=2, progress=False)
+
+
+def test_methods_of_a_run_are_not_for_callers(tmp_path):
+    """They belong to what `run` dispatches."""
+    for call in (lambda made: made.write_part(None, None), lambda made: made.seal_shard("", "", 1, "")):
+        with pytest.raises(OptionError, match=r"run\(\)"):
+            call(job(tmp_path / "out"))
+
+
+class Elsewhere(concurrent.futures.ThreadPoolExecutor):
+    """An engine whose workers do not have the source."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        """Remove the source before a worker looks; it gets a copy of the function, as elsewhere."""
+        pathlib.Path("source").unlink(missing_ok=True)
+        return super().submit(pickle.loads(pickle.dumps(fn)), *args, **kwargs)
+
+
+def test_worker_that_does_not_see_the_source(tmp_path, monkeypatch):
+    """It is mounted at the caller's only."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("source").touch()
+
+    with Elsewhere(1) as engine, pytest.raises(SourceError, match="mount it"):
+        datamat.Materializer(Rows(), "source", tmp_path / "out", executor=engine).run(progress=False)
+
+
+def test_part_that_cannot_be_written(tmp_path):
+    """The run goes on from there once that is mended."""
+
+    class Blocking(Rows):
+        def read(self, row):
+            for folder in (tmp_path / "out/.datamat/parts").iterdir():
+                with contextlib.suppress(OSError):  # it is a file already, or has a part
+                    folder.rmdir()
+                    folder.touch()
+            return {"x": 1}
+
+    with pytest.raises(OutputError, match="run again"):
+        job(tmp_path / "out", Blocking(), format="parquet").run(progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"), [("data.gz", gzip.compress(b"x"), "webdataset"), ("data.xyz", b"x", "parquet")]
+)
+def test_file_of_an_unknown_kind(tmp_path, name, content, kind):
+    """The error shows how to name the kind, before anything is written."""
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(DatamatError, match=rf"Materializer\('{kind}'"):
+        datamat.Materializer(tmp_path / name, output=tmp_path / "out").plan()
+
+
+def test_list_with_a_name_that_no_disk_has(tmp_path):
+    """It holds a null byte."""
+    with pytest.raises(SourceError, match="list file"):
+        list(Index.from_lists(tmp_path, {"train": "a\0b"}, fields=["image"]))
