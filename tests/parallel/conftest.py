@@ -6,18 +6,22 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from fresh import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture(params=["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("forkserver", "spawn"))])
-def method(request: pytest.FixtureRequest) -> str:
-    """Run the test by fork, and in the long tier by the other start methods.
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with the argument `method` by every start method, on commit by those in `ON_COMMIT` of its module.
 
-    The one test of a kind that needs them on commit is parametrized with `METHODS`.
+    A test of which all should run on commit is parametrized with `fresh.METHODS`.
     """
-    return request.param
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "method" in metafunc.fixturenames and not any("method" in mark.args[0] for mark in marks):
+        on_commit = getattr(metafunc.module, "ON_COMMIT", ("fork",))
+        others = [pytest.param(name, marks=pytest.mark.long) for name in METHODS if name not in on_commit]
+        metafunc.parametrize("method", [*on_commit, *others])
 
 
 def _pool_threads() -> list[threading.Thread]:

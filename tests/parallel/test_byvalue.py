@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from fresh import environment, python
 
+ON_COMMIT = ("spawn",)
 PROGRAM = '''
 import abc, collections, contextvars, enum, sys, typing
 from datamat.parallel import PathosExecutor
@@ -214,9 +214,6 @@ print("done")
 '''
 
 
-@pytest.mark.parametrize(
-    "method", ["spawn", *(pytest.param(name, marks=pytest.mark.long) for name in ("fork", "forkserver"))]
-)
 def test_what_main_defines_is_the_same_in_workers(method, tmp_path):
     """Among it are classes that a worker rebuilds in two steps, and type variables, known by identity alone."""
     (tmp_path / "script.py").write_text(PROGRAM)

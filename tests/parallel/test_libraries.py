@@ -89,6 +89,7 @@ class Network:
         return tf.matmul([x], self.weights).numpy()[0] + self.bias.numpy()
 
 
+@pytest.mark.long  # test_native_threads.py has a program that uses TensorFlow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_live_tensorflow_is_not_forked():
     """A matmul in a forked child would hang, so the pool takes a forkserver."""
@@ -113,6 +114,7 @@ class Trainer:
         return float(self.model(np.full((2, 3), value, np.float32)).numpy().sum())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("chosen", [None, "spawn"])
 def test_keras_model_works_here_and_in_workers(chosen):

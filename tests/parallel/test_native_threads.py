@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import re
-import subprocess
 import sys
 import textwrap
 
 import pytest
+from fresh import python
 
 pytestmark = [
     pytest.mark.timeout(150),
@@ -61,11 +62,6 @@ begun.wait()
 def use():
     return 1
 """
-LIVE_TENSORFLOW = """
-import tensorflow
-
-tensorflow.constant(1)
-"""
 WARNS = """
 import warnings
 
@@ -88,54 +84,56 @@ for each in caught:
 def run(setup: str, program: str = MAPS) -> list[str]:
     """Run a program in a process of its own, and return its lines."""
     code = "\n".join((textwrap.dedent(setup), textwrap.dedent(program)))
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=140, check=False)
+    ended = python("-c", code, timeout=140)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout.splitlines()
 
 
-def test_caller_that_used_opencv_can_be_forked():
-    """OpenCV would wait for ever for threads that a fork lacks; the caller's own setting is unchanged."""
-    setup = """
+LIBRARIES = {
+    "opencv": """
         import cv2, numpy
-        picture = numpy.zeros((2000, 2000, 3), numpy.uint8)
+        picture = numpy.zeros((800, 800, 3), numpy.uint8)
         cv2.setNumThreads(4)
 
         def use():
             cv2.GaussianBlur(picture, (31, 31), 5)
-    """
+            assert os.getpid() != parent or cv2.getNumThreads() == 4  # the caller's own setting is unchanged
+    """,
+    "numpy": """
+        import numpy
 
-    lines = run(setup, MAPS + "print(cv2.getNumThreads())")
+        def use():
+            return numpy.ones((500, 500)).dot(numpy.ones((500, 500)))[0, 0]
+    """,
+    "pyarrow": """
+        import pyarrow.compute
 
-    assert [line.split()[0] for line in lines] == ["fork"] * 3 + ["4"]
+        def use():
+            groups = pyarrow.table({"a": [1, 2] * 999}).group_by("a").aggregate([]).num_rows
+            return pyarrow.compute.sum(pyarrow.chunked_array([[1] * 1000] * 50)).as_py(), groups
+    """,
+    "torch": """
+        import torch
+
+        torch.set_num_threads(2)
+        model, data = torch.nn.Conv2d(3, 1, 3), torch.ones(40, 3, 20, 20)
+
+        def use():
+            torch.set_num_threads(2)
+            model.zero_grad()
+            model(data).sum().backward()
+            return model.bias.grad.item(), torch.ones(3_000_000).sum().item()
+    """,
+    "simsimd": OPENMP,
+}
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        pytest.param("numpy.ones((500, 500)).dot(numpy.ones((500, 500)))[0, 0]", id="numpy"),
-        pytest.param("pyarrow.compute.sum(pyarrow.chunked_array([[1] * 1000] * 50)).as_py()", id="pyarrow"),
-        pytest.param("pyarrow.table({'a': [1, 2] * 999}).group_by('a').aggregate([]).num_rows", id="pyarrow groups"),
-    ],
-)
-def test_libraries_that_survive_a_fork_are_forked(use):
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_that_survive_a_fork_are_forked(library):
     """Nearly every program has threads of OpenBLAS; they must not cost it the fastest start."""
-    lines = run(f"import numpy, pyarrow.compute\n\ndef use():\n    return {use}\n")
+    pytest.importorskip({"opencv": "cv2"}.get(library, library))
 
-    assert [line.split()[0] for line in lines] == ["fork"] * 3
-
-
-def test_imported_tensorflow_is_forked():
-    """The import starts threads of OpenBLAS, Arrow and others, but none of TensorFlow."""
-    lines = run("import tensorflow\n\ndef use():\n    return 1\n")
-
-    assert [line.split()[0] for line in lines] == ["fork"] * 3
-
-
-def test_threads_of_gnu_openmp_end_before_a_fork():
-    """A forked child would wait for ever for the threads of its parallel region."""
-    pytest.importorskip("simsimd", reason="needs a wheel that brings GNU OpenMP")
-
-    lines = run(OPENMP)
+    lines = run("import os\nparent = os.getpid()\n" + textwrap.dedent(LIBRARIES[library]))
 
     assert [line.split()[0] for line in lines] == ["fork"] * 3
 
@@ -148,22 +146,34 @@ def test_thread_of_any_library_rules_out_fork():
     assert [line.split()[0] for line in lines] == ["forkserver"] * 2
 
 
-@pytest.mark.parametrize(
-    ("setup", "found"),
-    [
-        pytest.param(WAITING_THREAD, "threads of [^ ]+ are running", id="thread"),
-        pytest.param(LIVE_TENSORFLOW, "the TensorFlow runtime is in use", id="tensorflow", marks=pytest.mark.long),
-    ],
-)
-def test_fork_that_was_asked_for_says_what_may_hang(setup, found):
+def test_fork_that_was_asked_for_says_what_may_hang():
     """Once for each pool, with the remedy, at the line of the program; the choice is the caller's."""
-    end = "\nos.write(writer, b'x')\n" if "writer" in setup else ""
-
-    *results, of_executor, of_pool = run(setup, WARNS + end)
+    *results, of_executor, of_pool = run(WAITING_THREAD, WARNS + "\nos.write(writer, b'x')\n")
 
     assert results == ["1 2 3", "1 2", "3"]
     for warning in (of_executor, of_pool):
-        assert re.fullmatch(f"RuntimeWarning <string> start_method='fork' .*{found}.* 'forkserver'", warning)
+        assert re.fullmatch(
+            "RuntimeWarning <string> start_method='fork' .*threads of [^ ]+ are running.* 'forkserver'", warning
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorflow_is_forked_until_it_is_in_use():
+    """The import starts threads of OpenBLAS, Arrow and others, but none of TensorFlow; its first tensor does."""
+    setup = """
+        import tensorflow
+        from datamat.parallel import PathosExecutor
+
+        with PathosExecutor(2) as pool:
+            print(*pool.map(abs, [1, -2]), pool.stats().start_method)
+        tensorflow.constant(1)
+    """
+
+    *results, of_executor, of_pool = run(setup, WARNS)
+
+    assert results == ["1 2 fork", "1 2 3", "1 2", "3"]
+    for warning in (of_executor, of_pool):
+        assert "the TensorFlow runtime is in use" in warning
 
 
 def test_fork_that_was_asked_for_is_silent_where_nothing_is_in_danger():
@@ -212,16 +222,10 @@ def test_thread_that_computes_rules_out_fork():
         from datamat.parallel.processes import choose_start_method
         print(*choose_start_method())
     """
-    if not _is_x86():
+    if platform.machine() != "x86_64":
         pytest.skip("the machine code is for x86-64")
 
     assert run(setup, "") == ["forkserver fork is unsafe: threads of an unknown library would be missing"]
-
-
-def _is_x86() -> bool:
-    import platform
-
-    return platform.machine() == "x86_64"
 
 
 def test_polars_rules_out_fork_once_it_is_loaded():
@@ -239,27 +243,6 @@ def test_polars_rules_out_fork_once_it_is_loaded():
 
     assert [line.split()[0] for line in lines] == ["forkserver"] * 2
     assert "polars" in lines[0]
-
-
-def test_torch_on_several_threads_is_forked():
-    """A convolution, its gradient and a sum run on two threads on both sides of the fork."""
-    pytest.importorskip("torch", reason="needs the extra `torch`")
-    setup = """
-        import torch
-
-        torch.set_num_threads(2)
-        model, data = torch.nn.Conv2d(3, 1, 3), torch.ones(40, 3, 20, 20)
-
-        def use():
-            torch.set_num_threads(2)
-            model.zero_grad()
-            model(data).sum().backward()
-            return model.bias.grad.item(), torch.ones(3_000_000).sum().item()
-    """
-
-    lines = run(setup)
-
-    assert [line.split()[0] for line in lines] == ["fork"] * 3
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(params=["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
-def method(request):
-    """Inherit `self` in a fork, and send it to another worker."""
-    return request.param
+ON_COMMIT = ("fork", "forkserver")  # one inherits `self`, the other gets it in a message
 
 
 class Holder:

@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 from datamat.errors import UnpicklableError
 from datamat.parallel import PathosExecutor, pickling
 
+ON_COMMIT = ("fork", "forkserver")  # one inherits `self`, the other gets it in a message
+
 
 class Point:
     def __init__(self, x):
@@ -325,6 +327,7 @@ class Endless:
         return Endless, (), {"inner": Endless()}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_endless_object_is_refused():
     """The pickler does not run out of stack."""

@@ -17,6 +17,8 @@ import pytest
 from datamat.errors import OptionError, UnpicklableError
 from datamat.parallel import PathosExecutor, register_standin, retire
 
+ON_COMMIT = ("fork", "forkserver")  # one inherits `self`, the other gets it in a message
+
 
 class Connection:
     """Cannot be pickled, and must not be shared with a fork."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -84,12 +85,25 @@ def kill_self(_=None):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
-@pytest.mark.parametrize("way", ["self", "initargs", "argument", "later"])
+@pytest.mark.parametrize(
+    ("method", "context", "way", "library"),
+    [
+        ("fork", "fork", "self", "multiprocessing"),
+        ("fork", "fork", "argument", "multiprocess"),
+        ("fork", "fork", "later", "multiprocess"),
+        ("fork", "spawn", "initargs", "multiprocess"),
+        ("fork", "forkserver", "later", "multiprocessing"),
+        ("forkserver", "spawn", "self", "multiprocess"),
+        ("forkserver", "forkserver", "initargs", "multiprocessing"),
+        ("forkserver", "spawn", "argument", "multiprocessing"),
+        ("forkserver", "forkserver", "later", "multiprocess"),
+        ("spawn", "forkserver", "self", "multiprocessing"),
+        ("spawn", "spawn", "initargs", "multiprocess"),
+    ],
+    indirect=["library"],
+)
 def test_shared_objects_are_the_callers_own(method, library, context, way):
     """They arrive by `self`, `initargs` or as an argument; those of the fork context only in forks."""
-    if context == "fork" and method != "fork":
-        pytest.skip("no other process can open them: see the next test")
     held = made_by(library.get_context(context))
 
     initializer = {"initializer": give, "initargs": (held,)} if way == "initargs" else {}
@@ -106,8 +120,16 @@ def test_shared_objects_are_the_callers_own(method, library, context, way):
     check(held)
 
 
-@pytest.mark.parametrize("kind", ["Lock", "Value", "Queue", "Event"])
-@pytest.mark.parametrize("way", ["self", "initargs"])
+@pytest.mark.parametrize(
+    ("kind", "way", "library"),
+    [
+        ("Lock", "self", "multiprocess"),
+        ("Value", "initargs", "multiprocessing"),
+        ("Queue", "self", "multiprocessing"),
+        ("Event", "initargs", "multiprocess"),
+    ],
+    indirect=["library"],
+)
 def test_object_of_the_fork_context_names_the_context_to_make_it_in(library, kind, way):
     """Its semaphores have no name for another process to open; the rest of `self` arrives."""
     held = {kind: made_by(library.get_context("fork"))[kind]}
@@ -192,9 +214,9 @@ def test_one_lock_stays_one_lock(method, library):
     assert all(each.lock is counter.lock for each in back)
 
 
-def test_shared_object_that_is_gone_says_so(library):
+def test_shared_object_that_is_gone_says_so():
     """The caller has dropped it, and what has its number by now is not mistaken for it."""
-    context = library.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
 
     with PathosExecutor(1, start_method="spawn") as pool:
         started = pool.submit(abs, -1)

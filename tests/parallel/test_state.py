@@ -22,6 +22,7 @@ from datamat.errors import UnpicklableError
 from datamat.parallel import PathosExecutor
 from datamat.parallel.state import State
 
+ON_COMMIT = ("fork", "forkserver")  # one inherits `self`, the other gets it in a message
 RATE = 0
 
 
