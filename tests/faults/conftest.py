@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import small_pairs
 from fault_injection import JobServer, compiled
 from job import Job
+
+EVERY = 20
+"""On commit, one operation in so many is hit, by one of the kinds of faults."""
+EVERY_LONG = 10
+"""In the long tier, all operations of a first run are hit by all kinds, and one in so many of other runs."""
+NUM_KINDS = 8
+
+
+@pytest.fixture
+def points(request):
+    """Give a function that chooses operations by the sample seed; `kind` is the number of the fault in a first run."""
+
+    def choose(count, kind=None):
+        step = EVERY * NUM_KINDS
+        if not request.config.getoption("--commit"):
+            step = EVERY_LONG if kind is None else 1
+        step = min(step, count)
+        first = random.Random(request.config.option.sample_seed).randrange(step)
+        return range(1 + (first + EVERY * (kind or 0)) % step, count + 1, step)
+
+    return choose
 
 
 @pytest.fixture(scope="session")

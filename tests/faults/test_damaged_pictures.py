@@ -27,7 +27,7 @@ def run(source, output):
 
 @pytest.fixture
 def num_pictures(request):
-    return (10_000, 2_500) if not request.config.getoption("--commit") else (400, 100)
+    return (100, 25) if request.config.getoption("--commit") else (4_000, 1_000)
 
 
 @pytest.mark.timeout(1800)

@@ -11,11 +11,11 @@ import pytest
 LOOP = pathlib.Path(__file__).parents[2] / "benchmarks" / "killloop.py"
 
 
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="inherits orphans, which only Linux can")
 def test_kills_at_random_moments_lose_nothing(request):
     """They double, tear, hang and orphan nothing, and cost no more than a quarter of the work."""
-    num_kills = 1000 if not request.config.getoption("--commit") else 8
+    num_kills = 3 if request.config.getoption("--commit") else 40
 
     ended = subprocess.run(
         [sys.executable, LOOP, "--kills", str(num_kills), "--rows", "80", "--seed", "5"],

@@ -13,9 +13,9 @@ from fault_injection import Fault
 from job import Job
 
 from datamat.directory.ledger import Ledger, read_ledger
+from datamat.testing import InlineExecutor
 
 BAD = ("train001", "train004", "train007", "val000")
-POINTS_OF_THE_SUITE = 10
 
 
 @pytest.fixture
@@ -45,25 +45,24 @@ def test_rows_of_a_reused_part_are_named(bad_source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Ledger, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        job.run()
+        job.run(InlineExecutor())
     assert not named(job.output)
     monkeypatch.undo()
 
-    job.run()
-    job.run()
+    job.run(InlineExecutor())
+    job.run(InlineExecutor())
 
     assert named(job.output) == dict.fromkeys(BAD, 1)
 
 
 @pytest.mark.timeout(3600)
-def test_every_row_is_named_once_however_often_the_run_is_killed(job_server, bad_source, tmp_path, request):
+def test_every_row_is_named_once_however_often_the_run_is_killed(job_server, bad_source, tmp_path, points):
     """The run is killed at any operation, and once more while it recovers."""
     job = Job(str(bad_source), str(tmp_path / "out"), errors="skip")
     count = job_server.run(job, Fault()).num_operations
     whole = small_pairs.digests(job.output)
-    few = range(1, count + 1, max(1, count // POINTS_OF_THE_SUITE))
 
-    for at in range(1, count + 1) if not request.config.getoption("--commit") else few:
+    for at in points(count):
         shutil.rmtree(job.output)
         for place in (at, max(1, at // 2)):
             assert job_server.run(job, Fault("kill group", at=place)).code is not None

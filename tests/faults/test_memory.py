@@ -62,7 +62,7 @@ def group():
     folder.rmdir()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_sample_that_eats_the_machine_costs_two_workers_and_nothing_else(group, tmp_path, method):
     """The killed worker's row is retried once, and then handled by the policy; all other rows are stored."""
     small_pairs.make_pairs(tmp_path / "source")

@@ -24,8 +24,8 @@ import small_pairs
 from fault_injection import Control, Fault, Process
 from job import Job
 
-CUTS_OF_THE_SUITE = 3
-CUTS_OF_STRESS = 25
+CUTS_ON_COMMIT = 1
+CUTS = 15
 _GOING_DOWN = 0x8004587D  # FS_IOC_SHUTDOWN of linux/fs.h, and
 _LOG_FLUSHED = 1  # FS_SHUTDOWN_FLAGS_LOGFLUSH: the journal reaches the disk, data does not
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"]}
@@ -95,7 +95,7 @@ def larger_whole(larger_source, tmp_path_factory):
 
 @pytest.fixture
 def num_cuts(request):
-    return CUTS_OF_STRESS if not request.config.getoption("--commit") else CUTS_OF_THE_SUITE
+    return CUTS_ON_COMMIT if request.config.getoption("--commit") else CUTS
 
 
 def wrong_files(output, whole):
@@ -123,6 +123,7 @@ def cut_again_and_again(image, job, folder, whole, num_cuts, **options):
             shutil.rmtree(job.output)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("image", MAKE, indirect=True)
 def test_power_cut_leaves_no_wrong_file_visible(image, larger_source, larger_whole, tmp_path, num_cuts):
@@ -140,6 +141,7 @@ def test_power_cut_leaves_no_wrong_file_visible(image, larger_source, larger_who
     assert small_pairs.digests(job.output) == larger_whole[0]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("image", MAKE, indirect=True)
 def test_power_cut_damages_files_where_nothing_is_flushed(image, larger_source, larger_whole, tmp_path, shim):

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from fault_injection import CHANGES, LIMIT_S, Control, Fault, left_behind
 
-from datamat import Materializer, WorkerOptions, load, verify
+from datamat import Materializer, load, verify
 from datamat.directory.files import SPOOL, temporary_folder
+from datamat.testing import InlineExecutor
 from datamat.writers.dataset import ImportWriter
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "mds_compressed" / "gz"
@@ -29,7 +30,6 @@ kind, source, output, spool = sys.argv[1:]
 writer = ImportWriter(kind=kind, spool=spool or None)
 Materializer(writer, source, output, workers=WorkerOptions(num_workers=1)).run(progress=False)
 """
-POINTS_OF_THE_SUITE = 3
 pytestmark = [pytest.mark.timeout(300)]
 
 
@@ -84,6 +84,7 @@ def _check(output, kind, count):
     assert verify(output, deep=True).ok and left_behind(output) == []
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("action", ["kill group", "tear"])
 @pytest.mark.parametrize("kind", ["webdataset", "mds"])
 def test_run_killed_while_it_unpacks_loses_nothing(shim, sources, tmp_path, request, kind, action):
@@ -94,7 +95,7 @@ def test_run_killed_while_it_unpacks_loses_nothing(shim, sources, tmp_path, requ
     spool = tmp_path / "whole" / "spool"
     whole = _killed(shim, tmp_path / "whole", kind, source, fault=Fault(kinds=kinds), folder=spool, spool=spool)
     wanted = {path.name: path.read_bytes() for path in spool.iterdir()}
-    step = 1 if not request.config.getoption("--commit") else max(1, whole // POINTS_OF_THE_SUITE)
+    step = max(1, whole // (1 if request.config.getoption("--commit") else 20))
 
     assert whole >= 2
     for at in range(1 + (step - 1) // 2, whole + 1, step):
@@ -106,9 +107,8 @@ def test_run_killed_while_it_unpacks_loses_nothing(shim, sources, tmp_path, requ
         fault = Fault(action, at=at, kinds=kinds)
         _killed(shim, place, kind, source, fault=fault, folder=spool, spool=spool, may_end_well=may_end_well)
 
-        Materializer(
-            ImportWriter(kind=kind, spool=spool), source, place / "out", workers=WorkerOptions(num_workers=1)
-        ).run(progress=False)
+        writer = ImportWriter(kind=kind, spool=spool)
+        Materializer(writer, source, place / "out", executor=InlineExecutor()).run(progress=False)
 
         _check(place / "out", kind, count)
         assert {path.name: path.read_bytes() for path in spool.iterdir()} == wanted
@@ -126,7 +126,7 @@ def test_run_killed_at_random_leaves_no_temporary_folder(shim, sources, tmp_path
     assert os.listdir(temporary) == []
     draw = random.Random(3)
 
-    for number in range(100 if not request.config.getoption("--commit") else 2):
+    for number in range(1 if request.config.getoption("--commit") else 20):
         place = tmp_path / f"{number}"
         place.mkdir()
         at = draw.randrange(4, whole)  # the folder is made, and locked
