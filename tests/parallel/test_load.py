@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh import environment, python
 
 PROGRAM = Path(__file__).with_name("load.py")
-ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(5400)
-def test_nothing_is_lost_and_nothing_grows_under_load(request):
-    """It takes an hour under --stress, and less than a minute in the suite."""
-    seconds = 3600 if not request.config.getoption("--commit") else 20
-
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--seconds", str(seconds), "--round", "4"],
-        capture_output=True, text=True, timeout=5300, check=False,
-        # One arena: with one for each thread, glibc keeps up to 70 MB more in pieces, which looks like a leak.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"},
-    )  # fmt: skip
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_nothing_is_lost_and_nothing_grows_under_load():
+    # One arena: with one for each thread, glibc keeps up to 70 MB more in pieces, which looks like a leak.
+    done = python(str(PROGRAM), "--seconds", "120", "--round", "4", timeout=380, env=environment(MALLOC_ARENA_MAX="1"))
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     report = json.loads(done.stdout.splitlines()[-1])

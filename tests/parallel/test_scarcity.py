@@ -7,34 +7,26 @@ import sys
 import textwrap
 
 import pytest
+from fresh import python, run
 
 
-def run(program: str, **options) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
-    code = textwrap.dedent(program)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False, **options
-    )
-
-
-@pytest.mark.parametrize("face", ["PathosExecutor", "PathosPool"])
-def test_pool_continues_with_the_workers_that_could_be_started(method, face):
+def test_pool_continues_with_the_workers_that_could_be_started(method):
     """One warning says how many there are, and what helps."""
     program = f"""
         import logging, os, resource
-        from datamat.parallel import {face} as Pool
+        from datamat.parallel import PathosExecutor
 
         logging.basicConfig(format="%(message)s")
         before = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 30, before + 30))
-        pool = Pool(16, start_method={method!r})
+        pool = PathosExecutor(16, start_method={method!r})
         for _ in range(3):
             assert list(pool.map(abs, range(-200, 0), chunksize=1)) == list(range(200, 0, -1))
         open(os.devnull).close()  # something is left for the program itself
-        pool.close() if hasattr(pool, "close") else pool.shutdown()
+        pool.shutdown()
     """
 
-    ended = run(program)
+    ended = python("-c", textwrap.dedent(program))
 
     assert ended.returncode == 0, ended.stderr
     said = ended.stderr.splitlines()
@@ -64,10 +56,7 @@ def test_pool_that_gets_no_worker_says_why(method):
             print(list(pool.map(abs, [-1])))
     """
 
-    ended = run(program)
-
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.splitlines() == ["True", "True", "True", "[1]"]
+    assert run(program).splitlines() == ["True", "True", "True", "[1]"]
 
 
 def test_program_that_may_write_nowhere(method):
@@ -85,7 +74,7 @@ def test_program_that_may_write_nowhere(method):
             assert list(pool.map(abs, range(-9, 0))) == list(range(9, 0, -1))
     """
 
-    ended = run(program)
+    ended = python("-c", textwrap.dedent(program))
 
     assert ended.returncode == 0, ended.stderr
     said = [line for line in ended.stderr.splitlines() if "by spawn" in line]

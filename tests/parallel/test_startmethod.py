@@ -8,6 +8,7 @@ import threading
 import types
 
 import pytest
+from fresh import METHODS
 
 from datamat.errors import OptionError
 from datamat.parallel import PathosExecutor, processes
@@ -51,39 +52,30 @@ def test_forkserver_in_a_thread(one_thread):
 
 
 @linux
-@pytest.mark.parametrize(("is_initialized", "method"), [(True, "forkserver"), (False, "fork")])
-def test_tensorflow_counts_once_it_is_in_use(one_thread, monkeypatch, is_initialized, method):
+@pytest.mark.parametrize(
+    ("context", "chosen"),
+    [(None, "fork"), (types.SimpleNamespace(_initialized=False), "fork"),
+     (types.SimpleNamespace(_initialized=True), "forkserver")],
+)  # fmt: skip
+def test_tensorflow_counts_once_it_is_in_use(one_thread, monkeypatch, context, chosen):
     """Its import starts no threads; its first tensor does."""
     module = types.ModuleType("tensorflow.python.eager.context")
-    module._context = types.SimpleNamespace(_initialized=is_initialized)
+    module._context = context
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    assert choose_start_method()[0] == method
-
-
-@linux
-def test_imported_tensorflow_without_context_may_be_forked(one_thread, monkeypatch):
-    """Its context is None until the first operation."""
-    module = types.ModuleType("tensorflow.python.eager.context")
-    module._context = None
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    assert choose_start_method()[0] == "fork"
+    assert choose_start_method()[0] == chosen
 
 
 @linux
 def test_cuda_and_ray_rule_out_fork(one_thread, monkeypatch):
     """The reason names the one in use."""
-    torch = types.ModuleType("torch")
+    torch, ray = types.ModuleType("torch"), types.ModuleType("ray")
     torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    assert choose_start_method() == ("forkserver", "fork is unsafe: CUDA is initialised by torch")
-
-    monkeypatch.delitem(sys.modules, "torch")
-    ray = types.ModuleType("ray")
     ray.is_initialized = lambda: True
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    assert choose_start_method() == ("forkserver", "fork is unsafe: ray is running")
+    for module, reason in ((torch, "CUDA is initialised by torch"), (ray, "ray is running")):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        assert choose_start_method() == ("forkserver", f"fork is unsafe: {reason}")
+        monkeypatch.delitem(sys.modules, module.__name__)
 
 
 def test_spawn_elsewhere(monkeypatch):
@@ -93,7 +85,7 @@ def test_spawn_elsewhere(monkeypatch):
     assert choose_start_method()[0] == "spawn"
 
 
-@pytest.mark.parametrize("name", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("name", METHODS)
 def test_what_is_asked_for_is_used(name):
     """The caller may know better."""
     assert choose_start_method(name) == (name, "asked for")

@@ -301,21 +301,21 @@ DEFECTS = {
                 "weakref.finalize(self, __dispatcher.shutdown).atexit = False",
                 "self.end = weakref.ref(self, lambda _: __dispatcher.shutdown())",
             ),
-            "tests/parallel/test_collection.py::test_pool_in_a_cycle_ends_its_workers[spawn-attribute]",
+            "tests/parallel/test_collection.py::test_pool_in_a_cycle_ends_its_workers[fork-attribute]",
         ),
         Defect(
             "pool-kept-by-its-initializer",
             "the thread of a pool keeps the initializer, and an object whose method that is keeps the pool for ever",
             "datamat.parallel.dispatcher:Dispatcher.__init__",
             replace("weakref.ref(__belongings)", "lambda: __belongings"),
-            "tests/parallel/test_collection.py::test_pool_in_a_cycle_ends_its_workers[spawn-initializer]",
+            "tests/parallel/test_collection.py::test_pool_in_a_cycle_ends_its_workers[fork-initializer]",
         ),
         Defect(
             "ended-pools-kept",
             "every pool that has ended is kept, with what it was given",
             "datamat.parallel.executor:_executors",
             replace("weakref.WeakSet()", "set()"),
-            "tests/parallel/test_collection.py::test_nothing_of_the_callers_is_kept[spawn-shut down]",
+            "tests/parallel/test_collection.py::test_nothing_of_the_callers_is_kept[fork-shut down]",
         ),
         Defect(
             "program-frozen",
@@ -357,7 +357,7 @@ DEFECTS = {
                 self.__number = -1
                 """,
             ),
-            "tests/parallel/test_descriptors.py::test_fork_closes_no_number_that_is_another_file_by_now[spawn]",
+            "tests/parallel/test_descriptors.py::test_fork_closes_no_number_that_is_another_file_by_now[fork]",
         ),
         Defect(
             "fork-amid-an-end",
@@ -371,7 +371,7 @@ DEFECTS = {
             "a fork keeps all ends of pools behind the first that cannot be closed: workers outlive their program",
             "datamat.parallel.channel:_close_ends",
             replace("__stack.callback(__end.close)", "__end.close()"),
-            "tests/parallel/test_descriptors.py::test_fork_closes_every_end_although_some_fail[spawn]",
+            "tests/parallel/test_descriptors.py::test_fork_closes_every_end_although_some_fail[fork]",
         ),
         Defect(
             "fork-amid-a-start",
@@ -410,7 +410,7 @@ DEFECTS = {
             "a pool breaks where its server was killed a moment ago: it asks the same server three times",
             "datamat.parallel.processes:Server.connect",
             replace("os.unlink(address)", "os.stat(address)"),
-            "tests/parallel/test_servers.py::test_server_that_was_killed_is_replaced_before_its_end_is_seen",
+            "tests/parallel/test_servers.py::test_server_that_was_killed_is_replaced[False]",
         ),
         Defect(
             "server-with-all-modules-passed-by",
@@ -815,7 +815,7 @@ DEFECTS = {
             "a fork that the user asked for beside TensorFlow or polars hangs, and no warning says why",
             "datamat.parallel.executor:PathosExecutor._ready_dispatcher",
             delete("_warn_of_fork()"),
-            "tests/parallel/test_native_threads.py::test_fork_that_was_asked_for_says_what_may_hang[thread]",
+            "tests/parallel/test_native_threads.py::test_fork_that_was_asked_for_says_what_may_hang",
         ),
         Defect(
             "threads-of-openblas-spin",
@@ -844,14 +844,14 @@ DEFECTS = {
             "one result that cannot be pickled fails hundreds of calls that travelled with it",
             "datamat.parallel.worker:_pack_outcomes",
             replace("errors[position] = pack_error(exc)", "raise"),
-            "tests/parallel/test_streams.py::test_result_that_cannot_be_pickled_fails_its_own_item[spawn-raises-100]",
+            "tests/parallel/test_streams.py::test_result_that_cannot_be_pickled_fails_its_own_item[fork-raises-100]",
         ),
         Defect(
             "chunk-fails-with-one-unreadable-result",
             "one result that cannot be unpickled in the parent fails hundreds of calls that travelled with it",
             "datamat.parallel.workers:unpack_results",
             replace("results, errors, failures = pickling.loads_results(packed)", "raise"),
-            "tests/parallel/test_streams.py::test_result_that_cannot_be_unpickled_fails_its_own_item[spawn-raises-100]",
+            "tests/parallel/test_streams.py::test_result_that_cannot_be_unpickled_fails_its_own_item[fork-raises-100]",
         ),
         Defect(
             "result-loses-what-it-shares",
@@ -873,7 +873,7 @@ DEFECTS = {
             "datamat.parallel.dispatcher:Dispatcher._take_answer",
             replace("kind == Reply.UNREAD and task.count > 1", "False"),
             "tests/parallel/test_promises.py::"
-            "test_item_that_cannot_be_unpickled_fails_its_own_result[spawn-raises-LookupError-map-7]",
+            "test_item_that_cannot_be_unpickled_fails_its_own_result[fork-raises-LookupError-map-7]",
         ),
         Defect(
             "items-unpickled-in-the-parent",
@@ -888,7 +888,7 @@ DEFECTS = {
             "a map finds what an earlier map has left in the worker's copy of `self`",
             "datamat.parallel.tasks:_keeps_nothing",
             lambda keeps_nothing: lambda function: True,
-            "tests/parallel/test_state.py::test_map_finds_nothing_of_an_earlier_map[spawn-self]",
+            "tests/parallel/test_state.py::test_map_finds_nothing_of_an_earlier_map[forkserver-self]",
         ),
         Defect(
             "code-in-containers-not-searched",
@@ -896,21 +896,21 @@ DEFECTS = {
             "datamat.parallel.state:State._search",
             replace("self._code += parts or ()", "pass"),
             "tests/parallel/test_state.py::"
-            "test_rebound_global_is_seen_wherever_the_code_is_that_uses_it[spawn-by_table]",
+            "test_rebound_global_is_seen_wherever_the_code_is_that_uses_it[forkserver-by_table]",
         ),
         Defect(
             "idle-pool-keeps-globals",
             "a pool that has nothing to do keeps what the globals of its last function held",
             "datamat.parallel.state:State._note_globals",
             replace("value is not self._owner and _is_light(value)", "True"),
-            "tests/parallel/test_state.py::test_function_of_a_map_is_freed_with_what_its_globals_held[spawn-by_object]",
+            "tests/parallel/test_state.py::test_function_of_a_map_is_freed_with_what_its_globals_held[forkserver-by_object]",
         ),
         Defect(
             "ends-go-to-programs",
             "a program that a task starts keeps the sockets of the pool open",
             "datamat.parallel.worker:_hide_descriptors",
             lambda hide: lambda: None,
-            "tests/parallel/test_descriptors.py::test_program_that_a_task_starts_has_no_end_of_the_pool[spawn]",
+            "tests/parallel/test_descriptors.py::test_program_that_a_task_starts_has_no_end_of_the_pool[fork]",
         ),
         Defect(
             "sub-interpreter-forks",
@@ -924,7 +924,7 @@ DEFECTS = {
             "items that workers have put into a queue are lost if the pool ends before they are read",
             "datamat.parallel.workers:WorkerHandle.hold_up",
             replace("_HELD_UP_S", "0.0"),
-            "tests/parallel/test_shared.py::test_queue_that_is_read_late_loses_nothing[spawn-multiprocessing]",
+            "tests/parallel/test_shared.py::test_queue_that_is_read_late_loses_nothing[multiprocessing-fork]",
         ),
         Defect(
             "processes-of-modules-keep-a-server",
@@ -938,7 +938,7 @@ DEFECTS = {
             "workers inherit the records of OpenMP's threads without the threads: they hang",
             "datamat.parallel.affinity:at_rest",
             delete("__pause(_OMP_PAUSE_SOFT)"),
-            "tests/parallel/test_native_threads.py::test_threads_of_gnu_openmp_end_before_a_fork",
+            "tests/parallel/test_native_threads.py::test_libraries_that_survive_a_fork_are_forked[simsimd]",
         ),
         Defect(
             "step-of-another-task",
@@ -952,7 +952,7 @@ DEFECTS = {
             "workers that are not forked do not know which types users have registered: their results fail",
             "datamat.parallel.workers:WorkerGroup._prepare_launcher",
             replace("standins.registrations().items()", "()"),
-            "tests/parallel/test_registered.py::test_results_are_made_in_the_caller[spawn]",
+            "tests/parallel/test_registered.py::test_results_are_made_in_the_caller[forkserver]",
         ),
         Defect(
             "one-for-each-place",
@@ -982,7 +982,7 @@ DEFECTS = {
                     return self.broken is None
                 """,
             ),
-            "tests/parallel/test_scarcity.py::test_pool_that_gets_no_worker_says_why[forkserver]",
+            "tests/parallel/test_scarcity.py::test_pool_that_gets_no_worker_says_why[fork]",
         ),
         Defect(
             "all-workers-or-none",
@@ -996,7 +996,7 @@ DEFECTS = {
                 "raise",
             ),
             "tests/parallel/test_scarcity.py::"
-            "test_pool_continues_with_the_workers_that_could_be_started[fork-PathosExecutor]",
+            "test_pool_continues_with_the_workers_that_could_be_started[fork]",
         ),
         Defect(
             "workers-of-another-process-joined",
@@ -1049,7 +1049,7 @@ DEFECTS = {
             "items that are dataclasses with paths: an edit of such a file goes unnoticed",
             "datamat.directory.rows:_parts_of",
             replace("[getattr(__item, __field.name, None) for __field in dataclasses.fields(__item)]", "()"),
-            "tests/plan/test_inputs.py::test_an_edited_input_of_materialize_is_noticed[dataclass-forkserver]",
+            "tests/plan/test_inputs.py::test_an_edited_input_of_materialize_is_noticed[dataclass]",
         ),
         Defect(
             "array-by-position",
@@ -1317,21 +1317,21 @@ DEFECTS = {
             "an iterator of `to_tf` that is restored at the end of an epoch repeats orders that training has had",
             "datamat.readers.tf.pipeline:_Seeds.saved_with",
             replace("self.shuffled(self.saved_beside(dataset), 1)", "dataset"),
-            "tests/readers/test_tf_checkpoint.py::test_epochs_after_the_restored_one_have_their_own_orders",
+            "tests/readers/test_tf_batches.py::test_epochs_after_the_restored_one_have_their_own_orders",
         ),
         Defect(
             "epoch-of-the-draw",
             "what Python reads for `to_tf` takes the number of a draw for that of the epoch: not NumPy's batches",
             "datamat.readers.tf.pipeline:_Seeds.epoch",
             replace("draws.number(int(__drawn)) // self._num_users", "draws.number(int(__drawn))"),
-            "tests/readers/test_tf_sequences.py::test_batches_are_those_of_numpy[True-pad-tfrecord]",
+            "tests/readers/test_tf_batches.py::test_batches_are_those_of_numpy[True-pad-tfrecord]",
         ),
         Defect(
             "batches-of-another-rank",
             "a checkpoint of `to_tf` holds batches that wait: restored by other ranks, records come twice",
             "datamat.readers.tf.pipeline:_symbolic",
             replace("dataset.with_options(positions_only)", "dataset"),
-            "tests/readers/test_tf_ranks.py::test_state_between_the_last_steps_of_an_epoch",
+            "tests/readers/test_tf_batches.py::test_state_between_the_last_steps_of_an_epoch",
         ),
         Defect(
             "member-for-each-block",
