@@ -11,6 +11,7 @@ import sys
 import small_pairs
 
 from datamat import Materializer, ShardOptions, WorkerOptions
+from datamat.testing import InlineExecutor
 
 COPIES = 3
 
@@ -50,7 +51,8 @@ def run_until_killed(source, output, shard_format, *, at, call="run"):
 
 
 def job(source, output, shard_format, num_workers=1):
-    """Return the job: one shard per split, so that workers can share nothing but its parts."""
+    """Return the job: one shard per split, so that workers can share nothing but its parts; one is this process."""
+    workers = {"workers": WorkerOptions(num_workers=num_workers)} if num_workers > 1 else {"executor": InlineExecutor()}
     return Materializer(
         Deadly(),
         source,
@@ -59,5 +61,5 @@ def job(source, output, shard_format, num_workers=1):
         copies={"train": COPIES},
         transform=small_pairs.jitter,
         shards=ShardOptions(num_shards=1),
-        workers=WorkerOptions(num_workers=num_workers),
+        **workers,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import shutil
 import threading
 
@@ -40,10 +39,9 @@ from datamat.cli import main
 from datamat.codecs import encode_jpeg
 from datamat.directory.index_files import read_index
 from datamat.formats import get_format
-from datamat.plan.plan import PartSpec
-from datamat.run.convert import _parts, convert
+from datamat.run.convert import convert
+from datamat.testing import InlineExecutor
 
-ONE_WORKER = WorkerOptions(num_workers=1)
 FORMATS = ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"]
 
 
@@ -107,13 +105,15 @@ class Uneven(Mixed):
 
 
 def make(output, writer, **options):
-    options = {"shards": ShardOptions(num_shards=2), "workers": ONE_WORKER, **options}
+    options = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor(), **options}
     Materializer(writer, None, output, **options).run(progress=False)
     return output
 
 
 def converted(source, output, **options):
-    report = convert(source, output, workers=options.pop("workers", ONE_WORKER), progress=False, **options)
+    """Convert a directory in this process, unless `workers` are given."""
+    runs_here = {} if "workers" in options else {"executor": InlineExecutor()}
+    report = convert(source, output, progress=False, **{**runs_here, **options})
     assert report.is_complete
     assert verify(output, deep=True).ok, str(verify(output, deep=True))
     return output
@@ -193,21 +193,14 @@ def test_other_shards_hold_the_same_records_in_the_same_order(mixed, tmp_path, o
     assert load(output).keys() == load(mixed).keys()
 
 
-def test_order_of_the_index_stays_where_it_was_kept(tmp_path):
-    """Records that lie in the order of the index are not shuffled."""
+def test_order_of_the_index_and_size_of_records_count(tmp_path):
+    """Records in the order of the index are not shuffled; `shard_bytes` counts the bytes of records."""
     source = make(tmp_path / "source", Mixed(), shards=ShardOptions(num_shards=2, shuffle=False))
+    size = sum(info.num_bytes for info in Manifest.read(source).splits["train"])
 
-    output = converted(source, tmp_path / "out", shards=ShardOptions(num_shards=3))
+    output = converted(source, tmp_path / "out", shards=ShardOptions(shard_bytes=size // 3))
 
     assert load(output, "train").keys() == [f"train.{number:02d}é" for number in range(23)]
-
-
-def test_size_of_shards_is_that_of_the_records(mixed, tmp_path):
-    """`shard_bytes` counts the bytes of the records; no input file states them."""
-    size = sum(info.num_bytes for info in Manifest.read(mixed).splits["train"])
-
-    output = converted(mixed, tmp_path / "out", shards=ShardOptions(shard_bytes=size // 3))
-
     assert [len(infos) for infos in Manifest.read(output).splits.values()] == [4, 1]
 
 
@@ -261,14 +254,14 @@ def test_few_files_are_open_at_a_time(tmp_path):
     """The number of open files does not grow with the number of shards."""
     source = make(tmp_path / "source", Many(), shards=ShardOptions(records_per_shard=1))
 
-    with few_descriptors(50), concurrent.futures.ThreadPoolExecutor(1) as executor:
-        convert(source, tmp_path / "out", shards=1, executor=executor, progress=False)
+    with few_descriptors(50):
+        convert(source, tmp_path / "out", shards=1, executor=InlineExecutor(), progress=False)
 
     assert records(tmp_path / "out") == records(source)
 
 
-class Stopping(concurrent.futures.ThreadPoolExecutor):
-    """An executor that fails after some tasks."""
+class Stopping(InlineExecutor):
+    """An executor that is interrupted after some tasks."""
 
     left = 5
 
@@ -282,10 +275,10 @@ class Stopping(concurrent.futures.ThreadPoolExecutor):
 def test_stopped_conversion_resumes(mixed, tmp_path):
     """It reuses the finished parts, and its bytes are those of a conversion that never stopped."""
     whole = converted(mixed, tmp_path / "whole", format="webdataset", shards=2)
-    with Stopping(1) as executor, pytest.raises(KeyboardInterrupt):
-        convert(mixed, tmp_path / "out", format="webdataset", shards=2, executor=executor, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        converted(mixed, tmp_path / "out", format="webdataset", shards=2, executor=Stopping())
 
-    report = convert(mixed, tmp_path / "out", format="webdataset", shards=2, workers=ONE_WORKER, progress=False)
+    report = convert(mixed, tmp_path / "out", format="webdataset", shards=2, executor=InlineExecutor(), progress=False)
 
     assert report.num_parts_resumed > 0
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(whole)
@@ -298,7 +291,7 @@ def test_finished_conversion_is_not_repeated_unless_the_source_changed(mixed, tm
 
     again = convert(source, tmp_path / "out", format="parquet", progress=False)
     make(source, Revised())
-    changed = convert(source, tmp_path / "out", format="parquet", progress=False)
+    changed = convert(source, tmp_path / "out", format="parquet", executor=InlineExecutor(), progress=False)
 
     assert again.num_shards_written == 0
     assert changed.num_shards_written == 4
@@ -322,11 +315,11 @@ def test_damage_is_named_and_nothing_is_written(mixed, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-class Damaging(concurrent.futures.ThreadPoolExecutor):
+class Damaging(InlineExecutor):
     """An executor that flips a bit of a file before it runs its first task."""
 
     def __init__(self, path):
-        super().__init__(1)
+        super().__init__()
         self.path = path
 
     def submit(self, fn, /, *args, **kwargs):
@@ -343,11 +336,8 @@ def test_damage_that_comes_later_names_file_and_record(mixed, tmp_path):
     source = shutil.copytree(mixed, tmp_path / "source")
     shard = source / "mixed-train-00001-of-00002.tfrecord"
 
-    with (
-        Damaging(shard) as executor,
-        pytest.raises(SampleError, match=rf"{shard.name}: record \d+ at byte \d+ is damaged"),
-    ):
-        convert(source, tmp_path / "out", format="parquet", executor=executor, progress=False)
+    with pytest.raises(SampleError, match=rf"{shard.name}: record \d+ at byte \d+ is damaged"):
+        converted(source, tmp_path / "out", format="parquet", executor=Damaging(shard))
 
 
 def test_missing_shard_is_named(mixed, tmp_path):
@@ -368,7 +358,7 @@ def test_exchanged_offsets_are_noticed(mixed, tmp_path):
     assert second.exists()
 
     with pytest.raises(SampleError, match="the index says"):
-        convert(source, tmp_path / "out", shards=1, workers=ONE_WORKER, progress=False)
+        converted(source, tmp_path / "out", shards=1)
 
 
 class EventsInThisProcess(RunHook):
@@ -387,7 +377,9 @@ def checksums(manifest):
     return {"CHECKSUMS": "".join(f"{info.checksum} {info.file}\n" for info in manifest.all_files).encode()}
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "start_method", ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("forkserver", "spawn"))]
+)
 def test_hooks_hear_a_conversion_and_sidecars_describe_it(mixed, tmp_path, start_method):
     """Hooks hear of parts that hold every record; the sidecar's file is written, verified, and repaired."""
     output, heard, again = tmp_path / "out", EventsInThisProcess(), EventsInThisProcess()
@@ -426,14 +418,14 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
     for output in (mixed, mixed / "inside"):
         with pytest.raises(OptionError, match="lies in the directory that is converted; give another folder"):
             convert(mixed, output, shards=2)
-    for options, message in (
-        ({"hooks": EventsInThisProcess()}, r"want a list of hooks, as in hooks=\[EventsInThisProcess\(\)\]"),
-        ({"hooks": [print]}, "want instances of subclasses of datamat.RunHook"),
-        ({"sidecars": ["README"]}, "sidecars holds 'README'; want functions of a manifest"),
-        ({"workers": 4}, r"workers is 4; want something like WorkerOptions\(num_workers=4\)"),
-        ({"executor": Stopping(1), "workers": WorkerOptions(max_rss=1 << 30)}, "leave out executor, or max_rss"),
+    for options in (
+        {"hooks": EventsInThisProcess()},
+        {"hooks": [print]},
+        {"sidecars": ["README"]},
+        {"workers": 4},
+        {"executor": Stopping(), "workers": WorkerOptions(max_rss=1 << 30)},
     ):
-        with pytest.raises(OptionError, match=message):
+        with pytest.raises(OptionError, match=rf"{next(iter(options))}"):
             convert(mixed, tmp_path / "out", shards=3, **options)
     with pytest.raises(OptionError, match="can be read, not written"):
         convert(mixed, "https://host/out", shards=3)
@@ -448,17 +440,15 @@ def test_command_writes_beside_the_directory(mixed, tmp_path, capsys):
     source = shutil.copytree(mixed, tmp_path / "source")
 
     codes = [
-        main(["convert", str(source), "--format", "parquet", "--num-shards", "3", "--num-workers", "1"]),
-        main(["convert", str(source), "--num-shards", "3", "--num-workers", "1"]),
         main(["convert", str(source), "--format", "tfrecord", "--format", "parquet", "--num-workers", "1"]),
         main(["convert", str(source), "--num-shards", "1", "--output", str(tmp_path / "mine")]),
     ]
 
-    folders = [tmp_path / name for name in ("source-parquet", "source-3-shards", "source-tfrecord-parquet", "mine")]
-    assert codes == [0] * 4
+    folders = [tmp_path / name for name in ("source-tfrecord-parquet", "mine")]
+    assert codes == [0] * 2
     assert capsys.readouterr().out.split() == [str(folder) for folder in folders]
     assert all(verify(folder).ok for folder in folders)
-    assert Manifest.read(folders[0]).format == "parquet"
+    assert list(Manifest.read(folders[0]).by_format) == ["tfrecord", "parquet"]
 
 
 def test_exit_code_of_the_command_says_what_went_wrong(mixed, tmp_path, capsys):
@@ -472,16 +462,3 @@ def test_exit_code_of_the_command_says_what_went_wrong(mixed, tmp_path, capsys):
     assert codes == [2, 2, 2, 1]
     assert "give format= or shards=" in (found := capsys.readouterr().err)
     assert "repair the directory, and convert again" in found
-
-
-@pytest.mark.parametrize("least", [1, 3, 20])
-def test_parts_of_a_shard_know_how_many_there_are(least):
-    """Workers seal a shard by that number: with another one they left records out, or waited for ever."""
-    whole = PartSpec(
-        "w-val-00000-of-00001", 0, start=180, stop=200, cost=20, copies=1, augmented=False, fingerprint="", num_parts=8
-    )
-
-    parts = _parts(whole, least)
-
-    assert [part.num_parts for part in parts] == [len(parts)] * len(parts)
-    assert [part.number for part in parts] == list(range(len(parts)))

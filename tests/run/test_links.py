@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import small_pairs
 
-from datamat import DatasetWriter, Features, Index, Materializer, ShardOptions, SourceError, Text, WorkerOptions, verify
+from datamat import DatasetWriter, Features, Index, Materializer, ShardOptions, SourceError, Text, verify
 from datamat.codecs import encode_png
 from datamat.codecs.files import read_file
+from datamat.testing import InlineExecutor
 
 
 class Notes(DatasetWriter):
@@ -40,36 +41,38 @@ def _write(path, text):
     return path
 
 
+def _layout(folder, root, blobs, *, is_absolute=False, mode=0o644):
+    """Make each file a link to a blob, of which `blobs` gives the path by number and content."""
+    for number, name in enumerate(NAMES):
+        blob = _write(folder / blobs(number, _content(name)), _content(name))
+        blob.chmod(mode)
+        link = folder / root / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob if is_absolute else os.path.relpath(blob, link.parent))
+    return folder / root
+
+
 def _hub(folder):
     """Each file is a relative link to a blob that has the name of its content."""
-    root = folder / "datasets--me--notes" / "snapshots" / ("c0ffee00" * 5)
-    for number, name in enumerate(NAMES):
-        blob = _write(root.parents[1] / "blobs" / f"{number:040x}", _content(name))
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(os.path.relpath(blob, (root / name).parent))
-    return root
+    place = "datasets--me--notes"
+    return _layout(folder, f"{place}/snapshots/{'c0ffee00' * 5}", lambda number, _: f"{place}/blobs/{number:040x}")
 
 
 def _dvc(folder):
     """Each file is an absolute link into a cache elsewhere."""
-    root = folder / "repo" / "data"
-    for number, name in enumerate(NAMES):
-        blob = _write(folder / "cache" / "files" / "md5" / f"{number:02x}" / f"{number:030x}", _content(name))
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(blob)
-    return root
+    return _layout(
+        folder, "repo/data", lambda number, _: f"cache/files/md5/{number:02x}/{number:030x}", is_absolute=True
+    )
 
 
 def _annex(folder):
     """Each file is a relative link to a file that is read-only, below the `.git` of the repository."""
-    root = folder / "repo" / "data"
-    for number, name in enumerate(NAMES):
-        key = f"SHA256E-s{len(_content(name))}--{number:064x}.txt"
-        blob = _write(folder / "repo" / ".git" / "annex" / "objects" / "Xx" / "Yy" / key / key, _content(name))
-        blob.chmod(0o444)
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(os.path.relpath(blob, (root / name).parent))
-    return root
+
+    def blob(number, content):
+        key = f"SHA256E-s{len(content)}--{number:064x}.txt"
+        return f"repo/.git/annex/objects/Xx/Yy/{key}/{key}"
+
+    return _layout(folder, "repo/data", blob, mode=0o444)
 
 
 def _folders(folder):
@@ -89,7 +92,7 @@ LAYOUTS = {"hub": _hub, "dvc": _dvc, "annex": _annex, "folders": _folders}
 
 def _job(source, output, **options):
     shards = ShardOptions(records_per_shard=1)
-    return Materializer(Notes, source, output, shards=shards, workers=WorkerOptions(num_workers=1), **options)
+    return Materializer(Notes, source, output, shards=shards, executor=InlineExecutor(), **options)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

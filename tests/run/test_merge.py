@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 
 import pytest
 
@@ -20,7 +21,6 @@ from datamat import (
     Scalar,
     ShardOptions,
     Text,
-    WorkerOptions,
     load,
     merge,
     read_ledger,
@@ -29,6 +29,7 @@ from datamat import (
 from datamat.cli import main
 from datamat.run import merge as merging
 from datamat.run.status import read_status
+from datamat.testing import InlineExecutor
 
 
 class Lines(DatasetWriter):
@@ -61,19 +62,20 @@ def _made(folder, keys, *, writer=None, split="train", num_shards=2, **options):
         [(key, split) for key in keys] + [(f"{keys[0]}-val", "val")],
         folder,
         shards=ShardOptions(num_shards=num_shards),
-        workers=WorkerOptions(num_workers=1),
+        executor=InlineExecutor(),
         **{"copies": {"train": 2}, **options},
     ).run(progress=False)
     return folder
 
 
-@pytest.fixture
-def sets(tmp_path):
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
     """Two finished directories; a row of the second failed."""
+    folder = tmp_path_factory.mktemp("sets")
     options = {"format": ["tfrecord", "parquet"], "errors": ErrorPolicy("skip")}
-    first = _made(tmp_path / "a", [f"a{number}" for number in range(9)], **options)
+    first = _made(folder / "a", [f"a{number}" for number in range(9)], **options)
     second = _made(
-        tmp_path / "b", [f"b{number}" for number in range(5)], writer=Lines(bad=["b3"]), num_shards=3, **options
+        folder / "b", [f"b{number}" for number in range(5)], writer=Lines(bad=["b3"]), num_shards=3, **options
     )
     return [first, second]
 
@@ -110,7 +112,7 @@ def test_shards_are_links_where_the_disk_has_them(sets, tmp_path, monkeypatch):
     merge(sets, tmp_path / "copied")
 
     linked, copied = (sorted((tmp_path / name).glob("lines-*.tfrecord")) for name in ("linked", "copied"))
-    assert {path.stat().st_nlink for path in linked} == {2}
+    assert min(path.stat().st_nlink for path in linked) > 1
     assert {path.stat().st_nlink for path in copied} == {1}
     assert [path.read_bytes() for path in linked] == [path.read_bytes() for path in copied]
     assert (tmp_path / "linked/manifest.json").read_bytes() == (tmp_path / "copied/manifest.json").read_bytes()
@@ -173,19 +175,19 @@ def test_output_must_be_empty_and_apart(sets, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")
 
-    with pytest.raises(OutputError, match=r"holds notes.txt; give a folder that is missing or empty"):
+    with pytest.raises(OutputError, match=r"holds notes.txt"):
         merge(sets, tmp_path / "full")
-    for output in (sets[0], tmp_path):
-        with pytest.raises(OptionError, match=r"is, or holds, .*, which is to be merged; give a new folder"):
+    for output in (sets[0], sets[0].parent, sets[0] / "inside"):
+        with pytest.raises(OptionError, match="which is to be merged"):
             merge(sets, output)
-    with pytest.raises(OptionError, match=r"lies in .*, which is to be merged; give a folder outside of it"):
-        merge(sets, sets[0] / "inside")
     with pytest.raises(OptionError, match="want two at least"):
         merge(sets[:1], tmp_path / "c")
+    assert (tmp_path / "full/notes.txt").read_text() == "mine"
 
 
 def test_damaged_shard_is_not_merged(sets, tmp_path):
     """It is named; once it is repaired, the same call completes."""
+    sets = [shutil.copytree(folder, tmp_path / folder.name) for folder in sets]
     path = next(sets[1].glob("*.parquet"))
     good = path.read_bytes()
     path.write_bytes(good[:-1] + b"x")

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 
-import albumentations as A
 import numpy as np
 import pytest
 import small_pairs
@@ -25,21 +24,20 @@ from datamat import (
     WorkerOptions,
     load,
 )
+from datamat.testing import InlineExecutor
 
 COPIES = 3
 
 
 def _job(source, output, **options):
-    transform = A.Compose([A.HorizontalFlip(p=0.5), A.RandomBrightnessContrast(p=0.9), A.GaussNoise(p=0.3)])
     return Materializer(
         small_pairs.Pairs(),
         source,
         output,
         copies={"train": COPIES},
-        transform=transform,
+        transform=small_pairs.jitter,
         shards=ShardOptions(num_shards=2),
-        workers=WorkerOptions(num_workers=2),
-        **options,
+        **{"executor": InlineExecutor(), **options},
     )
 
 
@@ -47,7 +45,7 @@ def _job(source, output, **options):
 def template(source, tmp_path_factory):
     """A finished directory."""
     output = tmp_path_factory.mktemp("template") / "out"
-    _job(source, output).run(progress=False)
+    _job(source, output, executor=None, workers=WorkerOptions(num_workers=2, start_method="fork")).run(progress=False)
     return output
 
 
@@ -125,19 +123,13 @@ def test_replay_sets_up_a_writer_of_its_own(source, tmp_path):
     assert job.verify(sample=0.2).ok and job.status().changes == ()
 
 
-@pytest.mark.parametrize(
-    ("key", "copy", "message"),
-    [
-        ("nobody", 0, "the source has no row 'nobody'; it has .*train"),
-        ("train003", 3, "row 'train003' gives no record 'train003#3'; it gives train003#0, train003#1, train003#2"),
-        ("val001", 1, "row 'val001' gives no record 'val001#1'"),
-        ("train003#x", 0, "record 'train003#x': want KEY"),
-    ],
-)
-def test_missing_record_is_refused(job, key, copy, message):
-    """The error lists those that exist."""
-    with pytest.raises(OptionError, match=message):
+@pytest.mark.parametrize(("key", "copy"), [("nobody", 0), ("train003", 3), ("val001", 1), ("train003#x", 0)])
+def test_missing_record_is_refused(job, key, copy):
+    """The error names it, and `provenance` refuses it, too."""
+    with pytest.raises(OptionError, match=key):
         job.replay(key, copy)
+    with pytest.raises(OptionError, match=key):
+        job.provenance(f"{key}#{copy}" if copy else key)
 
 
 class Several(DatasetWriter):
@@ -158,7 +150,7 @@ class Several(DatasetWriter):
 
 def test_rows_of_several_samples_are_found_too(tmp_path):
     """A key is KEY#COPY-NUMBER; without a number it means the first sample."""
-    job = Materializer(Several(), None, tmp_path / "out", copies=2, workers=WorkerOptions(num_workers=1))
+    job = Materializer(Several(), None, tmp_path / "out", copies=2, executor=InlineExecutor())
     job.run(progress=False)
     keys = load(tmp_path / "out").keys()
 
@@ -184,12 +176,8 @@ def test_provenance_names_files_copy_seed_shard_and_position(job, source):
             )
             row_key, _, copy = key.partition("#")
             assert data[number]["key"] == key == found.key
-            assert (found.row_key, found.copy, found.split, found.seed) == (
-                row_key,
-                int(copy) if copy else None,
-                split,
-                0,
-            )
+            wanted = (row_key, int(copy) if copy else None, split, 0)
+            assert (found.row_key, found.copy, found.split, found.seed) == wanted
             assert found.sources == {
                 "image": str(source / split / f"{row_key}.png"),
                 "mask": str(source / f"{split}annot" / f"{row_key}.png"),
@@ -199,13 +187,6 @@ def test_provenance_names_files_copy_seed_shard_and_position(job, source):
         f"train003#2: {source}/train/train003.png, {source}/trainannot/train003.png, copy 2, drawn from seed 0: record "
     )
     assert job.provenance("train003") == job.provenance("train003#0")
-
-
-@pytest.mark.parametrize("key", ["nobody", "train003#3", "train003#x", "val001#0", "val001#1"])
-def test_provenance_of_a_missing_record_is_refused(job, key):
-    """Anything that looks like a key but is none is refused."""
-    with pytest.raises(OptionError, match=r"no record|want KEY, KEY#COPY"):
-        job.provenance(key)
 
 
 def test_provenance_needs_a_finished_directory(source, tmp_path):

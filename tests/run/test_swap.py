@@ -21,6 +21,14 @@ class VisibleShards(RunHook):
         self.seen.append({path.name for path in self.output.glob("*.tfrecord")})
 
 
+def leave_unnamed(finished, entries):
+    """Leave the shards of a finished directory as a kill does that comes before they get their names."""
+    for files in by_shard(Manifest.read(finished).all_files).values():
+        for name in [name for info in files for name in (info.file, info.index_file)]:
+            os.link(finished / name, entries / f"{name}.growing")
+        write_entry(entries, files)
+
+
 def test_shard_that_a_kill_left_unnamed_waits_for_shards_of_another_plan_to_go(source, tmp_path):
     """Its entry is there and its files are complete, but a run of another plan has since published its own."""
     output, one = tmp_path / "out", ShardOptions(num_shards=1)
@@ -31,10 +39,7 @@ def test_shard_that_a_kill_left_unnamed_waits_for_shards_of_another_plan_to_go(s
     note_finished(output, entries, Manifest.read(output).all_files)
     withdraw_manifest(output)
     (entries / "manifest.json").unlink()
-    for files in by_shard(Manifest.read(tmp_path / "other").all_files).values():
-        for name in [name for info in files for name in (info.file, info.index_file)]:
-            os.link(tmp_path / "other" / name, entries / f"{name}.growing")
-        write_entry(entries, files)
+    leave_unnamed(tmp_path / "other", entries)
     looks = VisibleShards(output)
 
     report = small_pairs.job(source, output, shards=one, hooks=[looks]).run(progress=False)
@@ -51,10 +56,7 @@ def test_shard_that_a_kill_left_unnamed_is_not_announced_as_lost(source, tmp_pat
     small_pairs.job(source, tmp_path / "other").run(progress=False)
     entries = tmp_path / "out" / ".datamat" / "shards"
     entries.mkdir(parents=True)
-    for files in by_shard(Manifest.read(tmp_path / "other").all_files).values():
-        for name in [name for info in files for name in (info.file, info.index_file)]:
-            os.link(tmp_path / "other" / name, entries / f"{name}.growing")
-        write_entry(entries, files)
+    leave_unnamed(tmp_path / "other", entries)
     job = small_pairs.job(source, tmp_path / "out")
     assert job.status().changes == ()
 
