@@ -2,10 +2,9 @@
 
     python tests/parallel/cpython_runner.py METHOD [--suite PATH] [--only WORD]
 
-The tests (`test_concurrent_futures`, one file or a package) are looked for in the folder `test` of the interpreter, and
-where it has none, in those of other installations on this machine, the same version first. Many come without: CPython
-itself forgot to install them for some releases, 3.11.7 and 3.12.1 among them, so that pyenv has none there
-(https://github.com/python/cpython/issues/115421); Debian has a package for them; small builds leave out the folder.
+The tests (`test_concurrent_futures`, one file or a package) are looked for in the folder `test` of this interpreter and
+of its neighbours below pyenv or uv, since many come without: CPython itself forgot to install them for some releases,
+3.11.7 and 3.12.1 among them (https://github.com/python/cpython/issues/115421); Debian has a package for them.
 `--suite`, or the environment variable DATAMAT_CPYTHON_TESTS, names the `Lib/test` of a source checkout. Exit code 77
 means that there are none; the places that were looked at are printed.
 
@@ -17,11 +16,11 @@ from __future__ import annotations
 import argparse
 import concurrent.futures.process
 import concurrent.futures.thread  # defines its exceptions before they are replaced below
+import glob
 import importlib
 import importlib.util
 import multiprocessing.util
 import os
-import shutil
 import sys
 import tempfile
 import unittest
@@ -36,12 +35,7 @@ METHODS = {"fork": "ProcessPoolFork", "forkserver": "ProcessPoolForkserver", "sp
 MODULES = ("test_process_pool", "test_wait", "test_as_completed", "test_init", "test_shutdown", "test_deadlock")
 
 NEIGHBOURS = ("3.13", "3.12", "3.11")  # whose tests run on each of the others, too
-HOMES = (  # where programs that install Pythons put them: a variable, the usual place, and the folders in it
-    ("PYENV_ROOT", "~/.pyenv", "versions/{}*"),
-    ("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python", "cpython-{}*"),
-    ("ASDF_DATA_DIR", "~/.asdf", "installs/python/{}*"),
-    ("MISE_DATA_DIR", "~/.local/share/mise", "installs/python/{}*"),
-)
+HOMES = ("~/.pyenv/versions/{}*", "~/.local/share/uv/python/cpython-{}*", "/usr", "/usr/local")
 
 _COUNTS = "expects the workers to run when `submit` returns; here the dispatcher's thread starts them"
 _BY_NAME = "imports the executor by name from concurrent.futures in a new interpreter; test_life.py has the same tests"
@@ -104,20 +98,12 @@ def places(suite: Path | None) -> list[Path]:
     folders = [Path(folder) for folder in (own.submodule_search_locations or [] if own else [])]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for each in dict.fromkeys((version, *NEIGHBOURS)):
-        folders += [Path(os.path.normpath(root), "lib", f"python{each}", "test") for root in installations(each)]
+        roots = [
+            sys.base_prefix,
+            *(root for home in HOMES for root in glob.glob(os.path.expanduser(home.format(each)))),
+        ]
+        folders += [Path(root, "lib", f"python{each}", "test") for root in roots]
     return list(dict.fromkeys(folders))
-
-
-def installations(version: str) -> list[str | Path]:
-    """Return where a version of Python may be installed on this machine."""
-    roots: list[str | Path] = [sys.base_prefix, "/usr", "/usr/local"]
-    program = shutil.which(f"python{version}")
-    if program is not None:
-        roots.append(os.path.realpath(program) + "/../..")
-    for variable, usual, pattern in HOMES:
-        home = Path(os.environ.get(variable, usual)).expanduser()
-        roots += sorted(home.glob(pattern.format(version)), reverse=True)
-    return roots
 
 
 def holds_tests(folder: Path) -> bool:
@@ -178,7 +164,6 @@ def main() -> int:
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("-v", action="store_true")
     options = parser.parse_args()
     folders = places(options.suite)
     folder = next(filter(holds_tests, folders), None)
@@ -187,7 +172,7 @@ def main() -> int:
         return 77
     with tempfile.TemporaryDirectory() as home:
         suite = collect(load(folder, home), options.method, options.only)
-        result = unittest.TextTestRunner(verbosity=2 if options.v else 1).run(suite)
+        result = unittest.TextTestRunner(verbosity=1).run(suite)
     print(
         f"{folder}, {options.method}: {result.testsRun} run, {len(result.failures)} failures, "
         f"{len(result.errors)} errors, {len(result.skipped)} skipped by CPython, {len(SKIPPED)} names skipped here"

@@ -1,6 +1,6 @@
 """Pools of every start method under mixed load, for as long as you like: every call is counted, every leak is seen.
 
-    python tests/parallel/load.py [--seconds 3600] [--seed 1] [--log rounds.jsonl]
+    python tests/parallel/load.py [--seconds 3600] [--seed 1]
 
 Each round, a few seconds long, has two halves. In the first, pools live for a moment: they come from every start method
 and end by leaving the `with`, by `shutdown(wait=False)`, by `terminate` in the middle of their work, by an initializer
@@ -31,7 +31,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -154,7 +153,7 @@ class Load:
         """Do something with a pool some of whose workers are being killed."""
         work, count = Work(), rng.randrange(1, 200)
         kinds = (
-            self._submit, self._map, self._long_map, self._generator, self._unordered, self._starmap, self._close,
+            self._submit, self._map, self._generator, self._unordered, self._starmap, self._close,
             self._fail, self._unpicklable_result, self._unpicklable_item, self._arrays, self._retire,
         )  # fmt: skip
         rng.choice(kinds)(pool, work, count, rng)
@@ -164,12 +163,9 @@ class Load:
         self.expect("submit", [future.result(timeout=300) for future in futures], list(range(count)), count)
 
     def _map(self, pool, work, count, rng):
+        count *= rng.choice([1, 50])
         found = list(pool.map(work.square, range(count), chunksize=rng.choice([None, 1, 16])))
         self.expect("map", found, [x * x for x in range(count)], count)
-
-    def _long_map(self, pool, work, count, rng):
-        count *= 50
-        self.expect("long map", list(pool.map(work.square, range(count))), [x * x for x in range(count)], count)
 
     def _generator(self, pool, work, count, rng):
         found = list(pool.map(work.square, (x for x in range(count))))
@@ -388,7 +384,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--round", type=float, default=8, help="seconds of the second half of each round")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--log", type=Path, help="gets a line of JSON after each round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -399,10 +394,6 @@ def main() -> int:
             last = load.held()
             if number == WARM_UP_ROUNDS:
                 first = last
-            line = {"round": number, "seconds": round(time.monotonic() - begin, 1), **last, **load.outcomes}
-            if options.log is not None:
-                with options.log.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
         for pool in load.pools.values():
             pool.shutdown()
         assert first is not None

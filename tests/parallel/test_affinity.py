@@ -63,7 +63,6 @@ def test_without_topology_each_cpu_is_a_core(tmp_path):
 
 
 def test_fast_cores_come_first(tmp_path):
-    """Two fast cores with siblings, and four slow ones without."""
     siblings = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5", 6: "6", 7: "7"}
     make_cpus(tmp_path, siblings, cpu_capacity={cpu: "400" if cpu > 3 else "1024" for cpu in siblings})
 
@@ -112,7 +111,6 @@ def test_mask_is_not_cut_to_the_quota(tmp_path):
 
 
 def test_systems_without_scheduler_masks_count_cores(monkeypatch):
-    """On macOS and Windows there are no such masks."""
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sched_setaffinity")
 
@@ -133,5 +131,4 @@ def test_masks_of_workers():
 
 @pytest.mark.parametrize(("text", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5\n", {5}), ("", set()), ("0,2-2", {0, 2})])
 def test_cpu_lists_are_read_as_the_kernel_writes_them(text, cpus):
-    """Ranges include their end."""
     assert affinity.parse_cpu_list(text) == cpus

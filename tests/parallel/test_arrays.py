@@ -78,7 +78,6 @@ def test_every_view_of_a_mapped_file_arrives(tmp_path_factory, first, second, is
 
 
 def test_mapped_file_is_not_in_the_stream(mapped):
-    """Nor is it in a buffer beside the stream; a read-only mapping stays read-only."""
     arrived, size, beside = sent({"all": mapped, "part": np.memmap(mapped.filename, np.float32, "r")[7:]})
 
     assert size < 1000

@@ -17,7 +17,6 @@ costs = st.none() | st.floats(0, 1e4)
 
 @given(st.integers(0, 10**9), st.integers(1, 512), costs)
 def test_chunksize_is_at_least_one_and_leaves_each_worker_chunks(num_items, num_workers, cost):
-    """No chunk is so large that a worker is left without one."""
     size = compute_chunksize(num_items, num_workers, cost)
 
     assert 1 <= size <= 4096
@@ -26,7 +25,6 @@ def test_chunksize_is_at_least_one_and_leaves_each_worker_chunks(num_items, num_
 
 @given(st.integers(1, 10**6), st.integers(1, 64), st.floats(1e-6, 10), st.floats(1, 100))
 def test_costlier_items_never_make_larger_chunks(num_items, num_workers, cost, factor):
-    """The size falls as the cost rises."""
     assert compute_chunksize(num_items, num_workers, cost * factor) <= compute_chunksize(num_items, num_workers, cost)
 
 
@@ -42,7 +40,6 @@ def test_items_of_milliseconds_travel_alone(num_items, num_workers, cost):
      ((5, 1, math.nan), "cost is nan")],
 )  # fmt: skip
 def test_nonsense_is_refused(arguments, words):
-    """The error names the value and what to pass instead."""
     with pytest.raises(OptionError, match=words):
         compute_chunksize(*arguments)
 
@@ -72,5 +69,4 @@ def test_one_longer_task_waits_at_a_worker_while_others_wait_elsewhere():
 
 
 def test_golden_values():
-    """These are the documented examples."""
     assert [compute_chunksize(100_000, 4, cost) for cost in (None, 0, 5e-5, 1e-3, 0.2)] == [782, 4096, 100, 5, 1]

@@ -44,8 +44,6 @@ def die_once(path):
 
 
 class Thing:
-    """Can be weakly referenced."""
-
     def begin(self, *_):
         """Serve as an initializer or as a callback."""
 
@@ -98,7 +96,6 @@ def collect_until(is_done):
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_pool_in_a_cycle_ends_its_workers(method, holder, pool_thread):
-    """The pool may refer to its owner by its initializer or by its callback."""
     owner = Owner(method, HOLDERS[holder])
     assert owner.pool.submit(owner.double, 2).result() == 4
     thread, gone = pool_thread(), weakref.ref(owner)

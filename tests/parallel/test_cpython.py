@@ -15,7 +15,6 @@ NO_TESTS_HERE = 77
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("method", METHODS)
 def test_executor_tests_of_cpython_pass(method: str) -> None:
-    """All mixins of test_concurrent_futures run under each start method."""
     done = python(str(RUNNER), method, timeout=380)
     if done.returncode == NO_TESTS_HERE:
         pytest.skip(

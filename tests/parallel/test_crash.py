@@ -14,7 +14,6 @@ from datamat.parallel.crash import CrashNote, WorkerExit, own_note
 
 @pytest.fixture
 def note():
-    """Return a note, which is closed at the end of the test."""
     note = CrashNote.create()
     yield note
     note.close()
@@ -32,8 +31,9 @@ def die_after(work, note):
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_number_step_and_stacks_outlive_the_worker(note):
-    """The note keeps the last number, its last step, and all stacks apart; a new note says that nothing was begun."""
+@pytest.mark.parametrize(("last", "step"), [(2**40 + 2, "rows 42"), (2**40 + 3, "")], ids=["last task", "earlier task"])
+def test_number_step_and_stacks_outlive_the_worker(last, step, note):
+    """The note keeps the last number, all stacks apart, and the last step, but not that of an earlier task."""
 
     def work(theirs, begun):
         begun[0] = 41
@@ -41,28 +41,14 @@ def test_number_step_and_stacks_outlive_the_worker(note):
         begun[0] = 2**40 + 2
         theirs.write_step("rows 41 1")
         theirs.write_step("rows 42")
+        begun[0] = last
         os.write(theirs.fileno(), b"second stack\n")
 
     assert (note.last_begun(), note.step(), note.stacks()) == (0, "", "")
 
     die_after(work, note)
 
-    assert (note.last_begun(), note.step()) == (2**40 + 2, "rows 42")
-    assert note.stacks() == "first stack\nsecond stack\n"
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_step_of_an_earlier_task_is_not_that_of_the_next(note):
-    """A task that notes nothing has no step, whatever an earlier task has left."""
-
-    def work(theirs, begun):
-        begun[0] = 1
-        theirs.write_step("rows 7")
-        begun[0] = 2
-
-    die_after(work, note)
-
-    assert (note.last_begun(), note.step()) == (2, "")
+    assert (note.last_begun(), note.step(), note.stacks()) == (last, step, "first stack\nsecond stack\n")
 
 
 def die_at(step):
@@ -88,7 +74,6 @@ def test_error_of_a_death_has_the_step_of_its_task(method):
     [(3, "exit code 3"), (-signal.SIGSEGV, "SIGSEGV"), (-signal.SIGKILL, "out-of-memory"), (-40, "real-time signal")],
 )
 def test_end_of_a_worker_is_described(exitcode, words):
-    """The text gives signal or exit code, peak memory, stack and last log lines."""
     ended = WorkerExit(7, exitcode, 3 << 20, 0, stack="in read\n", log_lines=("half way",))
 
     for part in (words, "3 MiB", "in read\n", "half way"):

@@ -110,7 +110,6 @@ print(set(found))
 
 
 def run(program, method):
-    """Run a program, and return what it wrote."""
     done = python("-W", "ignore::DeprecationWarning", "-c", HEAD + program, method)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

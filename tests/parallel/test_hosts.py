@@ -103,17 +103,17 @@ def test_pool_in_a_sub_interpreter():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reaps", [False, True])
-def test_signals_that_hit_every_thread(method, reaps):
+def test_signals_that_hit_every_thread(method):
     """A timer, signals sent to the pool's own threads, and a handler that collects all children's exit codes."""
-    program = f"""
-        import os, signal, threading
+    program = """
+        import os, signal, sys, threading
         from datamat.errors import WorkerDied
         from datamat.parallel import PathosExecutor
 
         came = set()
         signal.signal(signal.SIGUSR1, lambda *_: came.add(1))
         signal.signal(signal.SIGALRM, lambda *_: came.add(2))
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
 
         def reap(*_):
             try:
@@ -122,37 +122,34 @@ def test_signals_that_hit_every_thread(method, reaps):
             except ChildProcessError:
                 pass
 
-        if {reaps}:
-            signal.signal(signal.SIGCHLD, reap)
-        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
-
         def die(x):
             if x == 40:
                 os.kill(os.getpid(), signal.SIGKILL)
             return x
 
-        over = threading.Event()
-
-        def bother():
+        def bother(over):
             while not over.wait(0.0005):
                 for thread in threading.enumerate():
                     if thread is not threading.current_thread():
                         signal.pthread_kill(thread.ident, signal.SIGUSR1)
 
-        with PathosExecutor(2, start_method={method!r}) as pool:
-            assert list(pool.map(abs, range(-50, 0), chunksize=1)) == list(range(50, 0, -1))
-            thread = threading.Thread(target=bother)
-            thread.start()
-            assert list(pool.map(abs, range(-500, 0), chunksize=1)) == list(range(500, 0, -1))
-            futures = [pool.submit(die, i) for i in range(80)]
-            dead = [i for i, future in enumerate(futures) if isinstance(future.exception(), WorkerDied)]
-            over.set()
-            thread.join()
+        for handler in (signal.SIG_DFL, reap):
+            signal.signal(signal.SIGCHLD, handler)
+            over = threading.Event()
+            with PathosExecutor(2, start_method=sys.argv[1]) as pool:
+                assert list(pool.map(abs, range(-50, 0), chunksize=1)) == list(range(50, 0, -1))
+                thread = threading.Thread(target=bother, args=[over])
+                thread.start()
+                assert list(pool.map(abs, range(-500, 0), chunksize=1)) == list(range(500, 0, -1))
+                futures = [pool.submit(die, i) for i in range(80)]
+                dead = [i for i, future in enumerate(futures) if isinstance(future.exception(), WorkerDied)]
+                over.set()
+                thread.join()
+            print(dead, came)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(dead, came)
     """
 
-    assert run(program) == "[40] {1, 2}\n"
+    assert run(program, method) == "[40] {1, 2}\n" * 2
 
 
 @pytest.mark.timeout(200)

@@ -17,8 +17,6 @@ MAPPINGS = ("map", "chunks", "submit", "unordered", "generator", "pathos")
 
 
 class Marker:
-    """Counts how often the class that holds it is pickled."""
-
     pickled = 0
 
     def __reduce__(self):
@@ -27,21 +25,15 @@ class Marker:
 
 
 class Colour(enum.Enum):
-    """Is part of an item."""
-
     RED = 1
 
 
 class Pair(typing.NamedTuple):
-    """Is part of an item."""
-
     first: int
     second: object
 
 
 class Base:
-    """Is what an item is made of."""
-
     __slots__ = ("value",)
 
     def __init__(self, value):
@@ -53,8 +45,6 @@ class Base:
 
 @dataclasses.dataclass
 class Item:
-    """An item."""
-
     marker: typing.ClassVar = Marker()
     value: int
     parts: object = None
@@ -78,7 +68,6 @@ def use(item):
 
 
 def calls(mapping, method, items):
-    """Return the results of `use`, by each way to get them."""
     if mapping == "pathos":
         pool = PathosPool(2, id="items", start_method=method)
         try:
@@ -153,25 +142,23 @@ def value_of(item):
     return item.value
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
-def test_class_is_sent_again_with_the_module_that_a_worker_cannot_import(start_method, tmp_path, monkeypatch):
+def test_class_is_sent_again_with_the_module_that_a_worker_cannot_import(tmp_path, monkeypatch):
     """Its tasks wait until it arrives."""
-    name = f"only_in_the_parent_{start_method}"
-    (tmp_path / f"{name}.py").write_text(
+    (tmp_path / "only_in_the_parent.py").write_text(
         f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('no')\n\n\nclass Base:\n    value = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    module = __import__(name)
+    module = __import__("only_in_the_parent")
 
     class Strange(module.Base):
         pass
 
     try:
-        with PathosExecutor(1, start_method=start_method) as pool:
+        with PathosExecutor(1, start_method="forkserver") as pool:
             assert list(pool.map(value_of, [Strange(), Strange()], chunksize=1)) == [3, 3]
             assert pool.submit(value_of, Strange()).result(timeout=30) == 3
     finally:
-        del sys.modules[name]
+        del sys.modules["only_in_the_parent"]
 
 
 def explode():
@@ -179,22 +166,16 @@ def explode():
 
 
 class Explosive:
-    """Cannot be rebuilt."""
-
     def __reduce__(self):
         return explode, ()
 
 
 class Unmakable:
-    """Holds one, so it cannot be rebuilt either."""
-
     value = Explosive()
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
-def test_class_that_cannot_be_rebuilt_fails_its_items_and_no_other(start_method):
-    """They fail with the error that rebuilding it raised."""
-    with PathosExecutor(1, start_method=start_method) as pool:
+def test_class_that_cannot_be_rebuilt_fails_its_items_and_no_other():
+    with PathosExecutor(1, start_method="forkserver") as pool:
         assert pool.submit(value_of, Item(1)).result(timeout=30) == 1
         with pytest.raises(RuntimeError, match="not here"):
             pool.submit(value_of, Unmakable()).result(timeout=30)

@@ -14,8 +14,6 @@ pytestmark = [pytest.mark.timeout(120)]
 
 
 class Augmenting:
-    """Holds a pipeline of albumentations, as a writer does."""
-
     def __init__(self):
         import albumentations
 
@@ -31,7 +29,6 @@ class Augmenting:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_albumentations_pipeline_works_in_workers(method):
-    """It may contain lambdas."""
     augmenting = Augmenting()
 
     with PathosExecutor(2, start_method=method) as pool:
@@ -41,8 +38,6 @@ def test_albumentations_pipeline_works_in_workers(method):
 
 
 class Learner:
-    """Holds torch objects as training classes do."""
-
     def __init__(self, torch):
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -103,8 +98,6 @@ def test_live_tensorflow_is_not_forked():
 
 
 class Trainer:
-    """Holds a Keras model, as training classes do."""
-
     def __init__(self):
         import keras
 

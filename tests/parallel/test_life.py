@@ -53,7 +53,6 @@ def use_pool(method):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
 def test_pools_leave_nothing_behind(request, method, monkeypatch):
-    """They leave no descriptor, process, thread or semaphore."""
     prefix = f"/datamat-test-{os.getpid()}"  # other tests make semaphores meanwhile
     for library in (multiprocessing, mp):
         monkeypatch.setitem(library.current_process()._config, "semprefix", prefix)
@@ -114,34 +113,23 @@ def test_interpreter_exit_waits_for_what_was_submitted(method, how):
     assert run(EXIT, method, how) == f"done\n{late}\n"
 
 
-def test_caller_is_left_as_it_was(method):
-    """Its affinity, environment, start methods, signal handlers, random state and working directory are unchanged."""
-    state = (
+def state_of_the_caller():
+    return (
         os.sched_getaffinity(0), dict(os.environ), multiprocessing.get_start_method(allow_none=True),
         mp.get_start_method(allow_none=True), [signal.getsignal(n) for n in (2, 15, 17)], random.getstate(),
         os.getcwd(), signal.pthread_sigmask(signal.SIG_BLOCK, []),
     )  # fmt: skip
+
+
+def test_caller_is_left_as_it_was(method):
+    before = state_of_the_caller()
 
     use_pool(method)
 
-    assert state == (
-        os.sched_getaffinity(0), dict(os.environ), multiprocessing.get_start_method(allow_none=True),
-        mp.get_start_method(allow_none=True), [signal.getsignal(n) for n in (2, 15, 17)], random.getstate(),
-        os.getcwd(), signal.pthread_sigmask(signal.SIG_BLOCK, []),
-    )  # fmt: skip
-
-
-def test_submit_after_shutdown_is_refused():
-    """The message is the standard library's, which callers may look for."""
-    pool = PathosExecutor(1)
-    pool.shutdown()
-
-    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
-        pool.submit(abs, 1)
+    assert state_of_the_caller() == before
 
 
 def test_shutdown_can_cancel_what_waits(method):
-    """The running call finishes."""
     pool = PathosExecutor(1, start_method=method)
     gate = mp.Event()
     running = pool.submit(pause)
@@ -174,7 +162,6 @@ def pause():
     ],
 )
 def test_nonsense_options_are_refused(options, words):
-    """The error names the option, what was found and what to pass."""
     with pytest.raises(OptionError, match=words):
         PathosExecutor(**options)
 
@@ -224,7 +211,6 @@ def test_workers_see_the_environment_and_their_share_of_threads(method, set_by_u
 
 
 def test_stats_give_start_method_and_work(method):
-    """For each worker: process, calls, busy time and memory."""
     with PathosExecutor(2, start_method=method) as pool:
         list(pool.map(abs, range(10), chunksize=1))
         stats = pool.stats()

@@ -14,8 +14,6 @@ from datamat.parallel import PathosExecutor, get_logger
 
 
 class Keeping(logging.Handler):
-    """Keeps the records it handles."""
-
     def __init__(self):
         super().__init__()
         self.records = []
@@ -66,7 +64,6 @@ def test_records_arrive_in_order_and_tagged(method, logger):
 
 
 def test_filters_and_formatters_act_in_the_parent_once(method, logger):
-    """They may change the record."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(user)s %(message)s"))

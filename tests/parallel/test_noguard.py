@@ -63,7 +63,6 @@ EXPECTED = "RESULT [11, 21, 31]"
 
 
 def run(arguments: list[str], folder: Path, stdin: str | None = None) -> str:
-    """Run Python as a user would, and return what it printed."""
     done = python(*arguments, cwd=folder, env=environment(PYTHONWARNINGS="default"), input=stdin)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -240,6 +239,18 @@ GLOBALS = {
         print(thing())
         """,
         "None",
+    ),
+    "namespace of a module goes by name, not as a copy": (
+        """
+        class KeepsNamespace:
+            def __init__(self):
+                self.names = globals()
+            def look(self):
+                return use(4), self.names["use"] is use, self.names is globals()
+        with pool() as workers:
+            print(workers.submit(KeepsNamespace().look).result())
+        """,
+        "((None, 4), True, True)",
     ),
     "module object travels by name": (
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -59,8 +60,8 @@ def test_pipes_run_one_call(pool):
     assert result.get() == result.get() == 4
 
 
-def nap():
-    time.sleep(0.5)
+def wait_for(gate):
+    gate.wait(30)
 
 
 def fail(x):
@@ -69,13 +70,15 @@ def fail(x):
 
 def test_asynchronous_result_can_be_asked_early(pool):
     """It reports that it is not ready."""
-    result = pool.apipe(nap)
+    gate = mp.get_context("spawn").Event()
+    result = pool.apipe(wait_for, gate)
 
     assert not result.ready()
     with pytest.raises(ValueError, match="not ready"):
         result.successful()
     with pytest.raises(mp.TimeoutError):
         result.get(timeout=0.01)
+    gate.set()
     assert result.get() is None
 
 
@@ -124,8 +127,6 @@ def test_terminate_is_abrupt(pool):
 
 def test_pools_of_one_id_share_their_workers(pool, method):
     """By default the id is the number of nodes."""
-    import os
-
     twin = PathosPool(2, start_method=method)
 
     assert set(pool.map(pid, range(20))) & set(twin.map(pid, range(20)))
@@ -136,8 +137,6 @@ def test_pools_of_one_id_share_their_workers(pool, method):
 
 
 def pid(_):
-    import os
-
     return os.getpid()
 
 

@@ -9,12 +9,10 @@ import io
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 import types
 import typing
 import weakref
-from pathlib import Path
 
 import dill
 import numpy as np
@@ -74,14 +72,6 @@ def test_work_grows_with_the_number_of_objects(stays_behind):
 
     connection.close()
     assert large < 5 * small
-
-
-def test_self_of_many_objects_travels(method):
-    """Pickling 50,000 of them once never ended."""
-    cloud = Cloud(50_000)
-
-    with PathosExecutor(1, start_method=method) as pool:
-        assert pool.submit(cloud.total).result(50) == 49_999 * 50_000
 
 
 def sent(obj):
@@ -237,45 +227,6 @@ def test_arrays_stay_beside_the_stream():
 
     assert [buffer.raw().nbytes for buffer in pickled.buffers] == [array.nbytes]
     assert len(pickled.stream) < 1000
-
-
-NAMESPACE = """
-from datamat.parallel import PathosExecutor
-
-def double(x):
-    return 2 * x
-
-class KeepsNamespace:
-    def __init__(self):
-        self.names = globals()
-
-    def look(self):
-        return double(4), self.names["double"] is double, self.names is globals()
-
-for method in ("fork", "forkserver", "spawn"):
-    with PathosExecutor(1, start_method=method) as pool:
-        print(pool.submit(KeepsNamespace().look).result(30))
-"""
-
-
-@pytest.mark.parametrize("how", ["script", "command"])
-def test_namespace_of_a_module_goes_by_name(tmp_path, how):
-    """The worker uses its own, not a copy of all that the module holds."""
-    (tmp_path / "script.py").write_text(NAMESPACE)
-
-    assert run(tmp_path, *(["script.py"] if how == "script" else ["-c", NAMESPACE])) == ["(8, True, True)"] * 3
-
-
-def run(folder, *arguments):
-    """Run Python without a guard, and return the lines that it printed."""
-    path = os.pathsep.join((str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error::UserWarning"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=50, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
 
 
 class Link:

@@ -70,22 +70,6 @@ def test_program_runs_all_items_of_a_map_that_another_thread_is_in(method, tmp_p
     assert marks(tmp_path) == list(range(100))
 
 
-def test_program_runs_all_items_of_a_map_without_a_block(tmp_path):
-    """Without `with` or `shutdown`, the pool ends with the program."""
-    program = f"""
-        import pathlib
-        from datamat.parallel import PathosExecutor
-
-        def leave_mark(number):
-            pathlib.Path({str(tmp_path)!r}, str(number)).touch()
-
-        results = PathosExecutor(2).map(leave_mark, range(100))
-    """
-
-    assert run(program) == ""
-    assert marks(tmp_path) == list(range(100))
-
-
 @pytest.mark.parametrize("mapping", ["map", "map_unordered"])
 def test_results_before_an_error_of_the_source_are_kept(method, mapping):
     """A generator that raises at its thirtieth item has yielded twenty-nine."""
@@ -288,15 +272,6 @@ def test_call_that_waits_for_a_later_one_does_not_keep_it(method, tmp_path):
             assert [call.result(timeout=20) for call in marking] == [0, 1, 2]
 
 
-def test_items_run_while_no_result_is_taken(method, tmp_path):
-    """Nobody has to pull the items of a list."""
-    with PathosExecutor(2, start_method=method) as pool:
-        results = pool.map(functools.partial(leave_mark, str(tmp_path)), list(range(300)))
-        first = next(results)
-        pool.submit(wait_for_marks, str(tmp_path), 300).result(timeout=50)
-        assert [first, *results] == list(range(300))
-
-
 def wait_for_marks(folder, count):
     import time
 
@@ -305,7 +280,6 @@ def wait_for_marks(folder, count):
 
 
 def test_list_that_changes_after_the_call_does_not_change_the_calls(method):
-    """The items are those at the time of the call."""
     numbers = list(range(2000))
     with PathosExecutor(2, start_method=method) as pool:
         results = pool.map(abs, numbers, chunksize=1)
@@ -314,7 +288,6 @@ def test_list_that_changes_after_the_call_does_not_change_the_calls(method):
 
 
 def test_two_maps_and_calls_share_the_workers(method):
-    """A long map does not block the others."""
     with PathosExecutor(2, start_method=method) as pool:
         endless = pool.map(abs, range(10**9))
         assert list(pool.map(abs, range(100))) == list(range(100))

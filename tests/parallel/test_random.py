@@ -32,7 +32,6 @@ class Draws:
 
 @pytest.fixture(params=["random", "numpy", pytest.param("torch", marks=pytest.mark.long)])
 def library(request):
-    """Run the test for each library that has a global state."""
     pytest.importorskip(request.param)
     return request.param
 

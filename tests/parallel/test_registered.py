@@ -6,13 +6,11 @@ import functools
 import logging
 import os
 import sqlite3
-import subprocess
-import sys
-import textwrap
 import threading
 
 import numpy as np
 import pytest
+from fresh import run
 
 from datamat.errors import OptionError, UnpicklableError
 from datamat.parallel import PathosExecutor, register_standin, retire
@@ -55,8 +53,6 @@ def _registered():
 
 
 class Holder:
-    """Has one connection in many places."""
-
     def __init__(self, connection):
         self.connection = self.again = connection
         self.listed, self.named, self.row = [connection], {"it": connection}, (1, connection)
@@ -83,26 +79,13 @@ def ask(connection, number):
     return connection.ask(number)
 
 
-def test_arguments_are_made_in_the_worker(method):
-    """Both of single calls and of maps."""
-    here = Connection("db://two")
-
-    with PathosExecutor(1, start_method=method) as pool:
-        one = pool.submit(ask, here, 1).result(timeout=50)
-        many = list(pool.starmap(ask, [(here, number) for number in range(5)]))
-
-    assert one[:2] == ("db://two", 2) and one[2] != here.made_by
-    assert [answer for _, answer, _ in many] == [1, 2, 3, 4, 5]
+def make(url):
+    return [Connection(url)]
 
 
-def test_own_self_is_made_in_the_worker(method):
-    """The callable is a method of the object itself."""
-    here = Connection("db://three")
-
-    with PathosExecutor(1, start_method=method) as pool:
-        url, answer, made_by = pool.submit(here.ask, 5).result(timeout=50)
-
-    assert (url, answer) == ("db://three", 6) and made_by != here.made_by
+def make_last(url):
+    retire()
+    return make(url)
 
 
 KEPT = {}
@@ -113,42 +96,33 @@ def keep(connection, values):
 
 
 def ask_kept(number):
-    return KEPT["connection"].ask(number), float(KEPT["values"].sum())
+    return KEPT["connection"].ask(number)
 
 
-def test_initargs_are_made_in_the_worker(method):
-    """One of them is beside an array that is too large for a message."""
-    here = Connection("db://four")
+def test_it_is_made_wherever_it_arrives(method):
+    """As the callable's own self, among the initargs, as an argument of calls and maps, and here as a result."""
+    here, beside = Connection("db://two"), np.ones(300_000)  # too large for a message
 
-    with PathosExecutor(1, start_method=method, initializer=keep, initargs=(here, np.ones(300_000))) as pool:
-        (url, answer, made_by), total = pool.submit(ask_kept, 3).result(timeout=50)
-
-    assert (url, answer, total) == ("db://four", 4, 300_000.0) and made_by != here.made_by
-
-
-def make(url):
-    return [Connection(url)]
-
-
-def make_last(url):
-    retire()
-    return make(url)
+    with PathosExecutor(1, start_method=method, initializer=keep, initargs=(here, beside)) as pool:
+        for future in (pool.submit(here.ask, 5), pool.submit(ask_kept, 5), pool.submit(ask, here, 5)):
+            url, answer, made_by = future.result(timeout=50)
+            assert (url, answer) == ("db://two", 6)
+            assert made_by != here.made_by
+        assert [answer for _, answer, _ in pool.starmap(ask, [(here, number) for number in range(5)])] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
 
 
 def test_results_are_made_in_the_caller(method):
-    """The worker knows what its parent has registered."""
+    """The worker knows what its parent has registered; so does one that takes its place, which a server forks."""
     with PathosExecutor(1, start_method=method) as pool:
-        (made,) = pool.submit(make, "db://five").result(timeout=50)
+        made = [pool.submit(function, "db://five").result(timeout=50)[0] for function in (make, make_last, make)]
 
-    assert made.ask(1) == ("db://five", 2, os.getpid())
-
-
-def test_worker_that_takes_the_place_of_another_has_it_too(method):
-    """Under fork, such a worker comes from a server."""
-    with PathosExecutor(1, start_method=method) as pool:
-        made = [pool.submit(make_last, "db://six").result(timeout=50)[0] for _ in range(2)]
-
-    assert [each.url for each in made] == ["db://six"] * 2
+    assert [each.ask(1) for each in made] == [("db://five", 2, os.getpid())] * 3
 
 
 class Signal:
@@ -170,7 +144,6 @@ def set_event():
 
 
 def test_it_takes_the_place_of_what_datamat_does(method):
-    """It holds until it is removed."""
     found = []
     for reduce in (as_set, None):
         register_standin(threading.Event, reduce)
@@ -181,10 +154,9 @@ def test_it_takes_the_place_of_what_datamat_does(method):
 
 
 def test_nearest_class_decides():
-    """A subclass's own function takes precedence over that of its base."""
     register_standin(Replica, lambda replica: (Connection, (f"{replica.url}?primary",)))
 
-    with PathosExecutor(1, start_method="spawn") as pool:
+    with PathosExecutor(1, start_method="forkserver") as pool:
         assert pool.submit(ask, Replica("db://eight"), 1).result(timeout=50)[0] == "db://eight?primary"
 
 
@@ -220,7 +192,6 @@ class Holding:
 
 @pytest.mark.parametrize("kind", [int, dict, tuple, type, type(ask), logging, None, np.ndarray, object])
 def test_what_pickle_deals_with_alone_cannot_be_registered(kind):
-    """Such a function would never be called."""
     with pytest.raises(OptionError, match=r"register a class of its own|takes a class, not"):
         register_standin(kind, reconnect)
 
@@ -232,7 +203,6 @@ PROGRAM = """
     class Handle:
         def __init__(self, number):
             self.number, self.lock = number, threading.Lock()
-            self.thread = threading.get_native_id()
 
     register_standin(Handle, lambda handle: (open_handle, (handle.number,)))
 
@@ -248,14 +218,10 @@ PROGRAM = """
     for method in ("fork", "forkserver", "spawn"):
         with PathosExecutor(1, start_method=method) as pool:
             mine, other, result = pool.submit(Job().run, Handle(2)).result(timeout=50)
-        print(method, mine, other, type(result) is Handle, result.number)
+        print(mine, other, type(result) is Handle, result.number)
 """
 
 
 def test_class_and_function_of_a_script():
     """Both travel by value; the function may use what the script defines further down."""
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=100, check=False
-    )
-
-    assert ended.stdout.splitlines() == [f"{name} 101 102 True 103" for name in ("fork", "forkserver", "spawn")], ended
+    assert run(PROGRAM) == "101 102 True 103\n" * 3

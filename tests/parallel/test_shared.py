@@ -26,13 +26,10 @@ GIVEN = {}
 
 @pytest.fixture(params=["multiprocessing", "multiprocess"])
 def library(request):
-    """Run the test with the standard library's, and with the one that pathos uses."""
     return importlib.import_module(request.param)
 
 
 class Holder:
-    """Holds shared objects, and uses them in a worker."""
-
     def __init__(self, held):
         self.held = held
 
@@ -41,7 +38,6 @@ class Holder:
 
 
 def made_by(context):
-    """Return one of each kind."""
     arguments = {"Value": ("i", 0), "Array": ("d", 2), "RawValue": (ctypes.c_int, 0)}
     return {kind: getattr(context, kind)(*arguments.get(kind, ())) for kind in KINDS}
 
@@ -62,7 +58,6 @@ def use(held):
 
 
 def check(held):
-    """Check in the caller what a worker has done."""
     assert held["Value"].value == 1
     assert held["Array"][:] == [0.0, 0.5]
     assert held["RawValue"].value == 7
@@ -142,8 +137,6 @@ def test_object_of_the_fork_context_names_the_context_to_make_it_in(library, kin
 
 
 class Toucher:
-    """Holds one shared object."""
-
     def __init__(self, shared):
         self.shared = shared
 
@@ -163,9 +156,9 @@ def touch_given(kind):
     touch(GIVEN[kind])
 
 
-def test_worker_that_takes_the_place_of_a_forked_one_has_them(library):
+def test_worker_that_takes_the_place_of_a_forked_one_has_them():
     """It comes from a server, and inherits nothing."""
-    held = made_by(library.get_context("spawn"))
+    held = made_by(multiprocessing.get_context("spawn"))
 
     with PathosExecutor(1, start_method="fork", initializer=give, initargs=(held,)) as pool:
         assert pool.submit(abs, -1).result(timeout=30) == 1
@@ -175,9 +168,9 @@ def test_worker_that_takes_the_place_of_a_forked_one_has_them(library):
     check(held)
 
 
-def test_queue_that_the_caller_has_used_works_in_a_fork(library):
+def test_queue_that_the_caller_has_used_works_in_a_fork():
     """The queue's thread stays behind, and the worker starts another."""
-    queue = library.get_context("fork").Queue()
+    queue = multiprocessing.get_context("fork").Queue()
     queue.put("caller")
     assert queue.get(timeout=20) == "caller"
 
@@ -238,7 +231,6 @@ class Board:
 
 
 def test_memory_with_a_name_outlives_the_workers(method, library):
-    """They are not its only users."""
     shared_memory = importlib.import_module(f"{library.__name__}.shared_memory")
     memory = shared_memory.SharedMemory(create=True, size=8)
     try:
@@ -267,9 +259,9 @@ class Filler:
 SIZES = [300_000, 300_001]
 
 
-def test_queue_that_is_read_late_loses_nothing(method, library):
+def test_queue_that_is_read_late_loses_nothing(method):
     """As the pool ends, a worker stays as long as somebody may read what it has put."""
-    queue = library.get_context("spawn").Queue()
+    queue = multiprocessing.get_context("spawn").Queue()
     pool = PathosExecutor(2, start_method=method)
     found = []
 
@@ -291,10 +283,10 @@ def test_queue_that_is_read_late_loses_nothing(method, library):
     assert sorted(found) == SIZES
 
 
-def test_queue_that_nobody_reads_is_lost_with_a_warning(method, library, monkeypatch, caplog):
+def test_queue_that_nobody_reads_is_lost_with_a_warning(method, monkeypatch, caplog):
     """The pool waits for a while; a program must not wait for ever."""
     monkeypatch.setattr(workers, "_HELD_UP_S", 0.2)
-    queue = library.get_context("spawn").Queue()
+    queue = multiprocessing.get_context("spawn").Queue()
 
     with PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(Filler(queue).fill, SIZES[0]).result() == SIZES[0]

@@ -34,7 +34,6 @@ def take(lock):
 
 
 def notify(condition):
-    """Notify nobody; doing so takes the lock of the condition."""
     with condition:
         condition.notify_all()
     return True

@@ -68,7 +68,6 @@ def test_tensorflow_counts_once_it_is_in_use(one_thread, monkeypatch, context, c
 
 @linux
 def test_cuda_and_ray_rule_out_fork(one_thread, monkeypatch):
-    """The reason names the one in use."""
     torch, ray = types.ModuleType("torch"), types.ModuleType("ray")
     torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
     ray.is_initialized = lambda: True
@@ -87,18 +86,15 @@ def test_spawn_elsewhere(monkeypatch):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_asked_for_is_used(name):
-    """The caller may know better."""
     assert choose_start_method(name) == (name, "asked for")
 
 
 def test_unknown_name_is_refused():
-    """The error lists the names that there are."""
     with pytest.raises(OptionError, match="pass one of fork, forkserver, spawn, or None"):
         choose_start_method("threads")
 
 
 def test_choice_is_logged_with_its_reason(caplog):
-    """In one line."""
     with caplog.at_level(logging.DEBUG, "datamat.parallel"), PathosExecutor(1, start_method="fork") as pool:
         pool.submit(abs, 1).result(timeout=20)
 

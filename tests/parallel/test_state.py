@@ -28,14 +28,10 @@ RATE = 0
 
 @dataclasses.dataclass
 class Options:
-    """Is something that `self` holds."""
-
     rate: int = 0
 
 
 class Slotted:
-    """Keeps its attributes in slots."""
-
     __slots__ = ("rate",)
 
     def __init__(self):
@@ -128,7 +124,6 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_change_is_seen(change):
-    """Wherever `self` holds it."""
     model = Model()
     state = State(model.look)
     assert state.is_current()
@@ -149,29 +144,24 @@ def test_same_again_is_no_change():
         assert state.is_current()
 
 
-def make_adder(first, more):
-    def add(x, *, scale=1):
-        return (first[0] + more + x) * scale * (add.factor if hasattr(add, "factor") else 1)
+def test_change_of_a_closure_is_seen():
+    """In its cells, in what these hold, in its defaults and in its attributes."""
+    first, more = [0], 0
 
-    def change(value):
+    def add(x, *, scale=1):
+        return (first[0] + more + x) * scale
+
+    def set_more(value):
         nonlocal more
         more = value
 
-    return add, change
-
-
-def test_change_of_a_closure_is_seen():
-    """In its cells, in what these hold, in its defaults and in its attributes."""
-    first = [0]
-    add, change_cell = make_adder(first, 0)
     changes = [
         lambda: first.append(1),
-        lambda: change_cell(2),
+        lambda: set_more(2),
         lambda: setattr(add, "factor", 3),
         lambda: add.__kwdefaults__.update(scale=4),
         lambda: setattr(add, "__kwdefaults__", {"scale": 5}),
     ]
-
     for change in changes:
         state = State(add)
         assert state.is_current()
@@ -315,8 +305,6 @@ def test_map_finds_nothing_of_an_earlier_map(method, kind):
 
 
 class Keeper:
-    """Keeps what it gets."""
-
     def __init__(self):
         self.kept = []
 
@@ -344,8 +332,6 @@ def test_function_of_a_map_is_freed_with_what_its_globals_held(method, way):
 
 
 class Parent:
-    """Is held by what it holds."""
-
     def __init__(self):
         self.child = types.SimpleNamespace(parent=self)
 
@@ -368,8 +354,6 @@ def test_callable_is_freed_although_its_state_is_known(method, kind):
 
 
 class Fragile:
-    """Kills its worker."""
-
     rate = 0
 
     def die(self, gate):

@@ -30,7 +30,6 @@ def add(x, y):
 
 @pytest.mark.parametrize("chunksize", [None, 1, 3, 1000])
 def test_map_keeps_the_order(method, chunksize):
-    """For each chunk size."""
     with PathosExecutor(2, start_method=method) as pool:
         assert list(pool.map(double, range(500), chunksize=chunksize)) == [2 * x for x in range(500)]
         assert list(pool.starmap(add, [(i, i) for i in range(50)], chunksize=chunksize)) == [2 * i for i in range(50)]
@@ -91,7 +90,6 @@ def fail_on(x):
 
 @pytest.mark.parametrize("chunksize", [None, 1, 4])
 def test_error_comes_in_its_turn_with_item_and_traceback(method, chunksize):
-    """The results before it arrive."""
     got = []
     with PathosExecutor(2, start_method=method) as pool, pytest.raises(ValueError, match="bad item 5") as caught:
         got.extend(pool.map(fail_on, range(10), chunksize=chunksize))  # keeps what came before an error
@@ -132,8 +130,6 @@ def test_closed_iterator_gives_nothing_more(method, mapping):
 
 
 class Weighty:
-    """Is a result that can be weakly referenced."""
-
     def __init__(self, num_bytes):
         self.content = bytes(num_bytes)
 
@@ -184,8 +180,6 @@ def test_map_begins_with_few_items_whatever_ran_before_it(method, tmp_path):
 
 
 class Picky(Exception):
-    """Cannot be made from its own arguments."""
-
     def __init__(self, a, b):
         super().__init__("picky")
 
@@ -225,8 +219,6 @@ def stubborn(kind, x):
 
 
 class Stubborn:
-    """Cannot be pickled."""
-
     def __init__(self, kind):
         self.kind = kind
 
@@ -361,7 +353,6 @@ def raise_resident(x):
 
 
 def test_timeout_of_map_counts_from_the_call(method):
-    """As in the standard library."""
     with PathosExecutor(1, start_method=method) as pool:
         stream = pool.map(time.sleep, [0, 1.5], timeout=0.5)
         with pytest.raises(TimeoutError):
@@ -398,26 +389,6 @@ def test_progress_is_reported(method):
     assert all(worker.busy_s >= 0 and worker.ended is not None for worker in last.workers)
 
 
-def be_busy(seconds, until=None):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or (until is not None and not until.exists()):
-        pass
-
-
-def test_submitted_call_never_waits_behind_a_long_one(tmp_path):
-    """The long one may wait for it, whatever earlier calls have cost."""
-    flag = tmp_path / "flag"
-    with PathosExecutor(2) as pool:
-        for future in [pool.submit(be_busy, 0.02) for _ in range(6)]:
-            future.result()
-        waits = pool.submit(be_busy, 0, flag)
-        for future in [pool.submit(be_busy, 0.02) for _ in range(10)]:
-            future.result()
-        assert not waits.done()
-        flag.touch()
-        waits.result()
-
-
 @pytest.fixture
 def _interrupting_collector():
     """Let other threads run whenever the garbage collector does, as it may at each new tuple."""
@@ -435,7 +406,6 @@ def _interrupting_collector():
 
 @pytest.mark.usefixtures("_interrupting_collector")
 def test_stats_can_be_asked_for_while_tasks_are_given_out():
-    """Another thread asks for them again and again."""
     asked, is_over = [], threading.Event()
 
     def ask(pool):
@@ -455,7 +425,6 @@ def test_stats_can_be_asked_for_while_tasks_are_given_out():
 
 
 def test_progress_callback_that_fails_does_not_end_the_pool(method, caplog):
-    """The error is logged."""
     with PathosExecutor(1, start_method=method) as pool:
         pool.on_progress(lambda _: 1 / 0)
         assert pool.submit(double, 1).result(timeout=20) == 2

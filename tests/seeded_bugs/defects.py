@@ -669,7 +669,7 @@ DEFECTS = {
             "datamat.directory.sidecars.exporting:_is_foreign",
             replace("__name in __record and __name not in _DOCUMENTS", "__name not in _DOCUMENTS"),
             "tests/directory/test_sidecars.py::"
-            "test_file_of_the_user_under_a_name_that_programs_read_is_left_alone[features.json]",
+            "test_files_of_the_user_are_left_alone",
         ),
         Defect(
             "rebuild-without-warning",
@@ -924,7 +924,7 @@ DEFECTS = {
             "items that workers have put into a queue are lost if the pool ends before they are read",
             "datamat.parallel.workers:WorkerHandle.hold_up",
             replace("_HELD_UP_S", "0.0"),
-            "tests/parallel/test_shared.py::test_queue_that_is_read_late_loses_nothing[multiprocessing-fork]",
+            "tests/parallel/test_shared.py::test_queue_that_is_read_late_loses_nothing[fork]",
         ),
         Defect(
             "processes-of-modules-keep-a-server",
@@ -945,7 +945,7 @@ DEFECTS = {
             "a task that kills its worker is blamed on the row that the task before it was at",
             "datamat.parallel.crash:CrashNote.step",
             replace("number == self.last_begun()", "True"),
-            "tests/parallel/test_crash.py::test_step_of_an_earlier_task_is_not_that_of_the_next",
+            "tests/parallel/test_crash.py::test_number_step_and_stacks_outlive_the_worker[earlier task]",
         ),
         Defect(
             "registrations-left-behind",
@@ -1011,7 +1011,7 @@ DEFECTS = {
             "datamat.run.module_state:_set",
             replace("__namespace[__first] = __value", "__namespace.setdefault(__first, __value)"),
             "tests/run/test_module_state.py::"
-            "test_what_code_reads_of_modules_is_set_in_a_worker[settings.K-change_name]",
+            "test_what_code_reads_of_modules_is_set_in_a_worker[settings.K]",
         ),
         Defect(
             "module-state-not-compared",
@@ -1042,7 +1042,7 @@ DEFECTS = {
             "datamat.fingerprint.code:versions_of",
             replace("zlib_version()", "zlib.ZLIB_RUNTIME_VERSION"),
             "tests/fingerprint/test_library_versions.py::"
-            "test_manifest_does_not_depend_on_what_else_is_imported[mask-fork]",
+            "test_version_of_zlib_does_not_depend_on_what_else_is_loaded",
         ),
         Defect(
             "dataclass-not-looked-into",
@@ -1067,7 +1067,7 @@ DEFECTS = {
                 "{__key: __value for __name, __text in __texts.items()}",
             ),
             "tests/directory/test_sidecars.py::"
-            "test_file_of_the_user_is_left_alone_where_nothing_records_its_owner[{'seed': 1}-features.json]",
+            "test_file_of_the_user_is_left_alone_where_nothing_records_its_owner[{'seed': 1}]",
         ),
         Defect(
             "sidecar-outlives-shards",
@@ -1572,7 +1572,7 @@ DEFECTS = {
             "a picture is looked up by the number of its page, though small ones share a page: it is another row's",
             "datamat.formats.parquet:_LargeValues.__getitem__",
             replace("row - (self._ends[page - 1] if page else 0)", "-1"),
-            "tests/formats/test_formats_parquet.py::test_large_values_are_those_that_pyarrow_reads[cuts0-None-noise]",
+            "tests/formats/test_formats_parquet.py::test_large_values_are_those_that_pyarrow_reads[noise]",
         ),
         Defect(
             "large-values-not-counted",
