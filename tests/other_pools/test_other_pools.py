@@ -1,5 +1,7 @@
 """The tests that others wrote for their pools pass with ours in their place, but for what is listed with its reason.
 
+On commit these are the tests of `multiprocessing.Pool` by fork; tests/parallel has what all of them rely on.
+
 They are taken from where the packages are installed, loky's from the source that `make test-interop` downloads, whose
 wheel has none. `facades` has the little that their interfaces need beside ours.
 """
@@ -106,12 +108,13 @@ def _copied(test):
 
 
 TestPoolByFork = _cases(theirs._TestPool, "fork")
-TestPoolByForkserver = _cases(theirs._TestPool, "forkserver")
-TestPoolBySpawn = _cases(theirs._TestPool, "spawn")
-TestErrors = _cases(theirs._TestPoolWorkerErrors, "spawn")
-TestLifetime = _cases(theirs._TestPoolWorkerLifetime, "fork")
+TestPoolByForkserver = pytest.mark.long(_cases(theirs._TestPool, "forkserver"))
+TestPoolBySpawn = pytest.mark.long(_cases(theirs._TestPool, "spawn"))
+TestErrors = pytest.mark.long(_cases(theirs._TestPoolWorkerErrors, "spawn"))
+TestLifetime = pytest.mark.long(_cases(theirs._TestPoolWorkerLifetime, "fork"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PATHOS_FILES)
 def test_suite_of_pathos(tmp_path, name):
     """Each file runs in a process of its own, as in pathos; thrice at most, since some of theirs measure time."""
@@ -129,6 +132,7 @@ def test_suite_of_pathos(tmp_path, name):
     assert passed
 
 
+@pytest.mark.long
 def test_suite_of_joblib(tmp_path):
     """All tests that a backend of processes goes through, with ours as that backend."""
     joblib = pytest.importorskip("joblib", reason="joblib comes with the extra `interop`")
@@ -141,6 +145,7 @@ def test_suite_of_joblib(tmp_path):
     assert len(passed) >= 50
 
 
+@pytest.mark.long
 def test_suite_of_loky(tmp_path):
     """All tests of its executor run; twice at most, since some of theirs measure time."""
     folder = pathlib.Path(sys.prefix) / "sdists"

@@ -95,29 +95,3 @@ def test_live_tensorflow_is_not_forked():
 
     assert pool.stats().start_method == "forkserver"
     assert result.tolist() == [14.0, 26.0]
-
-
-class Trainer:
-    def __init__(self):
-        import keras
-
-        self.model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-
-    def predict(self, value):
-        return float(self.model(np.full((2, 3), value, np.float32)).numpy().sum())
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("chosen", [None, "spawn"])
-def test_keras_model_works_here_and_in_workers(chosen):
-    """It is used before, in the workers, and after; a fork would hang and is not chosen."""
-    trainer = Trainer()
-    before = [trainer.predict(value) for value in range(3)]
-
-    with PathosExecutor(1, start_method=chosen) as pool:
-        found = list(pool.map(trainer.predict, range(3)))
-
-    assert pool.stats().start_method == (chosen or "forkserver")
-    assert np.allclose(found, before)
-    assert [trainer.predict(value) for value in range(3)] == before

@@ -243,30 +243,3 @@ def test_polars_rules_out_fork_once_it_is_loaded():
 
     assert [line.split()[0] for line in lines] == ["forkserver"] * 2
     assert "polars" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("library", "model"),
-    [
-        ("sklearn", "ensemble.HistGradientBoostingClassifier(max_iter=10)"),
-        ("lightgbm", "LGBMClassifier(n_estimators=10, n_jobs=2, verbose=-1)"),
-        ("xgboost", "XGBClassifier(n_estimators=10, n_jobs=2)"),
-    ],
-)
-def test_boosted_trees_are_forked(library, model):
-    """Trained here, then in workers, then here again; a second OpenMP team once waited for ever for the first."""
-    for name in ("sklearn", library):
-        pytest.importorskip(name, reason="no extra needs it; `pip install scikit-learn lightgbm xgboost`")
-    setup = f"""
-        import numpy, {library}, sklearn.ensemble
-
-        rows = numpy.random.default_rng(0).random((2000, 10))
-        labels = rows[:, 0] + rows[:, 1] > 1
-
-        def use():
-            return int({library}.{model}.fit(rows, labels).predict(rows).sum())
-    """
-
-    lines = run(setup)
-
-    assert [line.split()[0] for line in lines] == ["fork"] * 3

@@ -34,13 +34,6 @@ class Holder:
     def __init__(self, **held):
         vars(self).update(held)
 
-    def use_lock(self, name):
-        lock = getattr(self, name)
-        taken = lock.acquire(timeout=2)
-        if taken:
-            lock.release()
-        return taken
-
     def wait_and_notify(self):
         with self.condition:
             self.condition.notify_all()
@@ -57,12 +50,6 @@ class Holder:
 
     def run_in_pool(self, x):
         return self.pool.submit(abs, x).result(timeout=5)
-
-    def kinds_of(self, name):
-        return [type(item).__name__ for item in getattr(self, name)]
-
-    def next_of(self, name):
-        return next(getattr(self, name))
 
     def fill(self, name):
         getattr(self, name)[:] = 7
@@ -235,12 +222,11 @@ def test_standins_and_locks_are_found_wherever_self_keeps_them(method, where):
     keeper = Keeper(where, connection)
     parent = connection.execute("select 1").fetchone
 
-    with lock, PathosExecutor(1, start_method=method) as pool:
-        assert pool.submit(Keeper(where, lock).use, "acquire", True, 2).result(timeout=20)
-        with pytest.warns(UserWarning, match=r"self\.home.*: sqlite3\.Connection"):
-            future = pool.submit(keeper.use, "execute", "select 1")
-        with pytest.raises(UnpicklableError, match=r"self\.home.*setup_worker"):
-            future.result(timeout=20)
+    warned = pytest.warns(UserWarning, match=r"self\.home.*: sqlite3\.Connection")
+    with warned, pytest.raises(UnpicklableError, match=r"self\.home.*setup_worker"):
+        call(method, keeper, "use", "execute", "select 1")
+    with lock:
+        assert call(method, Keeper(where, lock), "use", "acquire", True, 2)
 
     assert parent() == (1,)
     connection.close()
