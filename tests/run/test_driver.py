@@ -9,15 +9,15 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, WorkerOptions, load, verify
-from datamat.directory.manifest import Manifest
 from datamat.directory.sidecars.indexes import tar_index
 from datamat.run.dispatch import PartQueue
 from datamat.run.receipts import Receipt
+from datamat.testing import InlineExecutor
 
 FEW, MANY = 8, 40  # shards
 
@@ -75,8 +75,11 @@ def counted(monkeypatch):
 
 
 def _job(folder, num_shards, **options):
-    shards = ShardOptions(num_shards=num_shards)
-    return Materializer(Rows(), folder / "raw", folder / "out", shards=shards, **options)
+    """Return a job that runs in this process unless `workers` are given."""
+    options = {"shards": ShardOptions(num_shards=num_shards), **options}
+    if "workers" not in options:
+        options.setdefault("executor", InlineExecutor())
+    return Materializer(Rows(), folder / "raw", folder / "out", **options)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +88,11 @@ def folders(tmp_path_factory):
     return {num_shards: _finished(tmp_path_factory.mktemp("driver"), num_shards) for num_shards in (FEW, MANY)}
 
 
-@pytest.fixture(params=[FEW, MANY], ids=["few", "many"])
-def finished(request, folders):
-    """One of the finished directories, and its number of shards."""
-    return folders[request.param], request.param
-
-
 def _finished(folder, num_shards):
     (folder / "raw").mkdir()
     for number in range(2 * num_shards):
         (folder / "raw" / f"r{number:03d}.txt").write_text(str(number))
-    with ThreadPoolExecutor(1) as pool:
-        _job(folder, num_shards, executor=pool).run(progress=False)
+    _job(folder, num_shards).run(progress=False)
     return folder
 
 
@@ -117,52 +113,30 @@ def test_run_with_nothing_to_do_opens_no_shard(folders, monkeypatch):
     assert num_opened[MANY] == num_opened[FEW]
 
 
-def test_status_opens_no_shard(finished, monkeypatch):
-    """It reads no more than a run with nothing to do."""
-    folder, num_shards = finished
+def test_status_and_load_open_no_shard(folders, monkeypatch):
+    """`status` compares with the source; `load` opens the manifest alone."""
+    folder = folders[MANY]
 
     with counted(monkeypatch) as (opened, looked):
-        status = _job(folder, num_shards).status()
-
-    assert status.is_complete
-    assert not status.changes
-    assert not [name for name in opened if name.endswith((".tfrecord", ".idx", ".txt"))]
-    assert max(count for name, count in looked.items() if name.endswith((".tfrecord", ".idx"))) <= 2
-
-
-def test_load_opens_the_manifest_alone(finished, monkeypatch):
-    """This holds for any number of shards."""
-    folder, _ = finished
-
-    with counted(monkeypatch) as (opened, looked):
+        status = _job(folder, MANY).status()
+    with counted(monkeypatch) as (opened_to_load, looked_to_load):
         load(folder / "out", split="train")
 
-    assert [name for name in opened if not name.endswith((".py", ".pyc"))] == ["manifest.json"]
-    assert not [name for name in looked if name.endswith((".tfrecord", ".idx"))]
+    assert (status.is_complete, status.changes) == (True, ())
+    assert not [name for name in opened if name.endswith((".tfrecord", ".idx", ".txt"))]
+    assert max(count for name, count in looked.items() if name.endswith((".tfrecord", ".idx"))) <= 2
+    assert [name for name in opened_to_load if not name.endswith((".py", ".pyc"))] == ["manifest.json"]
+    assert not [name for name in looked_to_load if name.endswith((".tfrecord", ".idx"))]
 
 
-def test_verify_opens_each_file_of_a_shard_once_for_each_pass(finished, monkeypatch):
+def test_verify_opens_each_file_of_a_shard_once_for_each_pass(folders, monkeypatch):
     """The checksum of the whole, the records and the offsets are one pass each, from front to back."""
-    folder, num_shards = finished
-
     with counted(monkeypatch) as (opened, _):
-        assert verify(folder / "out").ok
+        assert verify(folders[FEW] / "out").ok
 
     opens = collections.Counter(name.rpartition(".")[2] for name in opened if name.startswith("rows-train"))
-    assert opens["idx"] == num_shards
-    assert opens["tfrecord"] <= 2 * num_shards
-
-
-def test_manifest_in_use_is_not_parsed_again(finished):
-    """A run reads its own manifest several times: it is parsed once, and again only where its content differs."""
-    folder, _ = finished
-    before = Manifest.read(folder / "out")
-
-    again = Manifest.read(folder / "out")
-    changed = (folder / "out" / "manifest.json").read_bytes().replace(b'"seed": 0', b'"seed": 1')
-
-    assert again is before
-    assert Manifest.parse(changed, "changed", strict=False).seed == 1
+    assert opens["idx"] == FEW
+    assert opens["tfrecord"] <= 2 * FEW
 
 
 @pytest.mark.parametrize("is_touched", [False, True])
@@ -174,8 +148,8 @@ def test_run_reads_only_finished_shards_that_were_written_to_since(folders, tmp_
     for path in shards:
         os.utime(path, None if is_touched else (1, 1))
 
-    with counted(monkeypatch) as (opened, _), ThreadPoolExecutor(1) as pool:
-        report = _job(folder, FEW, executor=pool).run(progress=False)
+    with counted(monkeypatch) as (opened, _):
+        report = _job(folder, FEW).run(progress=False)
 
     assert report.num_shards_reused == FEW - 1
     assert verify(folder / "out").ok
@@ -187,12 +161,11 @@ def test_unfinished_run_reads_no_shard_that_it_has_finished(folders, tmp_path, m
     """After a kill, the entries of finished shards suffice."""
     folder = shutil.copytree(folders[FEW], tmp_path / "copy")
     shutil.rmtree(folder / "out")
-    with ThreadPoolExecutor(1) as pool:
-        _job(folder, FEW, executor=pool, include="train-0000[0-4]").run(progress=False)
+    _job(folder, FEW, include="train-0000[0-4]").run(progress=False)
     finished = [path.name for path in folder.glob("out/*.tfrecord")]
 
-    with counted(monkeypatch) as (opened, _), ThreadPoolExecutor(1) as pool:
-        report = _job(folder, FEW, executor=pool).run(progress=False)
+    with counted(monkeypatch) as (opened, _):
+        report = _job(folder, FEW).run(progress=False)
 
     assert (report.num_shards_reused, report.is_complete) == (5, True)
     assert len(finished) == 5 and not set(finished) & set(opened)
@@ -235,6 +208,7 @@ def test_driver_opens_no_tar_shard_to_index_its_members(raw, monkeypatch):
     assert verify(raw / "out").ok
 
 
+@pytest.mark.long
 def test_benchmark_of_the_driver_runs():
     """Its executor answers as workers do."""
     script = pathlib.Path(__file__).parents[2] / "benchmarks" / "driver.py"
@@ -258,23 +232,6 @@ def test_parts_of_published_shards_are_gone_though_the_run_goes_on_later(raw):
 
     assert not left.exists()
     assert _job(raw, 2).run(progress=False).is_complete
-
-
-class Refusing(ThreadPoolExecutor):
-    """Takes the calls of a run, and no other."""
-
-    def submit(self, call, /, *args, **options):
-        if call.function.__name__ not in ("write_part", "seal_shard"):
-            raise RuntimeError("what is that?")
-        return super().submit(call, *args, **options)
-
-
-def test_executor_that_removes_nothing_has_the_driver_do_it(raw):
-    """At the end, as far as shards are published."""
-    with Refusing(1) as pool:
-        _job(raw, 2, executor=pool, include="train-00000*").run(progress=False)
-
-    assert not list((raw / "out" / ".datamat" / "parts").glob("*"))
 
 
 def test_shard_is_published_once_every_receipt_has_come(raw, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import email.utils
-import errno
 import hashlib
 import http.server
 import io
@@ -13,7 +12,6 @@ import json
 import logging
 import pathlib
 import pickle
-import socket
 import subprocess
 import sys
 import threading
@@ -51,10 +49,11 @@ from datamat.codecs import read_file
 from datamat.directory import mirror, remote
 from datamat.directory.ledger import read_ledger
 from datamat.directory.remote import lasting
+from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
 SECRET = "s3cr3t0f7h3s1gn4tur3"
-ONE = WorkerOptions(num_workers=1)
+HERE = {"executor": InlineExecutor()}
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def job(source, output, **more):
     """Return a job over a table of URLs."""
     writer = TableWriter(features={"image": Image(), "caption": Text()}, files={"image": "url"})
     more.setdefault("shards", ShardOptions(num_shards=2))
-    return Materializer(writer, source, output, **{"workers": ONE, **more})
+    return Materializer(writer, source, output, **({} if "workers" in more else HERE), **more)
 
 
 def pictures(output):
@@ -209,16 +208,14 @@ def test_what_is_no_picture_is_skipped_with_its_url(hosts, tmp_path, caplog):
 
     entries = read_ledger(output / ".datamat/ledger.jsonl")
     said = {entry.values["key"]: entry.values["message"] for entry in entries if entry.event == "sample_quarantined"}
-    shown = {n: said[f"{n:08d}"] for n in (0, 1, 2, 3, 4, 5, 7, 8, 9)}
-    assert f"{one}/missing.png?... is not there (404)" in shown[0]
-    assert "gone.png?... is not there (410)" in shown[1]
-    assert "no.png?... may not be read (403)" in shown[2]
-    assert "page.png?... answers with a page (text/html) in place of a file" in shown[3]
-    assert f"{one}/text.png?..." in shown[4]
-    assert "away.png?... may not be read (403)" in shown[5]
-    assert "is of the scheme 'file', which tables of URLs must not use" in shown[7]
-    assert "'example.org/x.png' is no URL, and no file below the source" in shown[8]
-    assert "is of the scheme 'what', which fsspec does not know" in shown[9]
+    words = {
+        "missing": "is not there (404)", "gone": "is not there (410)", "no": "may not be read (403)",
+        "page": "answers with a page (text/html)", "text": f"{one}/text.png?...", "away": "may not be read (403)",
+        "passwd": "of the scheme 'file'", "x": "is no URL, and no file below the source", "y": "of the scheme 'what'",
+    }  # fmt: skip
+    assert len(said) == len(words)
+    for message, (name, word) in zip([said[key] for key in sorted(said)], words.items(), strict=True):
+        assert word in message, (name, message)
     assert pictures(output) == {"picture 6": 1}
     files["/missing.png"] = png(2)
     hosts[0][2].clear()
@@ -239,15 +236,17 @@ def test_error_of_a_row_does_not_show_its_signature(hosts, tmp_path):
     assert SECRET not in f"{raised.value} {raised.value.__cause__!r} {raised.value.__cause__.__context__!r}"
 
 
-def test_busy_server_is_asked_again(hosts, tmp_path):
-    """503 passes; the file is whole."""
+def test_busy_server_is_asked_again(hosts, tmp_path, monkeypatch):
+    """503 passes, and the file is whole; a 404 that passes is fetched by the next attempt of the row."""
+    monkeypatch.setattr(remote, "_wait_before", lambda *_: None)
     url, files, seen = hosts[0]
-    files["/busy.png"] = [503, 500, png(5)]
+    files |= {"/busy.png": [503, 500, png(5)], "/late.png": [404, png(3)]}
+    source = table(tmp_path / "t.csv", [f"{url}/busy.png", f"{url}/late.png"])
 
-    job(table(tmp_path / "t.csv", [f"{url}/busy.png"]), tmp_path / "out").run(progress=False)
+    job(source, tmp_path / "out", errors=ErrorPolicy(retries=1)).run(progress=False)
 
-    assert pictures(tmp_path / "out") == {"picture 0": 5}
-    assert len(seen) == 3
+    assert pictures(tmp_path / "out") == {"picture 0": 5, "picture 1": 3}
+    assert sorted(seen) == ["/busy.png"] * 3 + ["/late.png"] * 2
 
 
 class Stories(DatasetWriter):
@@ -282,19 +281,15 @@ def test_lists_of_urls_and_paths(hosts, tmp_path, identity):
         {"images": [f"{one}/a", str(tmp_path / "local.bin")], "cover": f"{two}/b"},
         {"images": [], "cover": str(tmp_path / "local.bin")},
     ]
-    options = {"shards": ShardOptions(num_shards=1, identity=identity), "workers": ONE}
+    options = {"shards": ShardOptions(num_shards=1, identity=identity), **HERE}
 
-    for _ in range(2):
+    def sums():
         Materializer(Stories(rows), None, tmp_path / "out", **options).run(progress=False)
-        assert [int(sample["sum"]) for sample in sorted(load(tmp_path / "out", "train"), key=lambda s: s["key"])] == [
-            8,
-            15,
-            7,
-        ]
-    (tmp_path / "local.bin").write_bytes(b"12345678")
-    Materializer(Stories(rows), None, tmp_path / "out", **options).run(progress=False)
+        return {sample["key"]: int(sample["sum"]) for sample in load(tmp_path / "out", "train")}
 
-    assert sorted(int(sample["sum"]) for sample in load(tmp_path / "out", "train")) == [8, 8, 16]
+    assert [sums(), sums()] == [{"r0": 8, "r1": 15, "r2": 7}] * 2
+    (tmp_path / "local.bin").write_bytes(b"12345678")
+    assert sums() == {"r0": 8, "r1": 16, "r2": 8}
 
 
 def test_missing_field_of_urls_is_named(tmp_path):
@@ -309,17 +304,6 @@ def test_missing_field_of_urls_is_named(tmp_path):
         TableWriter(files={"image": "url"})
 
 
-def test_retries_of_the_policy_fetch_again(hosts, tmp_path):
-    """A 404 that passes is fetched by the next attempt of the row."""
-    url, files, _ = hosts[0]
-    files["/late.png"] = [404, png(3)]
-
-    policy = ErrorPolicy(retries=1)
-    job(table(tmp_path / "t.csv", [f"{url}/late.png"]), tmp_path / "out", errors=policy).run(progress=False)
-
-    assert pictures(tmp_path / "out") == {"picture 0": 3}
-
-
 def fetched(url, folder):
     """Fetch the file behind a URL; return its path."""
     files = mirror.UrlFiles(str(folder), {})
@@ -328,7 +312,7 @@ def fetched(url, folder):
     return pathlib.Path(path)
 
 
-@pytest.mark.parametrize("scheme", ["file", "asynclocal", "git", "generic", "GIT", "simplecache::file"])
+@pytest.mark.parametrize("scheme", ["file", "GIT", "generic", "simplecache::file"])
 def test_schemes_that_read_this_machine_are_refused(tmp_path, scheme):
     """`git://` reads a repository here, whatever its name says."""
     (tmp_path / "there").write_bytes(b"x")
@@ -337,12 +321,13 @@ def test_schemes_that_read_this_machine_are_refused(tmp_path, scheme):
         fetched(f"{scheme}://{tmp_path}/there", tmp_path / "urls")
 
 
+@pytest.mark.long  # a host that answers must do so within the second that is silence here
 def test_host_that_does_not_answer_is_asked_once_for_each_further_url(hosts, tmp_path, monkeypatch):
     """Five attempts for the first; when the host answers again, each URL has five again."""
     url, held, seen = hosts[0]
     is_over = threading.Event()
     held |= {f"/{n}.png": lambda _: is_over.wait(60) for n in range(2)} | {"/2.png": png(2), "/3.png": [503, png(3)]}
-    monkeypatch.setattr(mirror, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(mirror, "_SILENCE_S", 1)
     monkeypatch.setattr(remote, "_wait_before", lambda *_: None)
     files = mirror.UrlFiles(str(tmp_path), {})
     paths = [files.path_of(f"{url}/{n}.png", f"{n}-0-0") for n in range(4)]
@@ -355,16 +340,6 @@ def test_host_that_does_not_answer_is_asked_once_for_each_further_url(hosts, tmp
 
     is_over.set()
     assert seen == ["/0.png"] * 5 + ["/1.png", "/2.png"] + ["/3.png"] * 2
-
-
-def test_network_that_is_gone_is_no_host_that_does_not_answer():
-    """A name that cannot be looked up now, and a network that is unreachable: the next URL has five attempts, too."""
-    refused, unknown = ConnectionRefusedError(), socket.gaierror(socket.EAI_NONAME, "unknown")
-    busy, gone = socket.gaierror(socket.EAI_AGAIN, "later"), OSError(errno.ENETUNREACH, "unreachable")
-
-    found = [remote.is_unreachable(error) for error in (refused, unknown, TimeoutError(), busy, gone)]
-
-    assert found == [True, True, True, False, False]
 
 
 def drip(handler):
@@ -382,9 +357,9 @@ def drip(handler):
 @pytest.mark.parametrize(
     ("path", "limits", "message"),
     [
-        ("/long.png", {"_SLOW_AFTER_S": 0.1}, r"long\.png comes too slowly: \d+ bytes in 0 s; run again later"),
-        ("/radio.png", {"_ENDLESS_AFTER_S": 0.1}, r"radio\.png is still being sent .* a stream without end; remove"),
-        ("/large.png", {"_MOST_BYTES": 10_000}, r"large\.png has over 10000 bytes, the most that are fetched; remove"),
+        ("/long.png", {"_SLOW_AFTER_S": 0.1}, r"long\.png comes too slowly: "),
+        ("/radio.png", {"_ENDLESS_AFTER_S": 0.1}, r"radio\.png.* a stream without end"),
+        ("/large.png", {"_MOST_BYTES": 10_000}, r"large\.png has over 10000 bytes"),
     ],
 )
 def test_body_without_end_fails_its_row(hosts, tmp_path, monkeypatch, path, limits, message):
@@ -399,17 +374,6 @@ def test_body_without_end_fails_its_row(hosts, tmp_path, monkeypatch, path, limi
 
     assert seen == [path]
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_circle_of_redirects_is_followed_once(hosts, tmp_path):
-    """It is the same the next time."""
-    url, files, seen = hosts[0]
-    files["/a.png"] = f"{url}/a.png"
-
-    with pytest.raises(InputError, match="cannot be fetched: TooManyRedirects"):
-        fetched(f"{url}/a.png", tmp_path)
-
-    assert len(seen) <= 11
 
 
 def test_file_that_is_called_a_page_is_taken(hosts, tmp_path):
@@ -489,17 +453,6 @@ def test_large_files_behind_urls_do_not_fill_the_disk(hosts, tmp_path, monkeypat
     assert 50_000 <= max(held) <= 100_000 + 2 * 50_000
 
 
-def test_parts_of_many_urls_are_small(tmp_path):
-    """A part that a kill costs holds some hundred files, though nobody knows their sizes."""
-    source = {"url": [f"http://h/{n}.png" for n in range(3000)], "caption": ["x"] * 3000}
-
-    plan = job(source, tmp_path / "out", shards=ShardOptions(num_shards=1)).plan()
-
-    sizes = [part.stop - part.start for part in plan.shards[0].parts]
-    assert min(sizes[:-1]) >= 32
-    assert max(sizes) <= 256
-
-
 def test_empty_cells_fail_their_rows_or_are_none(hosts, tmp_path):
     """A caption and a URL that are missing: refused by row, or None where that is declared."""
     url, files, _ = hosts[0]
@@ -523,7 +476,7 @@ def test_empty_cells_fail_their_rows_or_are_none(hosts, tmp_path):
     assert "column 'url' of the table is empty" in said["00000003"]
     features = {"image": Optional(Image()), "caption": Optional(Text())}
     writer = TableWriter(features=features, files={"image": "url"})
-    Materializer(writer, source, tmp_path / "all", workers=ONE).run(progress=False)
+    Materializer(writer, source, tmp_path / "all", **HERE).run(progress=False)
     found = {s["key"]: (s["caption"], s["image"] is None) for s in load(tmp_path / "all")}
     assert found == {f"{n:08d}": row for n, row in enumerate([("a", False), ("b", True), (None, False), ("d", True)])}
 
@@ -537,7 +490,7 @@ def test_column_of_lists_of_urls(hosts, tmp_path):
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     writer = TableWriter(features={"images": Sequence(Image())}, files={"images": "urls"})
 
-    Materializer(writer, source, tmp_path / "out", workers=ONE).run(progress=False)
+    Materializer(writer, source, tmp_path / "out", **HERE).run(progress=False)
 
     found = {s["key"]: [int(image[0, 0, 0]) for image in s["images"]] for s in load(tmp_path / "out")}
     assert found == {"00000000": [0, 1], "00000001": [], "00000002": [2]}
@@ -580,7 +533,7 @@ def test_link_out_of_the_source_is_no_way_around_urls(tmp_path, kind):
     writer = TableWriter(features={"image": feature}, files={"image": "image"})
 
     def run(output, **more):
-        report = Materializer(writer, folder / "t.jsonl", tmp_path / output, workers=ONE, **more).run(progress=False)
+        report = Materializer(writer, folder / "t.jsonl", tmp_path / output, **HERE, **more).run(progress=False)
         return report.num_shards_written, sorted(load(tmp_path / output).keys())
 
     with pytest.raises(SampleError, match=r"'images/1\.png': a link leads out of the source, .*; .* follow_links=True"):
@@ -623,17 +576,17 @@ def test_lasting_part_of_a_url(url, expected):
 
 def test_jobs_of_one_output_share_a_process(hosts, urls, tmp_path):
     """Two of them, a copy that came by pickle, and processes that are forked from this one."""
-    source = table(tmp_path / "t.csv", urls)
-    first, second = job(source, tmp_path / "out"), job(source, tmp_path / "out")
+    source, fork = table(tmp_path / "t.csv", urls), WorkerOptions(num_workers=2, start_method="fork")
+    first, second = (job(source, tmp_path / "out", workers=fork) for _ in range(2))
     for one in (first, second, pickle.loads(pickle.dumps(second))):
         assert one.replay("00000002")["caption"] == "picture 2"
 
-    job(source, tmp_path / "out", workers=WorkerOptions(num_workers=2, start_method="fork")).run(progress=False)
+    first.run(progress=False)
 
     assert len(pictures(tmp_path / "out")) == 8
 
 
-@pytest.mark.parametrize("is_nfs", [False, True])
+@pytest.mark.parametrize("is_nfs", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_files_of_a_killed_process_are_removed(tmp_path, monkeypatch, is_nfs):
     """By the next one that fetches there; those of one that lives stay."""
     if is_nfs:
