@@ -136,12 +136,6 @@ def test_different_values_have_different_digests():
     assert len(set(digests)) == len(VALUES)
 
 
-def test_digest_has_32_hex_digits():
-    """The digest is the XXH3-128 in hex."""
-    assert len(digest([1])) == 32
-    assert int(digest([1]), 16) >= 0
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -239,15 +233,6 @@ def test_cycles_are_distinguished_by_content_and_order():
     assert digest(ring(1, 2, 3)) != digest(ring(2, 3, 1))
 
 
-def test_place_of_a_cycle_among_siblings_counts():
-    """The order of children counts in a cycle, too."""
-    first, last = [], []
-    first += ["a", first]
-    last += [last, "a"]
-
-    assert digest(first) != digest(last)
-
-
 def test_cycle_in_a_set_of_values_is_found_in_any_order():
     """Order-free containers inside a cycle do not depend on the order of insertion."""
 
@@ -283,7 +268,7 @@ def test_large_array_is_not_copied():
     """A contiguous array is hashed where it lies."""
     import tracemalloc
 
-    array = np.zeros(20_000_000, np.uint8)
+    array = np.zeros(8_000_000, np.uint8)
     tracemalloc.start()
     try:
         digest(array)
@@ -545,34 +530,22 @@ def test_installed_code_counts_by_version(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "metadata",
+    ("metadata", "counts"),
     [
-        {"top_level.txt": "other\nunlike_its_name\n"},
-        {"RECORD": "other/__init__.py,,\nunlike_its_name/__init__.py,sha256=ab,0\n"},
-        {"RECORD": "unlike_its_name.cpython-311-x86_64-linux-gnu.so,,\n"},
-        {"top_level.txt": "\n", "RECORD": "unlike_its_name.py,,\n"},
+        ({"top_level.txt": "other\nunlike_its_name\n"}, True),
+        ({"RECORD": "other/__init__.py,,\nunlike_its_name/__init__.py,sha256=ab,0\n"}, True),
+        ({"RECORD": "unlike_its_name.cpython-311-x86_64-linux-gnu.so,,\n"}, True),
+        ({"top_level.txt": "\n", "RECORD": "unlike_its_name.py,,\n"}, True),
+        ({"top_level.txt": "other", "RECORD": "unlike_its_name/__init__.py,,\n"}, False),
+        ({"RECORD": "unlike_its_name.libs/libz.so,,\nunlike_its_name_too.py,,\nother/unlike_its_name.py,,\n"}, False),
+        ({}, False),
     ],
 )
-def test_distribution_named_unlike_its_module_counts(tmp_path, monkeypatch, metadata):
-    """The declaration of a distribution, or else its list of files, says which modules are its own."""
-    assert _digest_where_installed(tmp_path / "1", monkeypatch, metadata, version="1") != _digest_where_installed(
-        tmp_path / "2", monkeypatch, metadata, version="2"
-    )
+def test_distribution_counts_for_its_own_modules(tmp_path, monkeypatch, metadata, counts):
+    """Its declaration, or else its list of files, says which these are; modules of similar names are not."""
+    one, other = (_digest_where_installed(tmp_path / n, monkeypatch, metadata, version=n) for n in "12")
 
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"top_level.txt": "other", "RECORD": "unlike_its_name/__init__.py,,\n"},
-        {"RECORD": "unlike_its_name.libs/libz.so,,\nunlike_its_name_too.py,,\nother/unlike_its_name.py,,\n"},
-        {},
-    ],
-)
-def test_distribution_of_other_modules_does_not_count(tmp_path, monkeypatch, metadata):
-    """Modules of similar names, folders of shared libraries and modules further inside are not the one looked for."""
-    assert _digest_where_installed(tmp_path / "1", monkeypatch, metadata, version="1") == _digest_where_installed(
-        tmp_path / "2", monkeypatch, metadata, version="2"
-    )
+    assert (one != other) is counts
 
 
 def _digest_where_installed(root, monkeypatch, metadata, *, version):
@@ -608,13 +581,6 @@ def test_package_installed_into_a_folder_counts_by_version(tmp_path, monkeypatch
 
     assert code.versions_of(["put_there", "mine_beside"]) == {"put_there": "1.5"}
     assert code.origin_of_module("mine_beside") == ()
-
-
-def test_installed_code_is_not_read(monkeypatch):
-    """A function of an installed package is a name and a version; its code does not count."""
-    monkeypatch.setattr(importlib.machinery.SourceFileLoader, "get_code", None)
-
-    assert digest(textwrap.dedent) == digest(textwrap.dedent)
 
 
 def test_decorators_of_installed_packages_count_with_what_they_wrap(load):
@@ -730,16 +696,6 @@ def test_docstrings_of_classes_do_not_count(load, before, after):
     assert digest(load(source).Writer()) == digest(load(source.replace(before, after)).Writer())
 
 
-def test_values_computed_on_use_do_not_count(load):
-    """Reading a `cached_property` does not change a writer."""
-    writer = load(CLASS).Writer()
-    before = digest(writer)
-
-    assert writer.t == [9]
-
-    assert digest(writer) == before
-
-
 def test_getstate_decides_what_counts(load):
     """What pickling leaves out does not count."""
     source = """
@@ -788,6 +744,8 @@ def test_bound_method_counts_with_its_object(load):
 
     assert digest(one.read) != digest(other.read)
     assert digest(one.read) != digest(one.r)
+    before = digest(one)
+    assert one.t == [9] and digest(one) == before  # a `cached_property` is computed on use
 
 
 def test_code_of_datamat_counts_by_the_number_of_its_output_format(load, monkeypatch):
