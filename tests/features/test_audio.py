@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 
 import numpy as np
 import pytest
+from round_trip import materialize
 
-from datamat import Audio, Features, InputError, SampleError, SchemaError, load, materialize
-from datamat.features import Features as Schema
+from datamat import Audio, Features, InputError, SchemaError
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -125,17 +124,6 @@ def test_files_that_do_not_decode_are_refused(data, message):
         Audio().encode("x", data)
 
 
-def test_declarations_are_checked():
-    for arguments, message in (
-        ({"sample_rate": 0}, "sample_rate is 0; want a positive number"),
-        ({"num_channels": "two"}, "num_channels is 'two'; want an int"),
-        ({"encoding": "mp3"}, "encoding is 'mp3'; want 'exact' or 'flac'"),
-    ):
-        with pytest.raises(SchemaError, match=message):
-            Audio(**arguments)
-    assert Schema.from_json(Features({"x": Audio(9, 1)}).to_json())["x"] == Audio(9, 1)
-
-
 def test_waveform_and_spectrogram_are_displayed():
     loud = Audio().display(SHARES)
 
@@ -159,67 +147,6 @@ def test_spectrogram_shows_a_tone_at_its_height(share, row):
     assert spectrum[:, 240].max() < 100
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
-def test_every_format_and_reader_gives_the_samples(tmp_path, name):
-    """Files beside arrays, of several lengths."""
-
-    def recording(number):
-        return {"sound": FILES["mp3"] if number == 0 else STEREO[: 100 * number], "text": str(number)}
-
-    features = Features({"sound": Audio(16_000, 2), "text": Features.infer({"text": ""})["text"]})
-    materialize(recording, range(6), tmp_path / "out", features=features, format=name, progress=False)
-
-    dataset = load(tmp_path / "out")
-    wanted = {str(n): Audio(16_000).decode("x", Audio(16_000).encode("x", recording(n)["sound"])) for n in range(6)}
-    batches = [*dataset.to_numpy(batch_size=3), *dataset.to_numpy(batch_size=6, num_workers=1)]
-    for batch in batches:
-        for text, sound in zip(batch["text"], batch["sound"], strict=True):
-            assert np.array_equal(sound, wanted[text])
-    assert sum(len(batch["text"]) for batch in batches) == 12
-    assert dataset.preview(4).array.std() > 1
-
-
-def test_torch_and_tf_data_give_the_samples(tmp_path):
-    pytest.importorskip("tensorflow")
-    features = Features({"sound": Audio(16_000, 2)})
-    materialize(lambda n: {"sound": STEREO[: 100 * n]}, range(5), tmp_path / "out", features=features, progress=False)
-    dataset = load(tmp_path / "out")
-
-    rows = list(dataset.to_tf().as_numpy_iterator())
-
-    assert sorted(len(row["sound"]) for row in rows) == [0, 100, 200, 300, 400]
-    assert all(np.array_equal(row["sound"], SHARES[: len(row["sound"])]) for row in rows)
-    torch = pytest.importorskip("torch")
-    for row in dataset.to_torch():
-        assert torch.equal(torch.as_tensor(row["sound"]), torch.from_numpy(SHARES[: len(row["sound"])]))
-
-
-def test_broken_file_of_a_run_names_the_sample(tmp_path):
-    """Whatever else works, the one that does not is named with its file."""
-    folder = tmp_path / "sounds"
-    folder.mkdir()
-    for number in range(4):
-        (folder / f"{number}.wav").write_bytes(FILES["wav"][: -10 if number == 2 else None])
-
-    with pytest.raises(SampleError, match=r"(?s)sound.*cut short: 10 bytes are missing.*sounds/2\.wav"):
-        materialize(
-            lambda path: {"sound": path.read_bytes()},
-            sorted(folder.iterdir()),
-            tmp_path / "out",
-            features=Features({"sound": Audio()}),
-            progress=False,
-        )
-
-
-def test_features_of_sound_files_are_inferred(tmp_path):
-    files = [FILES["wav"], FILES["flac"]]
-    materialize(lambda number: {"sound": files[number]}, range(2), tmp_path / "out", progress=False)
-
-    assert load(tmp_path / "out").features["sound"] == Audio()
-    assert [sample["sound"].shape for sample in load(tmp_path / "out")] == [(3000, 2)] * 2
-    assert json.loads((tmp_path / "out/manifest.json").read_text())["features"]["sound"]["type"] == "Audio"
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_knows_the_files(tmp_path):
@@ -231,7 +158,6 @@ def test_hugging_face_knows_the_files(tmp_path):
         tmp_path / "out",
         features=Features({"sound": Audio(16_000), "number": Features.infer({"n": 1})["n"]}),
         format="parquet",
-        progress=False,
     )
 
     found = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))

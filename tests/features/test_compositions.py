@@ -41,6 +41,7 @@ from datamat import (
     load,
 )
 from datamat.features import dtype_of
+from datamat.testing import InlineExecutor
 
 NUM_SAMPLES = 4
 
@@ -202,9 +203,11 @@ def written(tmp_path_factory):
         output = tmp_path_factory.mktemp("composed") / "out"
         shards = ShardOptions(num_shards=1, shuffle=False)
         if name == "tfrecord":
-            Materializer(Composed(), None, output, format=name, shards=shards).run(progress=False)
+            Materializer(Composed(), None, output, format=name, shards=shards, executor=InlineExecutor()).run(
+                progress=False
+            )
         else:
-            convert(write("tfrecord"), output, format=name)
+            convert(write("tfrecord"), output, format=name, executor=InlineExecutor(), progress=False)
         return output
 
     return write
@@ -236,6 +239,7 @@ def test_columns_hold_every_composition():
             assert loose(sample[name]) == loose(as_read(feature, given[name])), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet", "webdataset", "arrayrecord"])
 def test_every_composition_survives_every_format(written, format_name):
     """One by one, in batches, and as tensors of torch."""
@@ -266,14 +270,17 @@ OPEN = (
 """Compositions whose items differ in size, or may be missing."""
 
 
+@pytest.mark.long  # building its graph takes ten seconds; to_tf of lists and dicts is tested in test_features_of_others
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
 def test_tensorflow_gives_lists_of_open_size(tmp_path, format_name):
     """TensorFlow decodes TFRecord, Python decodes Parquet for it; alone, in batches and for a transform in Python."""
     pytest.importorskip("tensorflow")
     names = [name for name in OPEN if name in compositions()[0]]
-    Materializer(
-        Composed(names), None, tmp_path / "out", format=format_name, shards=ShardOptions(num_shards=1, shuffle=False)
-    ).run(progress=False)
+    shards = ShardOptions(num_shards=1, shuffle=False)
+    job = Materializer(
+        Composed(names), None, tmp_path / "out", format=format_name, shards=shards, executor=InlineExecutor()
+    )
+    job.run(progress=False)
     dataset = load(tmp_path / "out", "train")
     split = dataset.features.nesting.split
 

@@ -122,7 +122,7 @@ CASES = {
     "image": Case(Image((8, 6, 3)), [PIXELS, encode_png(PIXELS), encode_jpeg(PIXELS)], is_lossy=True),
     "image of 16 bits": Case(
         Image((None, None, 3), dtype="uint16"),
-        [testing.DEEP, testing.DEEP[:2, :3], np.zeros((1, 1, 3), np.uint16)],
+        [testing.DEEP, testing.DEEP.astype(">u2"), testing.DEEP[:2, :3], np.zeros((1, 1, 3), np.uint16)],
         [PIXELS, testing.DEEP.astype(np.float32), testing.DEEP[..., :2], testing.DEEP.astype(np.int32)],
     ),
     "grey and alpha": Case(
@@ -266,15 +266,3 @@ class TestFeatures(testing.FeatureConformance):
     @pytest.mark.sample(6)
     def test_tf_data_gives_the_same_values(self, tmp_path):
         super().test_tf_data_gives_the_same_values(tmp_path)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_images_of_16_bits_are_exact(channels):
-    """All bits of each channel come back, from arrays and from the files that hold them."""
-    feature = Image((8, 6, channels), dtype="uint16")
-    pixels = np.random.default_rng(channels).integers(0, 65536, (8, 6, channels), np.uint16)
-
-    for value in (pixels, encode_png(pixels), pixels.astype(">u2")):
-        found = feature.decode("x", feature.encode("x", value))
-        assert found.dtype == np.uint16
-        assert np.array_equal(found, pixels)

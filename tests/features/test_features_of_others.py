@@ -6,6 +6,7 @@ import datetime
 
 import numpy as np
 import pytest
+from round_trip import materialize
 
 from datamat import (
     BBoxes,
@@ -29,8 +30,9 @@ from datamat import (
     Text,
     Timestamp,
     load,
-    materialize,
+    register_feature,
 )
+from datamat.testing import InlineExecutor
 
 FORMATS = ["tfrecord", "parquet", "webdataset"]
 NOON = datetime.datetime(2026, 11, 23, 12)
@@ -65,76 +67,52 @@ def test_columns_hold_the_values_there_are(feature, value, columns):
 
 
 @pytest.mark.parametrize(
-    ("feature", "message"),
+    ("declare", "message"),
     [
         (lambda: Optional(Optional(Text())), "declare it once"),
         (lambda: Optional(5), "5 is no feature"),
         (lambda: Sequence(Text), "is no feature"),
-        (lambda: Sequence(Sequence(Sequence(Text()))), "is a list of lists itself; declare Json"),
-        (lambda: Sequence(Optional(Sequence(Optional(Text())))), "marks what is missing in itself; give an empty"),
-        (
-            lambda: Optional(Sequence({"a": Text()})),
-            "a list of dicts, or a dict that may be missing, cannot be in another",
-        ),
-        (lambda: Sequence(Sequence({"a": Text()})), "cannot be in another; declare Json"),
-        (lambda: Sequence(Optional({"a": Text()})), "cannot be in another; declare Json"),
-        (lambda: Sequence(Sequence(BBoxes())), "is a list of lists itself; declare Json"),
-        (lambda: Features({"a": {}}), "field 'a' is declared as a dict without fields"),
-        (lambda: Features({"a": {"b": 5}}), "field name 'a/b'|field 'b' is declared as 5"),
-        (
-            lambda: Features({"a": Sequence({"b": Sequence({"c": Text()})})}),
-            "or one that may be missing, cannot be in another",
-        ),
+        (lambda: Sequence(Sequence(Sequence(Text()))), "declare Json"),
+        (lambda: Sequence(Optional(Sequence(Optional(Text())))), "give an empty"),
+        (lambda: Optional(Sequence({"a": Text()})), "cannot be in another"),
+        (lambda: Sequence(Sequence({"a": Text()})), "declare Json"),
+        (lambda: Sequence(Optional({"a": Text()})), "declare Json"),
+        (lambda: Sequence(Sequence(BBoxes())), "declare Json"),
+        (lambda: Features({"a": {}}), "field 'a'"),
+        (lambda: Features({"a": {"b": 5}}), "field name 'a/b'|field 'b'"),
+        (lambda: Features({"a": Sequence({"b": Sequence({"c": Text()})})}), "cannot be in another"),
         (lambda: Features({"a": {"b": Text()}, "a/b": Text()}), "field 'a/b' is declared twice"),
     ],
+    ids=range(13),
 )
-def test_declarations_that_have_no_storage_are_refused(feature, message):
+def test_declarations_that_have_no_storage_are_refused(declare, message):
     """With what to declare."""
     with pytest.raises(SchemaError, match=message):
-        feature()
+        declare()
 
 
 @pytest.mark.parametrize(
     ("feature", "value", "message"),
     [
-        (
-            Optional(Scalar("int64")),
-            "7",
-            r"field 'x' is declared int64 scalar, or None but the sample holds '7' \(str\)",
-        ),
-        (Sequence(Text()), ["a", 5], "field 'x' is declared list of str but item 1 of the sample is int; give a str"),
-        (Sequence(Text()), "abc", "field 'x' is declared list of str but the sample holds a str; give a list"),
-        (Sequence(Text()), ["a", None], "item 1 of the sample is None; give a value, or declare Sequence"),
-        (Sequence(Scalar("int8")), [None], "item 0 of the sample is None; give a value, or declare Sequence"),
-        (
-            Sequence(Sequence(Text())),
-            [["a"], "b"],
-            "list of list of str but item 1 of the sample is a str; give a list",
-        ),
-        (Sequence(Sequence(Text())), [[], ["b", 5]], "list of list of str but item 1, item 1 of the sample is int"),
-        (
-            Sequence(Optional(Scalar("int8"))),
-            [1, None, "a"],
-            "declared list of int8 scalar, or None but item 2 of the sample is 'a'",
-        ),
-        (Optional(Sequence(Text())), "a", "declared list of str, or None but the sample holds a str; give a list"),
-        (
-            Sequence(Tensor((None, 2), "int8")),
-            [np.zeros((1, 3), np.int8)],
-            r"list of int8 \(\?, 2\) but item 0 of the sample is int8 \(1, 3\)",
-        ),
-        (Sequence(Scalar("int8")), [1, 300], "list of int8 scalar but item 1 of the sample is 300, which does not fit"),
-        (Sequence(Scalar("int8")), np.zeros(2, np.int16), "declared list of int8 scalar but the sample holds int16"),
-        (
-            Sequence(Tensor((2,), "int8")),
-            [np.zeros(3, np.int8)],
-            r"int8 \(2,\) but item 0 of the sample is int8 \(3,\)",
-        ),
+        (Optional(Scalar("int64")), "7", "holds '7'"),
+        (Sequence(Text()), ["a", 5], "item 1 of the sample is int; give a str"),
+        (Sequence(Text()), "abc", "a str; give a list"),
+        (Sequence(Text()), ["a", None], "item 1 of the sample is None; .* declare Sequence"),
+        (Sequence(Scalar("int8")), [None], "item 0 of the sample is None; .* declare Sequence"),
+        (Sequence(Scalar("int8")), [1, 300], "item 1 of the sample is 300, which does not fit"),
+        (Sequence(Scalar("int8")), np.zeros(2, np.int16), "holds int16"),
+        (Sequence(Sequence(Text())), [["a"], "b"], "item 1 of the sample is a str; give a list"),
+        (Sequence(Sequence(Text())), [[], ["b", 5]], "item 1, item 1 of the sample is int"),
+        (Sequence(Optional(Scalar("int8"))), [1, None, "a"], "item 2 of the sample is 'a'"),
+        (Optional(Sequence(Text())), "a", "a str; give a list"),
+        (Sequence(Tensor((None, 2), "int8")), [np.zeros((1, 3), np.int8)], r"item 0 of the sample is int8 \(1, 3\)"),
+        (Sequence(Tensor((2,), "int8")), [np.zeros(3, np.int8)], r"item 0 of the sample is int8 \(3,\)"),
     ],
+    ids=range(13),
 )
 def test_wrong_values_are_named_with_their_place(feature, value, message):
     """The field, what is declared, and the item."""
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(SchemaError, match=f"field 'x' is declared .*{message}"):
         feature.encode("x", value)
 
 
@@ -203,6 +181,11 @@ class _Rows(DatasetWriter):
         return {name: [row[name] for row in rows] for name in rows[0]}
 
 
+def write_rows(output, by_block=False, **options):
+    """Write the rows in the process of the test."""
+    Materializer(_Rows(by_block), None, output, executor=InlineExecutor(), **options).run(progress=False)
+
+
 def sample_of(number):
     """Return a sample in which every third value is missing, at other places in each field."""
     return {
@@ -228,7 +211,7 @@ def test_missing_values_and_lists_survive(tmp_path, format_name):
     """Rows and blocks give the same files; samples, and batches that are read in blocks, the same values."""
     for by_block in (False, True):
         output = tmp_path / str(by_block)
-        Materializer(_Rows(by_block), None, output, format=format_name).run(progress=False)
+        write_rows(output, format=format_name, by_block=by_block)
     files = [sorted((tmp_path / str(by_block)).glob("rows*")) for by_block in (False, True)]
     assert [file.read_bytes() for file in files[0]] == [file.read_bytes() for file in files[1]]
 
@@ -247,7 +230,7 @@ def test_missing_values_and_lists_survive(tmp_path, format_name):
 def test_batches_of_torch_hold_lists_with_none(tmp_path):
     """Numbers as tensors, beside None and text."""
     torch = pytest.importorskip("torch")
-    Materializer(_Rows(by_block=False), None, tmp_path / "out").run(progress=False)
+    write_rows(tmp_path / "out")
 
     batch = next(iter(load(tmp_path / "out").to_torch(batch_size=40)))
 
@@ -258,12 +241,11 @@ def test_batches_of_torch_hold_lists_with_none(tmp_path):
     assert dict(zip(batch["key"], batch["tags"], strict=True))["02"] == ["tag 0", "tag 1"]
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize(("format_name", "batch_size"), [("tfrecord", None), ("parquet", 4)])
 def test_tf_data_gets_one_value_or_none(tmp_path, format_name, batch_size):
     """None has a first dimension of size 0; batches are ragged."""
     pytest.importorskip("tensorflow")
-    Materializer(_Rows(by_block=False), None, tmp_path / "out", format=format_name).run(progress=False)
+    write_rows(tmp_path / "out", format=format_name)
 
     found = list(load(tmp_path / "out").to_tf(batch_size=batch_size))
 
@@ -291,7 +273,7 @@ def test_tf_data_gets_one_value_or_none(tmp_path, format_name, batch_size):
 def test_python_transforms_of_tf_data_see_none_and_lists(tmp_path):
     """They get what `load` gives."""
     pytest.importorskip("tensorflow")
-    Materializer(_Rows(by_block=False), None, tmp_path / "out").run(progress=False)
+    write_rows(tmp_path / "out")
 
     def filled(sample, rng):
         assert sample["tags"] == sample_of(int(sample["key"]))["tags"]
@@ -309,7 +291,7 @@ def test_python_transforms_of_tf_data_see_none_and_lists(tmp_path):
 def test_none_of_a_field_that_is_not_optional_is_refused_with_the_remedy(tmp_path):
     """The message says what to declare."""
     with pytest.raises(SampleError, match=r"None for the field 'x'; want a value.*'x': Optional\(...\)"):
-        materialize(lambda n: {"x": None if n else 1}, range(2), tmp_path / "out", progress=False)
+        materialize(lambda n: {"x": None if n else 1}, range(2), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -354,8 +336,7 @@ def test_bytes_in_dicts_of_a_list_are_to_be_declared():
         Features.infer({"x": [{"a": b"ply"}]})
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-def test_pictures_may_be_missing_in_augmented_copies(tmp_path, format_name):
+def test_pictures_may_be_missing_in_augmented_copies(tmp_path):
     """A pipeline moves what there is; previews leave the others blank."""
     albumentations = pytest.importorskip("albumentations")
     features = Features(
@@ -378,9 +359,7 @@ def test_pictures_may_be_missing_in_augmented_copies(tmp_path, format_name):
     flip = albumentations.Compose(
         [albumentations.HorizontalFlip(p=1)], bbox_params=albumentations.BboxParams("albumentations")
     )
-    materialize(
-        scene, range(4), tmp_path / "out", features=features, transform=flip, format=format_name, progress=False
-    )
+    materialize(scene, range(4), tmp_path / "out", features=features, transform=flip)
 
     dataset = load(tmp_path / "out")
     found = {int(sample["key"].partition("#")[0]): sample for sample in dataset}
@@ -424,14 +403,12 @@ class Hundredths(Feature):
 
 def test_types_of_other_packages_may_be_missing(tmp_path):
     """Also where their columns say nothing of how many numbers a value has."""
-    from datamat import register_feature
-
     register_feature(Hundredths)
     values = [36.6, None, -1.5]
     features = Features({"t": Optional(Hundredths())})
     assert [*features.foreign.values()] == [Hundredths()]
 
-    materialize(lambda n: {"t": values[n]}, range(3), tmp_path / "out", features=features, progress=False)
+    materialize(lambda n: {"t": values[n]}, range(3), tmp_path / "out", features=features)
 
     found = {int(sample["key"]): sample["t"] for sample in load(tmp_path / "out")}
     assert [found[number] for number in range(3)] == values
@@ -501,12 +478,10 @@ def without_gps(value):
     return {name: item for name, item in value.items() if name != "gps"}
 
 
-@pytest.mark.parametrize("format_name", ["tfrecord", "parquet", "webdataset", "arrayrecord"])
+@pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
 def test_dicts_of_fields_survive(tmp_path, format_name):
     """In samples, in batches, and in what a transform gets."""
-    if format_name == "arrayrecord":
-        pytest.importorskip("array_record")
-    materialize(nested, range(40), tmp_path / "out", features=NESTED, format=format_name, progress=False)
+    materialize(nested, range(40), tmp_path / "out", features=NESTED, format=format_name)
 
     dataset = load(tmp_path / "out")
     seen = []
@@ -558,18 +533,16 @@ def test_dict_of_lists_is_taken_for_a_list_of_dicts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"camera": 5}, "field 'camera' is declared a dict with iso, lens but the sample holds a int"),
-        ({"camera": None}, "field 'camera' is declared a dict with iso, lens but the sample holds a NoneType"),
-        ({"camera": {"iso": 1}}, "declared with 'lens' but the sample has none; make read return exactly the declared"),
-        ({"camera": {"iso": 1, "lens": None, "f": 2}}, "declared without 'f' but the sample holds it; .*declare Json"),
-        ({"objects": [{"box": 1}]}, "field 'objects', item 0 is declared with 'at' but the sample has none"),
-        ({"objects": "cat"}, "field 'objects' is declared a list of dicts with box, label, name, at but"),
-        (
-            {"camera": {"iso": "1", "lens": None}},
-            "field 'camera/iso' is declared int32 scalar but the sample holds '1'",
-        ),
-        ({"more": {"a": 1}}, "field 'more' is not declared but the sample holds it"),
+        ({"camera": 5}, "field 'camera' is declared a dict"),
+        ({"camera": None}, "field 'camera' is declared a dict"),
+        ({"camera": {"iso": 1}}, "with 'lens' but the sample has none"),
+        ({"camera": {"iso": 1, "lens": None, "f": 2}}, "without 'f' .*declare Json"),
+        ({"camera": {"iso": "1", "lens": None}}, "field 'camera/iso'"),
+        ({"objects": [{"box": 1}]}, "field 'objects', item 0"),
+        ({"objects": "cat"}, "field 'objects' is declared a list of dicts"),
+        ({"more": {"a": 1}}, "field 'more' is not declared"),
     ],
+    ids=range(8),
 )
 def test_dicts_that_are_not_as_declared_are_refused(change, message):
     """With the path of what differs."""
@@ -591,7 +564,7 @@ def test_dicts_with_arrays_are_inferred_as_fields():
 def test_batches_of_torch_hold_dicts_of_tensors(tmp_path):
     """As `default_collate` gives them."""
     torch = pytest.importorskip("torch")
-    materialize(nested, range(4), tmp_path / "out", features=NESTED, progress=False)
+    materialize(nested, range(4), tmp_path / "out", features=NESTED)
 
     batch = next(iter(load(tmp_path / "out").to_torch(batch_size=4)))
 
@@ -599,13 +572,21 @@ def test_batches_of_torch_hold_dicts_of_tensors(tmp_path):
     assert [len(boxes) for boxes in batch["objects"]["box"]] == [int(n) % 3 for n in batch["n"]]
 
 
-@pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
-@pytest.mark.parametrize("transform", [None, lambda sample, rng: sample, lambda sample: sample])
-@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize(
+    ("format_name", "transform", "batch_size"),
+    [
+        ("tfrecord", None, 8),
+        ("tfrecord", lambda sample, rng: sample, None),
+        ("parquet", lambda sample: sample, 8),
+        ("parquet", None, None),
+    ],
+    ids=["batches", "seeded transform", "transform", "samples"],
+)
+@pytest.mark.sample(2)
 def test_tf_data_has_dicts_of_tensors(tmp_path, format_name, transform, batch_size):
     """Ragged where they vary in length."""
     pytest.importorskip("tensorflow")
-    materialize(nested, range(16), tmp_path / "out", features=NESTED, format=format_name, progress=False)
+    materialize(nested, range(16), tmp_path / "out", features=NESTED, format=format_name)
 
     found = list(load(tmp_path / "out").to_tf(batch_size=batch_size, transform=transform))
 
@@ -633,7 +614,6 @@ def test_pipelines_move_what_is_in_dicts(tmp_path):
         tmp_path / "out",
         features=features,
         transform=flip,
-        progress=False,
     )
 
     for sample in load(tmp_path / "out"):

@@ -142,7 +142,7 @@ def test_missing_and_unknown_fields_are_all_named():
 )
 def test_records_of_other_features_are_named(feature, column, message):
     """An intact record, read with a schema that is not its own, is refused."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared .*{message}.*was the record written with other"):
+    with pytest.raises(SchemaError, match=f"field 'x' .*{message}.*written with other"):
         Features({"x": feature}).decode({"key": [b"a"], "x": column})
 
 
@@ -288,13 +288,3 @@ def test_values_without_a_feature_are_named(value):
         SchemaError, match=r"field 'x' holds a .*, for which no feature can be inferred; return a numpy"
     ):
         Features.infer({"x": value})
-
-
-def test_repr_shows_every_declaration():
-    """The repr shows declarations as messages do."""
-    assert repr(EVERY_TYPE) == (
-        "Features(key: str, image: uint8 (360, ?, 3), mask: uint8 (360, 480) of 2 classes, "
-        "label: int64 class id of 2 classes, ids: list of int64 class id of 7 classes, "
-        "objects/bbox: float32 (n, 4) of (ymin, xmin, ymax, xmax) in [0, 1], caption: str, time: uint64 scalar, "
-        "grid: int16 (?, 3, ?))"
-    )

@@ -1,4 +1,4 @@
-"""Numbers, labels, boxes and text: they survive exactly, and what does not fit is refused with its field."""
+"""Numbers, labels, boxes, text and times: they survive exactly, and what does not fit is refused with its field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from round_trip import through_a_record
 
-from datamat import BBoxes, Bytes, ClassLabel, Features, Json, Scalar, Tensor, Text, Timestamp, Tokens
+from datamat import (
+    Audio,
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Depth,
+    Features,
+    Image,
+    Json,
+    Mask,
+    Scalar,
+    Tensor,
+    Text,
+    Timestamp,
+    Tokens,
+)
 from datamat.errors import SchemaError
 from datamat.features import as_bfloat16
 from datamat.features.base import as_array
@@ -23,6 +38,9 @@ from datamat.features.base import as_array
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
 DTYPES = ["bool", *INTS, *FLOATS, "complex64", "complex128"]
+LABEL = ClassLabel(names=("cat", "dog", "eel"))
+LABELS = ClassLabel(names=("cat", "dog", "eel"), shape=(None,))
+UTC = datetime.UTC
 
 
 def same(found, expected):
@@ -30,6 +48,9 @@ def same(found, expected):
     expected = np.asarray(expected)
     expected = expected.astype(expected.dtype.newbyteorder("="))
     return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+
+
+# ---------------------------------------------------------------- numbers
 
 
 @settings(deadline=None)
@@ -51,32 +72,11 @@ def test_integers_fit_up_to_their_bounds_and_no_further(dtype):
     """Python integers are accepted where they are exact."""
     bounds = np.iinfo(dtype)
 
-    assert [int(through_a_record(Scalar(dtype), value)) for value in (bounds.min, bounds.max)] == [
-        bounds.min,
-        bounds.max,
-    ]
+    for value in (bounds.min, bounds.max):
+        assert int(through_a_record(Scalar(dtype), value)) == value
     for value in (bounds.min - 1, bounds.max + 1):
-        with pytest.raises(SchemaError, match=rf"field 'x' is declared {dtype} scalar .* {value}, which does not fit"):
+        with pytest.raises(SchemaError, match=f"field 'x' .* {value}, which does not fit"):
             Scalar(dtype).encode("x", value)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [
-        ("float16", 1e10),
-        ("float16", 2049),
-        ("float32", 1e300),
-        ("float32", -(2**24) - 1),
-        ("float32", 2**200),
-        ("float64", 2**53 + 1),
-        ("float64", 10**400),
-        ("complex64", 1e300j),
-    ],
-)
-def test_numbers_that_a_float_cannot_hold_are_refused(dtype, value):
-    """A finite number never becomes infinite, and an integer never changes."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared {dtype} scalar .* does not fit; declare a wider"):
-        Scalar(dtype).encode("x", value)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -88,42 +88,10 @@ def test_floats_are_rounded_to_the_declared_dtype(dtype):
     assert through_a_record(Scalar(dtype), 7) == 7
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value", "found"),
-    [
-        ("int64", np.int32(3), r"np.int32\(3\) \(int32\)"),
-        ("int32", np.int64(3), r"np.int64\(3\) \(int64\)"),
-        ("float32", np.float64(0.5), r"np.float64\(0.5\) \(float64\)"),
-        ("bool", np.int64(1), r"np.int64\(1\) \(int64\)"),
-        ("bool", 1, r"1 \(int\)"),
-        ("int64", True, r"True \(bool\)"),
-        ("float32", True, r"True \(bool\)"),
-        ("int64", 1.0, r"1.0 \(float\)"),
-        ("int64", "3", r"'3' \(str\)"),
-        ("float64", 1j, r"1j \(complex\)"),
-        ("int64", np.array([3]), r"array\(\[3\]\) \(ndarray\)"),
-        ("int64", None, r"None \(NoneType\)"),
-    ],
-)
-def test_scalars_of_another_type_are_refused(dtype, value, found):
-    """The message names field, declaration, what was found and the remedy."""
-    message = rf"field 'x' is declared {dtype} scalar but the sample holds {found}; cast it in read"
-    with pytest.raises(SchemaError, match=message):
-        Scalar(dtype).encode("x", value)
-
-
 def test_array_of_no_dimensions_is_a_scalar():
     """In either byte order: `array.max()` and `array[()]` give such values."""
     for value in (np.array(3, "<i4"), np.array(3, ">i4")):
         assert same(np.asarray(through_a_record(Scalar("int32"), value)), np.int32(3))
-
-
-@pytest.mark.parametrize("kind", [Scalar, lambda dtype: Tensor((2,), dtype)])
-@pytest.mark.parametrize("dtype", ["datetime64[s]", "str", "float128", "object", "nothing", 7])
-def test_other_dtypes_are_refused(kind, dtype):
-    """The message lists the dtypes."""
-    with pytest.raises(SchemaError, match=r"dtype is .*; want one of bool, int8"):
-        kind(dtype)
 
 
 def test_dtypes_may_be_given_as_types():
@@ -146,7 +114,7 @@ def tensors(draw):
     return Tensor(declared, dtype.name, draw(st.sampled_from([None, "raw"]))), array
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(tensors())
 def test_tensors_come_back_bit_for_bit(case):
     """Values, dtype and shape survive; the result is contiguous, native and writable."""
@@ -182,34 +150,10 @@ def test_raw_bytes_are_little_endian():
     assert Scalar("uint64").encode("x", 2**63 + 1) == {"x": b"\1\0\0\0\0\0\0\x80"}
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (np.zeros((2, 3), np.float64), r"float64 \(2, 3\)"),
-        (np.zeros((3, 2), np.float32), r"float32 \(3, 2\)"),
-        (np.zeros((2, 3, 1), np.float32), r"float32 \(2, 3, 1\)"),
-        (np.zeros(2, np.float32), r"float32 \(2,\)"),
-        (np.float32(2), "a float32"),
-        ([[0.0, 0.0, 0.0]], "a list"),
-    ],
-)
-def test_tensors_of_another_kind_are_refused(value, found):
-    """The message names field, declaration, what was found and the remedy."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared float32 \(\?, 3\) but the sample holds {found}; "):
-        Tensor((None, 3)).encode("x", value)
-
-
-@pytest.mark.parametrize(
-    ("shape", "wanted"),
-    [((None,), (0,)), ((None, 4), (0, 4)), ((None, 4, None), (0, 4, 0)), ((3,), None), ((0,), None)],
-)
+@pytest.mark.parametrize(("shape", "wanted"), [((None,), (0,)), ((None, 4), (0, 4)), ((None, 4, None), (0, 4, 0))])
 def test_list_without_items_is_an_array_without_values(shape, wanted):
-    """What code gives that gathers objects, where there are none; where the first size is fixed, it is refused."""
+    """Code that gathers objects gives it where there are none."""
     feature = Tensor(shape, "int16")
-    if wanted is None:
-        with pytest.raises(SchemaError, match="the sample holds a list; give a numpy array"):
-            feature.encode("x", [])
-        return
 
     found = through_a_record(feature, [])
     blocks = [feature.encode_block("x", values) for values in ([[], ()], [np.zeros(wanted, np.int16)] * 2)]
@@ -218,102 +162,55 @@ def test_list_without_items_is_an_array_without_values(shape, wanted):
     assert repr(blocks[0]) == repr(blocks[1])
 
 
-def test_a_dimension_of_one_is_not_invented():
-    """(3,) is not (3, 1): it would read back in another shape."""
-    with pytest.raises(SchemaError, match=r"holds float32 \(3,\)"):
-        Tensor((3, 1)).encode("x", np.zeros(3, np.float32))
+def test_bfloat16_comes_back_bit_for_bit():
+    """Every sign, exponent and NaN, as a scalar and in a tensor."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+
+    assert same(through_a_record(Tensor((None,), "bfloat16"), array), array)
+    assert same(as_bfloat16(array.astype(np.float32))[::257], array[::257])
+    for value in array[::257]:
+        assert same(np.asarray(through_a_record(Scalar("bfloat16"), value)), value)
+
+
+def test_bfloat16_of_torch_is_taken():
+    """Its tensors do not turn into arrays by themselves."""
+    torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
+
+    found = as_array(torch.tensor([1.5, -0.0], dtype=torch.bfloat16))
+
+    assert same(found, np.array([1.5, -0.0], ml_dtypes.bfloat16))
+
+
+def test_missing_ml_dtypes_is_named():
+    """Only bfloat16 needs it."""
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None\nfrom datamat import Scalar\nScalar('float16')\nScalar('bfloat16')"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert "MissingDependencyError: the dtype bfloat16 needs the package ml_dtypes; install it" in found.stderr
+
+
+# ---------------------------------------------------------------- labels, boxes and tokens
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("feature", "value", "wanted"),
     [
-        ({"shape": (-1,)}, r"shape is \(-1,\); sizes are not negative"),
-        ({"shape": "abc"}, "shape is 'abc'; want a tuple of sizes"),
-        ({"shape": (2.5,)}, r"shape is \(2.5,\); want a tuple of sizes"),
-        ({"shape": 3}, "shape is 3; want a tuple of sizes"),
-        ({"encoding": "zip"}, "encoding is 'zip'; want 'list', 'raw' or None"),
-        ({"dtype": "float64", "encoding": "list"}, "float64 cannot be stored exactly as a list"),
+        *((LABEL, value, 2) for value in (2, "eel", np.int64(2), np.uint8(2))),
+        (LABELS, ["eel", 0, np.int8(1)], [2, 0, 1]),
+        (LABELS, ("eel", "cat", "dog"), [2, 0, 1]),
+        (LABELS, np.array([2, 0, 1], np.uint8), [2, 0, 1]),
+        (LABELS, np.array([2, 0, 1], ">i4"), [2, 0, 1]),
+        (LABELS, [], []),
+        (ClassLabel(num_classes=5, shape=(2,)), [4, 0], [4, 0]),
     ],
 )
-def test_wrong_tensors_are_refused_when_declared(arguments, message):
-    """The constructor refuses them, before any sample is seen."""
-    with pytest.raises(SchemaError, match=f"Tensor: {message}"):
-        Tensor(**arguments)
-
-
-LABEL = ClassLabel(names=("cat", "dog", "eel"))
-LABELS = ClassLabel(names=("cat", "dog", "eel"), shape=(None,))
-
-
-@pytest.mark.parametrize("value", [2, "eel", np.int64(2), np.uint8(2)])
-def test_labels_may_be_ids_or_names(value):
+def test_labels_may_be_ids_or_names(feature, value, wanted):
     """They read back as int64."""
-    assert same(np.asarray(through_a_record(LABEL, value)), np.int64(2))
-
-
-@pytest.mark.parametrize(
-    "value", [["eel", 0, np.int8(1)], ("eel", "cat", "dog"), np.array([2, 0, 1], np.uint8), np.array([2, 0, 1], ">i4")]
-)
-def test_lists_of_labels_may_mix_ids_and_names(value):
-    """Lists, tuples and arrays of any integer type are accepted."""
-    assert same(through_a_record(LABELS, value), np.array([2, 0, 1], np.int64))
-
-
-def test_list_of_labels_may_be_empty():
-    """An image may have no objects."""
-    assert same(through_a_record(LABELS, []), np.array([], np.int64))
-
-
-@pytest.mark.parametrize(
-    ("feature", "value", "found"),
-    [
-        (LABEL, 3, "class id 3; declare the class"),
-        (LABEL, -1, "class id -1; declare the class"),
-        (LABEL, "cow", "the name 'cow'; use one of cat, dog, eel"),
-        (LABEL, True, r"True \(bool\); give an int or a class name"),
-        (LABEL, 1.0, r"1.0 \(float\); give an int or a class name"),
-        (LABEL, [1], r"\[1\] \(list\); give an int or a class name"),
-        (LABELS, [0, 3], "class id 3; declare the class"),
-        (LABELS, "cat", "a str; give a list of labels"),
-        (LABELS, 1, "a int; give a list of labels"),
-        (LABELS, np.array(1), "a ndarray; give a list of labels"),
-        (LABELS, {1, 2}, "a set; give a list of labels"),
-        (LABELS, np.zeros((1, 2), int), r"array\(\[0, 0\]\) \(ndarray\); give an int or a class name"),
-    ],
-)
-def test_wrong_labels_are_refused(feature, value, found):
-    """The message names field, declaration, what was found and the remedy."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared .*int64 class id of 3 classes but .* holds {found}"):
-        feature.encode("x", value)
-
-
-def test_lists_of_a_declared_length_are_held_to_it():
-    """The message names the length."""
-    feature = ClassLabel(num_classes=5, shape=(2,))
-
-    assert through_a_record(feature, [4, 0]).tolist() == [4, 0]
-    with pytest.raises(SchemaError, match=r"declared list of 2 int64 class id of 5 classes .* holds int64 \(3,\)"):
-        feature.encode("x", [1, 2, 3])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "no classes; give names="),
-        ({"num_classes": 0}, "no classes; give names="),
-        ({"num_classes": 2.5}, "num_classes is 2.5; want an int"),
-        ({"names": ("a", "b"), "num_classes": 3}, "2 names for num_classes=3"),
-        ({"names": ("a", "a")}, "a class name appears twice in a, a"),
-        ({"names": "ab"}, "names is 'ab'; want a sequence of str"),
-        ({"names": 5}, "names is 5; want a sequence of str"),
-        ({"names": ("a", 1)}, r"names is \('a', 1\); want a sequence of str"),
-        ({"num_classes": 2, "shape": (None, None)}, r"shape is \(None, None\); want"),
-    ],
-)
-def test_wrong_class_labels_are_refused_when_declared(arguments, message):
-    """The constructor refuses them, before any sample is seen."""
-    with pytest.raises(SchemaError, match=f"ClassLabel: {message}"):
-        ClassLabel(**arguments)
+    assert same(np.asarray(through_a_record(feature, value)), np.array(wanted, np.int64))
 
 
 def test_names_may_come_from_a_generator():
@@ -330,44 +227,57 @@ def test_boxes_come_back_bit_for_bit(array, order):
     boxes = np.concatenate([np.sort(array[:, :2], 1), np.sort(array[:, 2:], 1)], 1)[:, [0, 2, 1, 3]]
 
     assert same(through_a_record(BBoxes(), boxes.astype(f"{order}f4")), boxes)
-
-
-def test_no_boxes_may_be_an_empty_list():
-    """An image may have no objects."""
     assert same(through_a_record(BBoxes(), []), np.zeros((0, 4), np.float32))
 
 
 @pytest.mark.parametrize(
-    ("box", "found"),
-    [
-        ([0.5, 0, 0.2, 1], r"box 1 = \[0.5, 0.0, .*\]; clip it"),
-        ([0, 0.5, 1, 0.2], "box 1 = "),
-        ([-0.1, 0, 1, 1], "box 1 = "),
-        ([0, 0, 1, 1.5], "box 1 = "),
-        ([0, 0, math.nan, 1], "box 1 = "),
-    ],
+    "box", [[0.5, 0, 0.2, 1], [0, 0.5, 1, 0.2], [-0.1, 0, 1, 1], [0, 0, 1, 1.5], [0, 0, math.nan, 1]]
 )
-def test_wrong_boxes_are_refused_with_their_place(box, found):
+def test_wrong_boxes_are_refused_with_their_place(box):
     """Pixels in place of fractions, swapped x and y, and NaN are refused."""
-    boxes = np.array([[0, 0, 1, 1], box], np.float32)
-
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared float32 \(n, 4\) .* but the sample holds {found}"):
-        BBoxes().encode("x", boxes)
+    with pytest.raises(SchemaError, match=r"field 'x' .* box 1 = .*clip it"):
+        BBoxes().encode("x", np.array([[0, 0, 1, 1], box], np.float32))
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("vocab_size", "dtype"),
+    [(None, "int32"), (1, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "int32"),
+     (1 << 31, "int32"), ((1 << 31) + 1, "int64")],
+)  # fmt: skip
+def test_tokens_take_the_smallest_dtype_of_their_vocabulary(vocab_size, dtype):
+    """It is stored raw, and read back."""
+    feature = Tokens(vocab_size=vocab_size)
+    last = (vocab_size or 9) - 1
+
+    assert feature.value_type() == (dtype, (None,))
+    assert len(feature.encode("x", [last])["x"]) == np.dtype(dtype).itemsize
+    assert same(through_a_record(feature, [0, last]), np.array([0, last], dtype))
+    assert Tokens(dtype, vocab_size) == feature
+    assert Features.from_json(Features({"x": feature}).to_json())["x"] == feature
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "message"),
     [
-        (np.zeros((1, 4)), r"float64 \(1, 4\)"),
-        (np.zeros((2, 5), np.float32), r"float32 \(2, 5\)"),
-        (np.zeros(4, np.float32), r"float32 \(4,\)"),
-        ([[0, 0, 1, 1]], "a list"),
+        (Tokens(vocab_size=300), [1, 300], "token 1 = 300; ids run from 0 to 299"),
+        (Tokens(), np.array([1, 2**31]), "token 1 = 2147483648"),
+        (Tokens(), [1, 2**70], "token 1 = 1180591620717411303424"),
+        (Tokens(), [1, 0.5], "0.5 .* as token 1"),
+        (Tokens(), [True], "True .* as token 0"),
+        (Tokens(), np.zeros((2, 3), int), "int64"),
+        (Tokens(), np.zeros(2), "float64"),
+        (Tokens(), "abc", "a str"),
     ],
 )
-def test_boxes_of_another_kind_are_refused(value, found):
-    """The message names field, declaration and what was found."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared float32 \(n, 4\) .* but the sample holds {found}; "):
-        BBoxes().encode("x", value)
+def test_ids_that_are_no_tokens_are_refused_with_their_place(feature, value, message):
+    """One by one, and in a block."""
+    with pytest.raises(SchemaError, match=message):
+        feature.encode("x", value)
+    with pytest.raises(SchemaError, match=message):
+        feature.encode_block("x", [np.array([1]), value])
+
+
+# ---------------------------------------------------------------- text, bytes and JSON
 
 
 @given(st.text())
@@ -376,13 +286,13 @@ def test_text_comes_back(value):
     assert through_a_record(Text(), value) == value
 
 
-@pytest.mark.parametrize(
-    ("value", "found"), [(b"abc", "bytes; give a str"), (3, "int; give a str"), ("\ud800", "which UTF-8 cannot hold")]
-)
-def test_values_that_are_no_text_are_refused(value, found):
-    """The message names field, declaration, what was found and the remedy."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared str but the sample holds .*{found}"):
-        Text().encode("x", value)
+@pytest.mark.parametrize("value", [bytearray(b"a\0"), memoryview(b"a\0"), np.bytes_(b"a")])
+def test_bytes_of_every_kind_are_bytes(value):
+    """They read back as `bytes`."""
+    found = through_a_record(Bytes(), value)
+
+    assert type(found) is bytes
+    assert found == bytes(value)
 
 
 JSON = st.recursive(
@@ -395,7 +305,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_json_comes_back_equal_and_of_the_same_types(value):
     """Numbers stay integers or floats; the order of keys is no part of the value."""
-    if "\\ud" in repr(value):  # a lone surrogate, which has a test of its own
+    if "\\ud" in repr(value):  # a lone surrogate, which is refused
         return
 
     found = through_a_record(Json(), value)
@@ -415,50 +325,30 @@ def test_json_takes_tuples_and_numpy():
     assert through_a_record(Json(), value) == {"a": [1, 2], "b": [[1.0, 0.0], [0.0, 1.0]], "c": 0.5, "d": True}
 
 
+CIRCLE = []
+CIRCLE.append(CIRCLE)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": [0, {3: 1}]}, r"holds the key 3 \(int\) at \['a'\]\[1\]; use str for keys, which is all that JSON has"),
-        ({"a": [0, math.nan]}, r"holds nan at \['a'\]\[1\], which JSON has not; give None, or a field of its own"),
-        ({"a": np.array([0, np.inf])}, r"holds inf at \['a'\]\[1\], which JSON has not"),
-        ({"a": b"raw"}, r"holds a bytes at \['a'\]; give dicts, lists, str, numbers, booleans and None"),
-        ({"a": {1, 2}}, r"holds a set at \['a'\]; give dicts, lists"),
-        (object(), "holds a object; give dicts, lists"),
-        (["\ud800"], r"holds '\\ud800' at \[0\], which UTF-8 cannot hold; replace the lone surrogate"),
+        ({"a": [0, {3: 1}]}, r"3 \(int\) at \['a'\]\[1\]; use str"),
+        ({"a": [0, math.nan]}, r"nan at \['a'\]\[1\].*give None"),
+        ({"a": np.array([0, np.inf])}, r"inf at \['a'\]\[1\]"),
+        ({"a": b"raw"}, r"bytes at \['a'\]"),
+        ({"a": {1, 2}}, r"set at \['a'\]"),
+        (object(), "a object"),
+        (["\ud800"], r"'\\ud800' at \[0\]"),
+        (CIRCLE, "holds itself"),
     ],
 )
 def test_what_json_cannot_hold_is_refused_with_its_place(value, message):
     """Nothing turns into something else: 3 into "3", or NaN into what other readers refuse."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared JSON but the sample {message}"):
+    with pytest.raises(SchemaError, match=f"field 'x' .*{message}"):
         Json().encode("x", value)
 
 
-def test_json_that_holds_itself_is_refused():
-    """The message says so, in place of a `RecursionError`."""
-    circle = []
-    circle.append(circle)
-
-    with pytest.raises(SchemaError, match="a value that is nested too deep, or holds itself; flatten it in read"):
-        Json().encode("x", circle)
-
-
-@pytest.mark.parametrize("value", [bytearray(b"a\0"), memoryview(b"a\0"), np.bytes_(b"a")])
-def test_bytes_of_every_kind_are_bytes(value):
-    """They read back as `bytes`."""
-    found = through_a_record(Bytes(), value)
-
-    assert type(found) is bytes
-    assert found == bytes(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [("text", "a str; encode text in read"), (np.zeros(2), r"a ndarray; give bytes, such as array.tobytes\(\)")],
-)
-def test_what_is_no_bytes_is_refused(value, message):
-    """The message names the remedy."""
-    with pytest.raises(SchemaError, match=f"field 'x' is declared bytes but the sample holds {message}"):
-        Bytes().encode("x", value)
+# ---------------------------------------------------------------- times
 
 
 @settings(deadline=None)
@@ -468,40 +358,34 @@ def test_moments_are_the_same_in_every_zone(value):
     found = through_a_record(Timestamp(tz="UTC"), value)
 
     assert found.dtype == "datetime64[us]"
-    assert found == np.datetime64(value.astimezone(datetime.UTC).replace(tzinfo=None), "us")
+    assert found == np.datetime64(value.astimezone(UTC).replace(tzinfo=None), "us")
 
 
 @settings(deadline=None)
 @given(st.datetimes())
 def test_times_without_a_zone_come_back(value):
-    """To the microsecond, in any year that Python knows."""
+    """To the microsecond, in any year that Python knows; a date is its first moment."""
     assert through_a_record(Timestamp(), value) == np.datetime64(value, "us")
+    assert through_a_record(Timestamp(), value.date()) == np.datetime64(value.date())
 
 
 @pytest.mark.parametrize(
     ("feature", "value", "message"),
     [
-        (Timestamp(), datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "with a time zone; declare Timestamp"),
-        (Timestamp(tz="UTC"), datetime.datetime(2026, 1, 1), "without a time zone; add it in read, with value.replace"),
-        (Timestamp(), np.datetime64(1, "ns"), "which is no time in whole microseconds; round it in read"),
-        (Timestamp(), np.datetime64("NaT", "us"), "which is no time in whole microseconds; round it in read"),
-        (Timestamp(), np.datetime64(10**9, "Y"), "which is no time in whole microseconds; round it in read"),
-        (Timestamp(tz="UTC"), datetime.date(2026, 1, 1), "without a time zone; add it in read"),
-        (Timestamp(), datetime.time(1), r"\(time\); give a datetime or a numpy.datetime64"),
-        (Timestamp(), 5, r"5 \(int\); give a datetime or a numpy.datetime64"),
+        (Timestamp(), datetime.datetime(2026, 1, 1, tzinfo=UTC), "with a time zone; declare"),
+        (Timestamp(tz="UTC"), datetime.datetime(2026, 1, 1), "without a time zone; add it"),
+        (Timestamp(tz="UTC"), datetime.date(2026, 1, 1), "without a time zone; add it"),
+        (Timestamp(), np.datetime64(1, "ns"), "microseconds; round it"),
+        (Timestamp(), np.datetime64("NaT", "us"), "microseconds"),
+        (Timestamp(), np.datetime64(10**9, "Y"), "microseconds"),
+        (Timestamp(), datetime.time(1), "time"),
+        (Timestamp(), 5, "int"),
     ],
 )
 def test_times_that_would_change_are_refused(feature, value, message):
     """None is rounded, moved to another zone, or guessed."""
-    with pytest.raises(SchemaError, match=rf"field 'x' is declared timestamp\[us.* but the sample holds .*{message}"):
+    with pytest.raises(SchemaError, match=f"field 'x' .*{message}"):
         feature.encode("x", value)
-
-
-def test_date_is_its_first_moment():
-    """As Arrow and numpy have it."""
-    day = datetime.date(2026, 11, 23)
-
-    assert through_a_record(Timestamp(), day) == np.datetime64(day) == np.datetime64("2026-11-23T00:00")
 
 
 def test_pandas_times_are_times():
@@ -510,8 +394,11 @@ def test_pandas_times_are_times():
 
     assert through_a_record(Timestamp(), pandas.Timestamp("2026-11-23 12:00")) == np.datetime64("2026-11-23T12:00")
     for value in (pandas.Timestamp(1), pandas.NaT):
-        with pytest.raises(SchemaError, match="which is no time in whole microseconds"):
+        with pytest.raises(SchemaError, match="microseconds"):
             Timestamp().encode("x", value)
+
+
+# ---------------------------------------------------------------- all of them
 
 
 @pytest.mark.parametrize(
@@ -537,86 +424,65 @@ def test_blocks_of_values_equal_their_rows(feature, values):
     assert list(block) == [feature.encode("x", value)["x"] for value in values]
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"),
-    [(None, "int32"), (1, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "int32"),
-     (1 << 31, "int32"), ((1 << 31) + 1, "int64")],
-)  # fmt: skip
-def test_tokens_take_the_smallest_dtype_of_their_vocabulary(vocab_size, dtype):
-    """It is stored raw, and read back."""
-    feature = Tokens(vocab_size=vocab_size)
-    last = (vocab_size or 9) - 1
-
-    assert feature.value_type() == (dtype, (None,))
-    assert len(feature.encode("x", [last])["x"]) == np.dtype(dtype).itemsize
-    assert same(through_a_record(feature, [0, last]), np.array([0, last], dtype))
-    assert Tokens(dtype, vocab_size) == feature
-    assert Features.from_json(Features({"x": feature}).to_json())["x"] == feature
-
-
-@pytest.mark.parametrize(
-    ("feature", "value", "message"),
-    [
-        (Tokens(vocab_size=300), [1, 300], r"uint16 tokens \(\?,\) of 300 but .* token 1 = 300; ids run from 0 to 299"),
-        (Tokens(), np.array([1, 2**31]), r"token 1 = 2147483648; ids run from -2147483648 to 2147483647: declare"),
-        (Tokens(), [1, 2**70], r"token 1 = 1180591620717411303424; ids run"),
-        (Tokens(), [1, 0.5], r"0.5 \(float\) as token 1; give ids as int"),
-        (Tokens(), [True], r"True \(bool\) as token 0; give ids as int"),
-        (Tokens(), np.zeros((2, 3), int), r"int64 \(2, 3\); give integers \(n,\): a list of int, or an array"),
-        (Tokens(), np.zeros(2), r"float64 \(2,\); give integers"),
-        (Tokens(), "abc", r"a str; give a numpy array"),
-    ],
-)  # fmt: skip
-def test_ids_that_are_no_tokens_are_refused_with_their_place(feature, value, message):
-    """One by one, and in a block."""
-    with pytest.raises(SchemaError, match=message):
-        feature.encode("x", value)
-    with pytest.raises(SchemaError, match=message):
-        feature.encode_block("x", [np.array([1]), value])
+WRONG = {
+    Scalar("int64"): [np.int32(3), True, 1.0, "3", np.array([3]), None],
+    Scalar("int32"): [np.int64(3)],
+    Scalar("bool"): [np.int64(1), 1],
+    Scalar("float16"): [1e10, 2049],
+    Scalar("float32"): [np.float64(0.5), True, 1e300, -(2**24) - 1, 2**200],
+    Scalar("float64"): [1j, 2**53 + 1, 10**400],
+    Scalar("complex64"): [1e300j],
+    Tensor((None, 3)): [np.zeros((2, 3)), np.float32(2), [[0.0] * 3]]
+    + [np.zeros(shape, np.float32) for shape in ((3, 2), (2, 3, 1), (2,))],
+    Tensor((3, 1)): [np.zeros(3, np.float32)],
+    Tensor((3,)): [[]],
+    Tensor((0,)): [[]],
+    LABEL: [3, -1, "cow", True, 1.0, [1]],
+    LABELS: [[0, 3], "cat", 1, np.array(1), {1, 2}, np.zeros((1, 2), int)],
+    ClassLabel(num_classes=5, shape=(2,)): [[1, 2, 3]],
+    BBoxes(): [np.zeros((1, 4)), np.zeros((2, 5), np.float32), np.zeros(4, np.float32), [[0, 0, 1, 1]]],
+    Text(): [b"abc", 3, "\ud800"],
+    Bytes(): ["text", np.zeros(2)],
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"dtype": "float32"}, "Tokens: dtype is 'float32'; want one of int8 to int64, uint8 to uint64"),
-        ({"dtype": "uint8", "vocab_size": 257}, "Tokens: uint8 does not hold the ids of vocab_size=257"),
-        ({"vocab_size": 0}, "Tokens: vocab_size is 0; want the number of tokens"),
-        ({"vocab_size": "9"}, "Tokens: vocab_size is '9'; want an int"),
-    ],
-)
-def test_declarations_of_tokens_are_checked(arguments, message):
-    with pytest.raises(SchemaError, match=message):
-        Tokens(**arguments)
+@pytest.mark.parametrize(("feature", "values"), WRONG.items(), ids=range(len(WRONG)))
+def test_values_that_do_not_fit_are_refused(feature, values):
+    """The message names the field, its declaration and what was found, and ends with the remedy."""
+    for value in values:
+        with pytest.raises(SchemaError, match=r"field 'x' is declared .* but the sample holds .*(; |, which)"):
+            feature.encode("x", value)
 
 
-@pytest.mark.parametrize("bits", range(0, 1 << 16, 257))
-def test_bfloat16_comes_back_bit_for_bit(bits):
-    """Every sign, exponent and NaN, as a scalar and in a tensor."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    array = np.array([bits], np.uint16).view(ml_dtypes.bfloat16)
+WRONG_DECLARATIONS = [
+    *((kind, {"dtype": dtype}) for kind in (Scalar, Tensor) for dtype in ("datetime64[s]", "str", "object", "no", 7)),
+    *((Tensor, {"shape": shape}) for shape in ((-1,), "abc", (2.5,), 3)),
+    *((Tensor, arguments) for arguments in ({"encoding": "zip"}, {"dtype": "float64", "encoding": "list"})),
+    *((ClassLabel, {"names": names}) for names in (("a", "a"), "ab", 5, ("a", 1))),
+    *((ClassLabel, {"num_classes": number}) for number in (0, 2.5)),
+    (ClassLabel, {}),
+    (ClassLabel, {"names": ("a", "b"), "num_classes": 3}),
+    (ClassLabel, {"num_classes": 2, "shape": (None, None)}),
+    (Tokens, {"dtype": "float32"}),
+    (Tokens, {"dtype": "uint8", "vocab_size": 257}),
+    *((Tokens, {"vocab_size": size}) for size in (0, "9")),
+    *((Image, {"shape": shape}) for shape in ((6, 9), (6, 9, 5), (6, 9, None))),
+    *((Image, {"quality": quality}) for quality in (0, 95.5)),
+    *((Image, {"encoding": "jpeg", "shape": (6, 9, channels)}) for channels in (2, 4)),
+    (Image, {"encoding": "webp"}),
+    (Image, {"dtype": "uint16", "encoding": "jpeg"}),
+    *((kind, {"dtype": dtype}) for kind, dtype in ((Image, "float32"), (Mask, "int32"), (Depth, "float64"))),
+    *((kind, {"shape": (6, 9, 1)}) for kind in (Mask, Depth)),
+    *((Mask, {"palette": palette}) for palette in (((1, 2),), ((1, 2, 256),), ((1, 2, -1),), ((1, 2, 3),) * 257, 5)),
+    (Mask, {"names": [str(number) for number in range(257)]}),
+    (Mask, {"names": [str(number) for number in range(65537)], "dtype": "uint16"}),
+    (Mask, {"names": ("a", "b"), "palette": ((1, 2, 3),)}),
+    *((Audio, arguments) for arguments in ({"sample_rate": 0}, {"num_channels": "two"}, {"encoding": "mp3"})),
+]
 
-    assert same(through_a_record(Tensor((None,), "bfloat16"), array), array)
-    assert same(np.asarray(through_a_record(Scalar("bfloat16"), array[0])), array[0])
-    assert same(as_bfloat16(array.astype(np.float32)), array)
 
-
-def test_bfloat16_of_torch_is_taken():
-    """Its tensors do not turn into arrays by themselves."""
-    torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
-
-    found = as_array(torch.tensor([1.5, -0.0], dtype=torch.bfloat16))
-
-    assert same(found, np.array([1.5, -0.0], ml_dtypes.bfloat16))
-
-
-def test_missing_ml_dtypes_is_named(tmp_path):
-    """The message says what needs it, and how to get it; nothing else of datamat does."""
-    program = (
-        "import sys; sys.modules['ml_dtypes'] = None\nfrom datamat import Scalar\nScalar('float16')\nScalar('bfloat16')"
-    )
-
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
-
-    assert (
-        "MissingDependencyError: the dtype bfloat16 needs the package ml_dtypes; install it with: pip" in found.stderr
-    )
+@pytest.mark.parametrize(("kind", "arguments"), WRONG_DECLARATIONS, ids=range(len(WRONG_DECLARATIONS)))
+def test_wrong_declarations_are_refused(kind, arguments):
+    """The constructor refuses them, before any sample is seen."""
+    with pytest.raises(SchemaError, match=f"^{kind.__name__}: "):
+        kind(**arguments)

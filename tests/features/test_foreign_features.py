@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import json
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
+from round_trip import materialize
 
 import datamat
 from datamat import (
@@ -21,23 +22,13 @@ from datamat import (
     Materializer,
     Scalar,
     WorkerOptions,
-    materialize,
     register_feature,
 )
 from datamat.errors import MissingDependencyError, OptionError, SchemaError
 from datamat.features import schema
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plugin_package"
-FORMATS = [
-    "tfrecord",
-    "tfrecord.gz",
-    "webdataset",
-    "parquet",
-    pytest.param(
-        "arrayrecord",
-        marks=pytest.mark.skipif(importlib.util.find_spec("array_record") is None, reason="array-record is missing"),
-    ),
-]
+FORMATS = ["tfrecord", "webdataset", "parquet"]
 SOUNDS = [np.linspace(-1, 1, 2 * number + 2, dtype=np.float32).reshape(-1, 2) for number in range(6)]
 
 
@@ -88,7 +79,7 @@ def write(folder, module, format_name):
     """Write six sounds and temperatures."""
     register_feature(Celsius)
     features = Features({"sound": module.Waveform(channels=2), "degrees": Celsius()})
-    materialize(sound, range(6), folder, features=features, format=format_name, progress=False)
+    materialize(sound, range(6), folder, features=features, format=format_name)
     return folder
 
 
@@ -123,7 +114,7 @@ def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installe
     assert "sound" in str(datamat.inspect(folder))
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
 def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name):
     """Decoded values reach torch and `tf.data`, one by one and in batches."""
     pytest.importorskip("torch")
@@ -144,16 +135,14 @@ def test_foreign_feature_is_read_by_frameworks(tmp_path, installed, format_name)
     assert dataset.to_tf().element_spec["sound"].shape.as_list() == [None, 2]
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-def test_foreign_feature_is_converted(tmp_path, installed, format_name):
-    """A conversion copies columns from and to every format, in workers that registered no class."""
-    source = write(tmp_path / "source", installed, format_name)
-    formats = ["webdataset", "parquet", "tfrecord"]
+def test_foreign_feature_is_converted(tmp_path, installed):
+    """A conversion copies columns to every format, in a worker that registered no class."""
+    source = write(tmp_path / "source", installed, "parquet")
     workers = WorkerOptions(num_workers=1, start_method="spawn")
 
-    datamat.convert(source, tmp_path / "out", format=formats, workers=workers, progress=False)
+    datamat.convert(source, tmp_path / "out", format=FORMATS, workers=workers, progress=False)
 
-    for other in formats:
+    for other in FORMATS:
         for sample in datamat.load(tmp_path / "out", "train", format=other):
             check(sample, numbered(sample))
 
@@ -222,16 +211,12 @@ class Unread(DatasetWriter):
 @pytest.mark.parametrize(
     ("feature", "error", "message"),
     [
-        (Unregistered(), MissingDependencyError, "'degrees' has the feature type 'Unregistered'.*register_feature"),
-        (Incomparable(), SchemaError, "Incomparable does not equal the feature that its JSON gives.*frozen dataclass"),
-        (
-            OfBytes(),
-            SchemaError,
-            "OfBytes: the kinds of columns does not follow the documentation of datamat.Feature; co",
-        ),
-        (Elsewhere(), SchemaError, "Elsewhere: columns"),
-        (Oddly(), SchemaError, "Oddly: value_type"),
-        (Unwritable(), SchemaError, "Unwritable has a declaration that is not JSON.*write arguments"),
+        (Unregistered(), MissingDependencyError, "'degrees' .*register_feature"),
+        (Incomparable(), SchemaError, "frozen dataclass"),
+        (OfBytes(), SchemaError, "kinds of columns"),
+        (Elsewhere(), SchemaError, "columns"),
+        (Oddly(), SchemaError, "value_type"),
+        (Unwritable(), SchemaError, "write arguments"),
     ],
 )
 def test_feature_that_lacks_something_is_refused_by_plan(tmp_path, feature, error, message):
@@ -239,8 +224,8 @@ def test_feature_that_lacks_something_is_refused_by_plan(tmp_path, feature, erro
     if error is SchemaError:
         register_feature(type(feature))
 
-    with pytest.raises(error, match=message):
-        Materializer(Unread(feature), source="x", output=tmp_path / "out").plan()
+    with pytest.raises(error, match=f"{type(feature).__name__}.*{message}"):
+        Materializer(Unread(feature), "x", tmp_path / "out").plan()
 
 
 class Listed(Celsius):
@@ -280,7 +265,7 @@ def test_edit_of_a_foreign_class_rebuilds(tmp_path, monkeypatch):
     features = Features({"degrees": Celsius()})
 
     def run():
-        return materialize(lambda n: {"degrees": n / 4}, range(6), tmp_path / "out", features=features, progress=False)
+        return materialize(lambda n: {"degrees": n / 4}, range(6), tmp_path / "out", features=features)
 
     run()
     assert run().did_nothing
@@ -299,7 +284,7 @@ def test_foreign_field_follows_the_image(tmp_path):
     def fn(number):
         return {"image": image, "disparity": image[..., 0]}
 
-    materialize(fn, range(2), tmp_path / "out", features=features, transform=flip, progress=False)
+    materialize(fn, range(2), tmp_path / "out", features=features, transform=flip)
 
     (sample, _) = datamat.load(tmp_path / "out")
     np.testing.assert_array_equal(sample["disparity"], image[:, ::-1, 0])
@@ -335,9 +320,7 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
     register_feature(Disparity)
     maps = np.random.default_rng(0).integers(0, 256, (6, 4, 4), np.uint8)
     features = Features({"disparity": Disparity(), "number": Scalar("int64")})
-    materialize(
-        lambda n: {"disparity": maps[n], "number": n}, range(6), tmp_path / "out", features=features, progress=False
-    )
+    materialize(lambda n: {"disparity": maps[n], "number": n}, range(6), tmp_path / "out", features=features)
     dataset = datamat.load(tmp_path / "out")
 
     (batch,) = dataset.to_tf(batch_size=6)
@@ -345,24 +328,6 @@ def test_foreign_feature_of_fixed_shape_is_decoded_in_blocks(tmp_path):
     np.testing.assert_array_equal(batch["disparity"].numpy(), maps[batch["number"].numpy()])
     with pytest.raises(OptionError, match=r"field 'disparity'.*write decode_tf in Disparity"):
         dataset.to_tf(service="grpc://localhost:1")
-
-
-def test_clients_open_foreign_features(tmp_path, installed):
-    """TFDS and Hugging Face read the columns as stored."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    datasets = pytest.importorskip("datasets")
-    waveform = installed.Waveform(channels=2)
-    write(tmp_path / "tfrecord", installed, "tfrecord")
-    write(tmp_path / "parquet", installed, "parquet")
-
-    tensors = tfds.builder_from_directory(str(tmp_path / "tfrecord")).as_dataset("train")
-    read = [{name: value.numpy() for name, value in sample.items()} for sample in tensors]
-    card = datasets.load_dataset(str(tmp_path / "parquet"), cache_dir=str(tmp_path / "cache"))["train"]
-
-    for samples in (read, card):
-        for sample in samples:
-            found = waveform.decode("sound", sample)
-            np.testing.assert_array_equal(found, SOUNDS[len(found) - 1])
 
 
 SCALED = """
@@ -398,7 +363,7 @@ def test_module_state_that_a_feature_reads_reaches_workers(tmp_path, monkeypatch
     features = Features({"x": register_feature(scaled_feature.Scaled)()})
     workers = WorkerOptions(num_workers=1, start_method="spawn")
 
-    materialize(
+    datamat.materialize(
         lambda number: {"x": number + 0.125},
         range(2),
         tmp_path / "out",

@@ -9,8 +9,9 @@ import json
 
 import numpy as np
 import pytest
+from round_trip import materialize
 
-from datamat import Features, InputError, SampleError, Scalar, SchemaError, Video, load, materialize
+from datamat import Features, InputError, SampleError, Scalar, SchemaError, Video, load
 
 av = pytest.importorskip("av")
 av.logging.set_level(None)
@@ -302,8 +303,7 @@ def of_length(number):
     return encoded(FRAMES[: LENGTHS[number]])
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
-def test_every_format_and_reader_gives_the_samples(tmp_path, name):
+def test_batches_hold_what_is_asked_for(tmp_path):
     """Files beside arrays, of several lengths; all frames, some, and the file."""
     arrays = np.stack(FRAMES[:3])
 
@@ -312,7 +312,7 @@ def test_every_format_and_reader_gives_the_samples(tmp_path, name):
 
     features = {"all": Video((HEIGHT, WIDTH), fps=25), "some": Video((HEIGHT, WIDTH), num_frames=2)}
     features["file"] = Video(decoded=False)
-    materialize(recording, range(6), tmp_path / "out", features=Features(features), format=name, progress=False)
+    materialize(recording, range(6), tmp_path / "out", features=Features(features))
 
     dataset = load(tmp_path / "out")
     wanted = {of_length(n): plainly_decoded(of_length(n)) if n else arrays for n in range(6)}
@@ -325,28 +325,6 @@ def test_every_format_and_reader_gives_the_samples(tmp_path, name):
     assert sum(len(batch["file"]) for batch in batches) == 12
     assert dataset.preview(4).array.std() > 1
     assert dataset.columns("file").preview(2).array.std() > 1
-
-
-@pytest.mark.timeout(300)  # both take long to import
-def test_torch_and_tf_data_give_the_samples(tmp_path):
-    pytest.importorskip("tensorflow")
-    features = Features({"video": Video(stride=2), "file": Video(decoded=False)})
-    materialize(
-        lambda n: dict.fromkeys(["video", "file"], of_length(n)),
-        range(5),
-        tmp_path / "out",
-        features=features,
-        progress=False,
-    )
-    dataset = load(tmp_path / "out")
-
-    rows = list(dataset.to_tf().as_numpy_iterator())
-
-    assert sorted(len(row["video"]) for row in rows) == [1, 1, 2, 5, 10]
-    assert all(np.array_equal(row["video"], plainly_decoded(row["file"])[::2]) for row in rows)
-    torch = pytest.importorskip("torch")
-    for row in dataset.to_torch():
-        assert torch.equal(torch.as_tensor(row["video"]), torch.from_numpy(plainly_decoded(row["file"])[::2]))
 
 
 def test_transforms_choose_clips_that_follow_the_seed(tmp_path):
@@ -365,7 +343,6 @@ def test_transforms_choose_clips_that_follow_the_seed(tmp_path):
         range(6),
         tmp_path / "out",
         features=Features({"video": videos, "n": Scalar("int64")}),
-        progress=False,
     )
     epochs = load(tmp_path / "out").to_numpy(transform=clip, seed=1)
     first, second = ({int(row["n"]): row["video"] for row in epochs} for _ in range(2))
@@ -390,7 +367,6 @@ def test_transforms_that_write_store_what_they_made(tmp_path):
         tmp_path / "out",
         features=features,
         transform=flip,
-        progress=False,
     )
 
     dataset = load(tmp_path / "out")
@@ -413,7 +389,6 @@ def test_broken_file_of_a_run_is_quarantined(tmp_path):
             tmp_path / "out",
             features=Features({"video": Video()}),
             errors=errors,
-            progress=False,
         )
 
     with pytest.raises(SampleError, match=r"(?s)video.*0 bytes are no video.*videos/2\.mp4"):
@@ -421,14 +396,6 @@ def test_broken_file_of_a_run_is_quarantined(tmp_path):
     run("quarantine")
     assert len(load(tmp_path / "out")) == 3
     assert [path.name for path in (tmp_path / "out/.datamat/quarantine").rglob("*.mp4")] != []
-
-
-def test_features_of_video_files_are_inferred(tmp_path):
-    files = [of_kind("webm"), MPEG4]
-    materialize(lambda number: {"video": files[number]}, range(2), tmp_path / "out", progress=False)
-
-    assert load(tmp_path / "out").features["video"] == Video()
-    assert [sample["video"].shape for sample in load(tmp_path / "out")] == [(20, HEIGHT, WIDTH, 3)] * 2
 
 
 def test_rates_of_television_are_those_of_the_file():
