@@ -1,4 +1,4 @@
-"""Makes the pages that come from the code: `python docs/pages.py` writes them, and tests compare them with it."""
+"""Makes the page about the commands: `python docs/pages.py` writes it, and a test compares it with the code."""
 
 from __future__ import annotations
 
@@ -107,11 +107,5 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "command-line.md": command_line,
-}
-
-
 if __name__ == "__main__":
-    for name, make in PAGES.items():
-        (FOLDER / name).write_text(make(), encoding="utf-8")
+    (FOLDER / "command-line.md").write_text(command_line(), encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import pathlib
@@ -12,13 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 
 import pytest
 import small_pairs
 
 import datamat.run.status
-from datamat import Materializer, ShardOptions, WorkerOptions, verify
+from datamat import verify
 from datamat.cli import COMMANDS, build_parser, main
 from datamat.readers.speed import measure_reading
 
@@ -29,13 +27,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 def template(tmp_path_factory):
     """A finished directory that tests only read."""
     folder = tmp_path_factory.mktemp("template")
-    Materializer(
-        small_pairs.Pairs(),
-        small_pairs.make_pairs(folder / "source"),
-        folder / "out",
-        shards=ShardOptions(num_shards=2),
-        workers=WorkerOptions(num_workers=1),
-    ).run(progress=False)
+    small_pairs.job(small_pairs.make_pairs(folder / "source"), folder / "out").run(progress=False)
     return folder / "out"
 
 
@@ -178,13 +170,6 @@ def test_it_runs_as_a_module_without_the_heavy_packages(output):
     assert found.returncode == 0 and found.stdout.endswith("[]\n"), found
 
 
-def test_package_installs_the_command():
-    """It has its own name."""
-    project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-
-    assert project["scripts"] == {"datamat": f"{main.__module__}:{main.__name__}"}
-
-
 # ---------------------------------------------------------------- jobs
 
 
@@ -283,17 +268,8 @@ def test_merged_directory_is_described(output, tmp_path, capfd):
 
 def test_file_of_arguments_makes_what_python_makes(jobs, capfd):
     """Names in it are those of modules in the current folder."""
-    python = Materializer(
-        small_pairs.Pairs(),
-        "source",
-        "python",
-        copies={"train": 2},
-        transform=small_pairs.jitter,
-        errors="skip",
-        shards=ShardOptions(num_shards=2),
-        workers=WorkerOptions(num_workers=1),
-    )
-    python.run(progress=False)
+    options = {"copies": {"train": 2}, "transform": small_pairs.jitter, "errors": "skip"}
+    small_pairs.job("source", "python", **options).run(progress=False)
 
     assert main(["run", "job.toml"]) == 0
 
@@ -359,17 +335,19 @@ def test_watched_status_ends_with_the_run(jobs, monkeypatch, capfd):
     assert main(["status", "out", "--watch", "--interval", "0"]) == 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_run_has_the_code_of_its_signal(jobs, number, code):
     """One line says so, no traceback; the next run continues."""
     (jobs / "stopped.py").write_text(
-        "import os, signal, small_pairs\n\n"
+        "import os, signal, datamat, small_pairs\n\n"
         "class Stopped(small_pairs.Pairs):\n"
         "    def read(self, row):\n"
         f"        os.kill(os.getppid() if DRIVER is None else DRIVER, {int(number)})\n"
         "        signal.pause()\n\n"
         "DRIVER = os.getpid()\n"
-        "job = small_pairs.job('source', 'stopped', Stopped())\n"
+        "workers = datamat.WorkerOptions(num_workers=1)\n"
+        "job = small_pairs.job('source', 'stopped', Stopped(), workers=workers)\n"
     )
 
     ended = _command("run", "stopped:job", cwd=jobs)
@@ -405,56 +383,17 @@ def _command(*arguments, cwd):
 
 # ---------------------------------------------------------------- what is made of the parsers
 
-# Options that no call has: how the command is called, and what it shows.
-_ONLY_HERE = {
-    "help",
-    "json",
-    "watch",
-    "interval",
-    "job",
-    "target",
-    "directory",
-    "directories",
-    "file",
-    "shell",
-    "restarts",
-    "serve",
-}
-# Parameters that a command line cannot hold, or that another option stands for.
-_ONLY_THERE = {
-    *("self", "path", "paths", "executor", "logger", "sidecars", "hooks", "storage_options"),
-    *("shards", "workers", "errors", "cache", "cache_dir", "cache_bytes"),
-}
-
 
 def _parsers():
     (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return commands.choices
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_options_are_named_as_in_python(command):
-    """And what the first of the calls takes, the command takes, too."""
-    parameters = [set(inspect.signature(call).parameters) for call in command.python]
-    actions = _parsers()[command.name]._actions
-
-    names = {action.dest for action in actions} - _ONLY_HERE
-    assert names <= set().union(*parameters)
-    assert (
-        not command.python
-        or parameters[0] - _ONLY_THERE - ({"format"} if command.name == "preview" else set()) <= names
-    )
-    for action in actions:
-        word = "reader" if action.dest == "readers" else action.dest
-        assert not action.option_strings or f"--{word.replace('_', '-')}" in action.option_strings
-
-
-@pytest.mark.parametrize("name", ["command-line.md"])
-def test_page_is_as_the_code_makes_it(name):
+def test_page_is_as_the_code_makes_it():
     """`python docs/pages.py` writes it anew."""
-    pages = runpy.run_path(str(ROOT / "docs/pages.py"))["PAGES"]
+    page = runpy.run_path(str(ROOT / "docs/pages.py"))["command_line"]()
 
-    assert (ROOT / "docs" / name).read_text() == pages[name]()
+    assert (ROOT / "docs/command-line.md").read_text() == page
 
 
 @pytest.mark.parametrize(
@@ -516,6 +455,17 @@ def test_bench_measures_every_reader_beside_the_files(output):
         "numpy",
         "records",
     ]
+
+
+@pytest.mark.parametrize("given", ["gone", "{", "list"])
+def test_options_of_a_url_that_are_no_object(tmp_path, monkeypatch, capsys, given):
+    """They are refused before any request."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("list").write_text("[]")
+
+    assert main(["verify", "s3://nowhere/out", "--storage-options", given]) == 2
+
+    assert "--storage-options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import small_pairs
 from datamat import Materializer, SourceError, inspect, load, materialize
 from datamat.directory.display import Table, render_html
 from datamat.directory.manifest import Manifest
+from datamat.testing import InlineExecutor
 
 ROOT = pathlib.Path(__file__).parents[1]
 VOID = {"br", "img"}
@@ -93,7 +94,7 @@ def test_line_names_the_class_and_is_short(objects, name):
         ("materializer", ["small_pairs:Pairs", "<b>out & 한국어", "tfrecord", "mask", "Mask"]),
         ("plan", ["Plan of 'pairs'", "train", "records"]),
         ("estimate", ["Estimate from ", "memory", "ms per row"]),
-        ("report", ["complete", "8 of 8", "workers busy"]),
+        ("report", ["complete", "8 of 8"]),
         ("status", ["complete: ", "up to date", "run_finished"]),
         ("dataset", ["6 records", "train", "image", "uint8 (24, 32, 3)"]),
         ("manifest", ["pairs: 8 records", "val", "tfrecord"]),
@@ -112,7 +113,8 @@ def test_display_says_what_one_asks_first(objects, name, texts):
 
 def test_materializer_of_a_function_shows_itself_before_its_features_are_known(tmp_path):
     """Nothing is read for a display."""
-    report = materialize(lambda number: {"x": number}, range(3), tmp_path / "out", progress=False)
+    options = {"executor": InlineExecutor(), "progress": False}
+    report = materialize(lambda number: {"x": number}, range(3), tmp_path / "out", **options)
 
     assert "3 records" in repr(report)
     assert "3 of 3" in "\n".join(Balance(report._repr_html_()).text)
@@ -135,6 +137,7 @@ def test_long_tables_and_texts_are_cut():
     assert max(map(len, shown.text)) <= 200
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_kernel_of_jupyter_shows_tables(tmp_path):
     """A real kernel hands the HTML of each object to the notebook, beside its text."""

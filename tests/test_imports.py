@@ -21,74 +21,58 @@ HEAVY = ("albumentations", "av", "cv2", "pyarrow", "soundfile", "tensorflow", "t
 NOT_AT_FIRST = (*HEAVY, "dill", "multiprocess", "numpy", "pandas", "pathos", "scipy", "tqdm", "xxhash")
 
 
-def _loaded_after(code: str, tmp_path) -> set[str]:
-    """Return the top-level modules that a new process holds after running `code`."""
-    program = code + "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+def _run(code: str, folder) -> str:
+    """Run code in a new process; return what it prints."""
+    (folder / "program.py").write_text(code)
     found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=50
+        [sys.executable, "program.py"], capture_output=True, text=True, check=False, cwd=folder, timeout=100
     )
     assert found.returncode == 0, found.stderr
-    return set(json.loads(found.stdout.splitlines()[-1]))
+    return found.stdout
 
 
-def test_import_of_the_package_loads_nothing_heavy(tmp_path):
-    """`import datamat` loads its own module and the standard library only."""
-    loaded = _loaded_after("import datamat", tmp_path)
+STEPS = {
+    "import datamat": NOT_AT_FIRST,
+    "import datamat.parallel.worker": (*HEAVY, "numpy", "pathos", "ppft", "pox"),
+    "from datamat import PathosExecutor": (*HEAVY, "numpy", "pandas", "scipy"),
+    "from datamat import Materializer, DatasetWriter, load, verify, materialize": (*HEAVY, "asyncio", "ssl"),
+}
+"""What a program imports, one after the other, and what is not loaded then."""
 
-    assert "datamat" in loaded
-    assert loaded.isdisjoint(NOT_AT_FIRST)
-
-
-@pytest.mark.parametrize("name", ["Materializer", "DatasetWriter", "PathosExecutor", "load", "verify", "materialize"])
-def test_first_use_of_a_name_loads_nothing_heavy(name, tmp_path):
-    """Nothing that users begin with needs any of the heavy packages, nor asyncio, which loads ssl."""
-    loaded = _loaded_after(f"from datamat import {name}", tmp_path)
-
-    assert loaded.isdisjoint({*HEAVY, "asyncio", "ssl"})
+LOADED = "sorted({name.partition('.')[0] for name in sys.modules})"
 
 
-def test_parallel_core_needs_nothing_of_datasets(tmp_path):
-    """The executor is usable alone: it does not even load numpy."""
-    loaded = _loaded_after("from datamat import PathosExecutor", tmp_path)
+def test_first_use_of_a_name_loads_nothing_heavy(tmp_path):
+    """The package alone loads the standard library only; the parallel core not even numpy, and a worker no pathos."""
+    code = "".join(f"{step}\nprint(json.dumps({LOADED}))\n" for step in STEPS)
 
-    assert loaded.isdisjoint({*HEAVY, "numpy", "pandas", "scipy"})
+    printed = _run("import json, sys\n" + code, tmp_path).splitlines()
 
-
-def test_worker_loads_no_pathos(tmp_path):
-    """It starts with a tenth less processor time by spawn; only `PathosPool` needs it."""
-    loaded = _loaded_after("import datamat.parallel.worker", tmp_path)
-
-    assert loaded.isdisjoint({"pathos", "ppft", "pox"})
+    for (step, absent), line in zip(STEPS.items(), printed, strict=True):
+        assert "datamat" in (loaded := json.loads(line))
+        assert set(loaded).isdisjoint(absent), step
 
 
-RUN = """
-import json, sys
+RUN = f"""
+import json
 import datamat
 
 def item(number):
     import sys
-    return {"number": number, "loaded": json.dumps(sorted({name.partition(".")[0] for name in sys.modules}))}
+    return {{"number": number, "loaded": json.dumps({LOADED})}}
 
-options = datamat.WorkerOptions(num_workers=1, start_method=sys.argv[1])
-datamat.materialize(item, range(3), "out", workers=options, progress=False)
-print(datamat.load("out")[0]["loaded"])
+for method in ("fork", "forkserver", "spawn"):
+    options = datamat.WorkerOptions(num_workers=1, start_method=method)
+    datamat.materialize(item, range(3), method, workers=options, progress=False)
+    print(datamat.load(method)[0]["loaded"])
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_worker_loads_no_tensorflow(start_method, tmp_path):
+def test_worker_loads_no_tensorflow(tmp_path):
     """A worker writes TFRecords without TensorFlow, which saves 590 MB and six seconds each."""
-    script = tmp_path / "run.py"
-    script.write_text(RUN)
-
-    found = subprocess.run(
-        [sys.executable, script, start_method], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=50
-    )
-
-    assert found.returncode == 0, found.stderr
-    loaded = set(json.loads(found.stdout.splitlines()[-1]))
-    assert "datamat" in loaded
-    assert loaded.isdisjoint({"albumentations", "av", "cv2", "soundfile", "tensorflow", "torch"})
+    for line in _run(RUN, tmp_path).splitlines():
+        assert "datamat" in (loaded := json.loads(line))
+        assert set(loaded).isdisjoint({"albumentations", "av", "cv2", "soundfile", "tensorflow", "torch"})
 
 
 CALLER = """
@@ -111,7 +95,7 @@ def test_caller_of_a_run_loads_no_pandas(tmp_path):
     if importlib.util.find_spec("pandas") is None:  # that it is asked for shows all the same
         (tmp_path / "pandas.py").write_text("__version__ = '2.2.0'\n")
 
-    loaded = _loaded_after(CALLER, tmp_path)
+    loaded = json.loads(_run(f"{CALLER}import json, sys\nprint(json.dumps({LOADED}))\n", tmp_path).splitlines()[-1])
 
     assert "pyarrow" in loaded
     assert "pandas" not in loaded
@@ -207,6 +191,7 @@ def _run_without(gone, code, tmp_path, **environment):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "gone",
     ["tensorflow,albumentations", "cv2,simplejpeg,pyspng,isal", "torch"],
@@ -217,6 +202,7 @@ def test_everything_else_works_where_a_package_is_absent(gone, tmp_path):
     _run_without(gone, WITHOUT, tmp_path)
 
 
+@pytest.mark.long
 def test_everything_else_works_where_packages_are_broken(tmp_path):
     """TensorFlow and albumentations that were built for another numpy raise an AttributeError on import."""
     _run_without("tensorflow,albumentations", WITHOUT, tmp_path, BROKEN="1")

@@ -12,6 +12,8 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 
+pytestmark = pytest.mark.timeout(300)
+
 SUBPROCESS = """
 import subprocess
 def test_it(): subprocess.Popen(["sleep", "600"])
@@ -77,10 +79,11 @@ def run_suite(folder, files, *arguments):
     for name, text in files.items():
         (folder / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=50)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=250)
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("test", "command"),
     [
@@ -111,11 +114,13 @@ def _is_alive(pid):
         return False
 
 
+@pytest.mark.long
 def test_servers_kept_for_the_next_pool_are_no_leftovers(tmp_path):
     """They end with each file, and trackers with the session."""
     assert "1 passed" in run_suite(tmp_path, {"test_b.py": CLOSED_POOL})
 
 
+@pytest.mark.long
 def test_left_process_is_reported_by_the_worker_of_xdist_that_has_the_file(tmp_path):
     """No other worker reports it, although both run at once."""
     files = {"test_a.py": INNOCENT, "test_b.py": SUBPROCESS, "test_c.py": FORKED_ORPHAN, "test_d.py": INNOCENT}
@@ -126,6 +131,7 @@ def test_left_process_is_reported_by_the_worker_of_xdist_that_has_the_file(tmp_p
     assert "14 passed, 2 errors" in found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "test"), [("stuck", STUCK), ("crashing", CRASHING)], ids=["stuck", "crashing"])
 def test_test_that_ends_its_worker_fails_alone(tmp_path, name, test):
     """All other tests run, those of its file included."""
@@ -138,6 +144,7 @@ def test_test_that_ends_its_worker_fails_alone(tmp_path, name, test):
     assert f"crashed while running 'test_b.py::test_{name}'" in found
 
 
+@pytest.mark.long
 def test_test_that_is_stuck_shows_its_stack(tmp_path):
     """Without xdist, the run ends there."""
     found = run_suite(tmp_path, {"test_b.py": STUCK})

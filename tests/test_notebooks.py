@@ -27,6 +27,7 @@ def execute(text: str, folder: pathlib.Path) -> str:
     return "".join(out.get("text", "") for cell in book.cells for out in cell.get("outputs", []))
 
 
+@pytest.mark.long
 def test_notebooks_are_made_of_the_documentation():
     """`python docs/notebooks.py` renews them; sources and what the cells print are compared."""
     done = subprocess.run([sys.executable, ROOT / "docs/notebooks.py", "--check"], check=False)
@@ -61,6 +62,7 @@ def test_outputs_of_notebooks_hold_nothing_of_a_machine(name):
     assert any("image/jpeg" in out.get("data", {}) for out in outputs) or name != "tf_training"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_tutorial_trains_with_tensorflow(tmp_path):
     """It makes shards of data of its own, has nothing to do when run again, and the model learns."""
@@ -72,6 +74,7 @@ def test_tutorial_trains_with_tensorflow(tmp_path):
     assert "right: True" in said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_tutorial_trains_with_torch(tmp_path):
     """The cells of PyTorch follow those that make the shards."""
@@ -85,6 +88,7 @@ def test_tutorial_trains_with_torch(tmp_path):
     assert "right: True" in said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_colab_notebook_stops_and_goes_on(tmp_path):
     """The deadline stops the first run; the second one ends it."""

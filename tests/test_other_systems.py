@@ -234,6 +234,7 @@ with PathosExecutor(1) as pool:
 """
 
 
+@pytest.mark.long
 def test_writing_needs_nothing_that_only_linux_has(tmp_path):
     """As on macOS: workers are spawned and replaced, batches come from processes, and shards are cached."""
     _run(MACOS, WRITE, tmp_path)

@@ -17,8 +17,6 @@ import pytest
 
 import datamat
 
-pytest.importorskip("hatchling")
-
 ROOT = pathlib.Path(__file__).parents[1]
 PROGRAM = """
 import datamat
@@ -47,6 +45,7 @@ def run(*arguments, folder, **environment) -> str:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The folder of a wheel and an sdist that were just built."""
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("built")
     for target in ("wheel", "sdist"):
         run("-m", "hatchling", "build", "--target", target, "--directory", folder, folder=ROOT)
@@ -63,6 +62,7 @@ def installed(built, tmp_path_factory):
     return site
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_wheel_works_without_the_clone(installed, tmp_path):
     """It makes, reads and verifies a dataset, and brings its command and its plug-ins."""
@@ -77,6 +77,7 @@ def test_wheel_works_without_the_clone(installed, tmp_path):
     assert (installed / "datamat/py.typed").exists()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_wheel_holds_the_package_and_nothing_else(built):
     """Every module of the package is there; tests and examples are not."""
@@ -88,6 +89,7 @@ def test_wheel_holds_the_package_and_nothing_else(built):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"datamat"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_tests_of_the_sdist_pass_against_the_wheel(built, installed, tmp_path):
     """The sdist holds all that a clone has; a few of its tests run from there, on the installed package."""
@@ -124,6 +126,7 @@ def test_release_files_name_one_version():
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_metadata_is_what_the_project_says(built):
     """The page of a package index shows the README, whose pictures and links are there."""
