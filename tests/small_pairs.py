@@ -8,8 +8,9 @@ import pathlib
 
 import numpy as np
 
-from datamat import DatasetWriter, Features, Image, Index, Mask, Materializer, ShardOptions, WorkerOptions
+from datamat import DatasetWriter, Features, Image, Index, Mask, Materializer, ShardOptions
 from datamat.codecs import encode_png, read_file
+from datamat.testing import InlineExecutor
 
 NAMES = ("sky", "road", "car", "tree")
 
@@ -58,9 +59,11 @@ def jitter(sample, rng):
 
 
 def job(source, output, writer=None, **options):
-    """Return a job of one worker that writes two shards in each split."""
-    options = {"shards": ShardOptions(num_shards=2), "workers": WorkerOptions(num_workers=1), **options}
-    return Materializer(writer or Pairs(), source, output, **options)
+    """Return a job with two shards in each split; it runs in this process unless `workers` are given."""
+    runs_here = {} if "workers" in options else {"executor": InlineExecutor()}
+    return Materializer(
+        writer or Pairs(), source, output, **{"shards": ShardOptions(num_shards=2), **runs_here, **options}
+    )
 
 
 def count_as(job, other):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,10 +17,8 @@ from datamat import (
     IncompleteRunError,
     Index,
     IndexRow,
-    Materializer,
     OptionError,
     RunHook,
-    SampleError,
     Scalar,
     ShardOptions,
     Skip,
@@ -34,16 +29,17 @@ from datamat import (
     read_ledger,
     verify,
 )
+from datamat.testing import InlineExecutor
 
-NUM_ROWS = 60
-FORMATS = ["tfrecord", "parquet", "webdataset", "arrayrecord"]
+NUM_ROWS = 20
+HERE = {"executor": InlineExecutor(), "progress": False}
 
 
 class TooDark(Skip):
     """A reason with a class of its own."""
 
 
-def parsed(text, number=0):
+def parsed(text):
     """Return what a file says: one sample or several, or that there is none, in each of the ways to say it."""
     words = text.split()
     if words[0] == "raise":
@@ -89,23 +85,13 @@ class Moody(DatasetWriter):
             yield IndexRow(path.stem, split, field)
 
     def read(self, row):
-        die_if_told()
         text = pathlib.Path(row.fields["path"]).read_text() if self.file_fields else row.fields["text"]
         return parsed(text)
 
 
-def die_if_told():
-    """Kill all processes of the job at the n-th read, where a test says so."""
-    tally = os.environ.get("_".join(["DROPPED", "TALLY"]))  # by a computed name, so that it is no part of the code
-    if tally:
-        with open(tally, "ab") as file:
-            file.write(b".")
-            file.flush()
-            if os.fstat(file.fileno()).st_size >= int(os.environ["_".join(["DROPPED", "AT"])]):
-                os.killpg(0, signal.SIGKILL)
-
-
-def make_source(folder):
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "source"
     folder.mkdir()
     for number in range(NUM_ROWS):
         (folder / f"{number:03d}.txt").write_text(WORDS[number % 10])
@@ -113,21 +99,10 @@ def make_source(folder):
     return folder
 
 
-@pytest.fixture
-def source(tmp_path):
-    return make_source(tmp_path / "source")
-
-
 def job(source, output, *, has_files=True, **options):
-    options = {"shards": ShardOptions(num_shards=3), "workers": WorkerOptions(num_workers=2), **options}
-    return Materializer(Moody(has_files=has_files), source, output, **options)
-
-
-def names(key, values, copy=0, *, is_plain=True):
-    """Return the keys of the records of a row, and those that it leaves out, by their values."""
-    if len(values) == 1:
-        return {key if is_plain else f"{key}#{copy}": values[0]}
-    return {f"{key}#{copy}-{number}": value for number, value in enumerate(values)}
+    return small_pairs.job(
+        source, output, Moody(has_files=has_files), **{"shards": ShardOptions(num_shards=3), **options}
+    )
 
 
 def expected():
@@ -136,7 +111,8 @@ def expected():
     for number in range(NUM_ROWS):
         key, values = f"{number:03d}", VALUES[number % 10]
         dropped |= set() if values else {key}
-        for name, value in names(key, values).items():
+        for position, value in enumerate(values):
+            name = key if len(values) == 1 else f"{key}#0-{position}"
             if value is None:
                 dropped.add(name)
             else:
@@ -154,8 +130,10 @@ def recorded(output):
     return collections.Counter(line.values["key"] for line in lines if line.event == "sample_dropped")
 
 
-@pytest.mark.parametrize("has_files", [True, False], ids=["files", "rows"])
-@pytest.mark.parametrize("shard_format", FORMATS)
+@pytest.mark.parametrize(
+    ("shard_format", "has_files"),
+    [("tfrecord", True), ("tfrecord", False), ("parquet", True), ("webdataset", False), ("arrayrecord", True)],
+)
 def test_every_count_and_key_is_that_of_a_loop(source, tmp_path, shard_format, has_files):
     """Report, records, look-up by key, ledger, status, manifest and verify agree; the second run has nothing to do."""
     if shard_format == "arrayrecord":
@@ -179,15 +157,12 @@ def test_every_count_and_key_is_that_of_a_loop(source, tmp_path, shard_format, h
     assert len(load(tmp_path / "out", "empty")) == 0
 
 
-@pytest.mark.timeout(240)  # on a machine that is busy with other things
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_bytes_do_not_depend_on_who_makes_them(source, tmp_path, start_method):
-    """One worker that is forked, and two of either kind."""
+def test_bytes_do_not_depend_on_who_makes_them(source, tmp_path):
+    """This process, or two workers."""
     options = {"copies": {"train": 3}, "transform": some_copies}
-    job(source, tmp_path / "one", workers=WorkerOptions(num_workers=1), **options).run(progress=False)
+    job(source, tmp_path / "one", **options).run(progress=False)
 
-    workers = WorkerOptions(num_workers=2, start_method=start_method)
-    job(source, tmp_path / "two", workers=workers, **options).run(progress=False)
+    job(source, tmp_path / "two", workers=WorkerOptions(num_workers=2), **options).run(progress=False)
 
     assert small_pairs.digests(tmp_path / "one") == small_pairs.digests(tmp_path / "two")
     assert recorded(tmp_path / "one") == recorded(tmp_path / "two")
@@ -203,35 +178,30 @@ def some_copies(sample, rng):
 
 
 def test_copies_that_a_transform_leaves_out_leave_the_others(source, tmp_path):
-    """A loop over `records` gives the same; each copy keeps its key, and a row without any is one that is left out."""
+    """Each copy keeps its key, and a row without any is one that is left out."""
     made = job(source, tmp_path / "out", copies={"train": 3}, transform=some_copies)
 
     report = made.run(progress=False)
 
-    found, dropped = set(), set()
-    with made.job.planned() as planned:
-        for key in planned.store.keys(planned.store.order):
-            row, shard = planned.find(key)
-            reasons = {}
-            mine = planned.pipeline.records(row, copies=shard.copies, augmented=shard.augmented, dropped=reasons)
-            keys = [name for name, _ in mine]
-            found |= set(keys)
-            dropped |= set(reasons) if keys else {key}
-    assert set(load(tmp_path / "out").keys()) == found
-    assert recorded(tmp_path / "out") == dict.fromkeys(dropped, 1)
-    assert any(key.endswith("#2") for key in found) and any(key.endswith("#1-1") for key in found)
+    found, dropped = load(tmp_path / "out").keys(), recorded(tmp_path / "out")
+    of_found, of_dropped = ({key.partition("#")[0] for key in keys} for keys in (found, dropped))
+    assert of_found | of_dropped == {"-0", *(f"{number:03d}" for number in range(NUM_ROWS))}
+    assert {key for key in dropped if "#" not in key} == of_dropped - of_found
+    assert not dropped.keys() & set(found) and set(dropped.values()) == {1}
+    for key in (name for name in of_found if len(VALUES[int(name) % 10]) == 1):
+        copies = {name.partition("#")[2].partition("-")[0] for name in [*found, *dropped] if name.startswith(f"{key}#")}
+        assert copies == {"0", "1", "2"}
+    assert any("#1-" in key for key in found)
     assert report.num_dropped == sum("#" not in key for key in dropped)
     assert report.num_dropped_records == sum("#" in key for key in dropped)
     assert verify(tmp_path / "out").ok and made.verify(sample=1.0).ok
-    one = next(key for key in found if key.endswith("#2"))
+    one = next(key for key in found if "#2" in key)
     assert made.replay(one)["draw"] == load(tmp_path / "out")[one]["draw"]
 
 
 def test_all_samples_of_an_input_draw_differently(tmp_path):
     """Equal samples of one input get different copies."""
-    materialize(
-        lambda n: [{"x": 0}] * 4, range(5), tmp_path / "out", progress=False, copies=2, transform=add_noise, seed=3
-    )
+    materialize(lambda n: [{"x": 0}] * 4, range(5), tmp_path / "out", copies=2, transform=add_noise, seed=3, **HERE)
 
     draws = [int(sample["x"]) for sample in load(tmp_path / "out")]
 
@@ -242,44 +212,32 @@ def add_noise(sample, rng):
     return {**sample, "x": int(rng.integers(1 << 60))}
 
 
-@pytest.mark.timeout(240)  # on a machine that is busy with other things
-@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_killed_run_resumes_to_the_same_bytes(source, tmp_path, shard_format):
-    """All processes are killed at several reads in turn; every sample that is left out has one line in the ledger."""
-    job(source, tmp_path / "reference", format=shard_format).run(progress=False)
-    here = pathlib.Path(__file__).parent
-    code = f"""
-import sys
-sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]
-import test_dropped
-test_dropped.job({str(source)!r}, {str(tmp_path / "out")!r}, format={shard_format!r}).run(progress=False)
-"""
+class Interrupted(Moody):
+    """Is interrupted at a late row until a file says that it may go on."""
 
-    for at in (3, 40):
-        env = {**os.environ, "DROPPED_TALLY": str(tmp_path / f"tally{at}"), "DROPPED_AT": str(at)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=env, start_new_session=True, capture_output=True, check=False
-        )
-        assert done.returncode in (-signal.SIGKILL, 0), done.stderr.decode()
-    job(source, tmp_path / "out", format=shard_format, workers=WorkerOptions(num_workers=1)).run(progress=False)
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = str(gate)
 
+    def read(self, row):
+        if row.key == "016" and not os.path.exists(self.gate):
+            raise KeyboardInterrupt
+        return super().read(row)
+
+
+def test_interrupted_run_resumes_to_the_same_bytes(source, tmp_path):
+    """Parts that it finished are not made again, and the ledger names all that they left out."""
+    writer, shards = Interrupted(tmp_path / "gate"), ShardOptions(num_shards=1, shuffle=False)
+    with pytest.raises(KeyboardInterrupt):
+        small_pairs.job(source, tmp_path / "out", writer, shards=shards).run(progress=False)
+    (tmp_path / "gate").touch()
+
+    report = small_pairs.job(source, tmp_path / "out", writer, shards=shards).run(progress=False)
+
+    small_pairs.job(source, tmp_path / "reference", writer, shards=shards).run(progress=False)
+    assert report.num_parts_resumed > 0
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "reference")
-    assert recorded(tmp_path / "out") == recorded(tmp_path / "reference")
-
-
-def test_edited_file_brings_a_sample_and_takes_one(source, tmp_path):
-    """Only the shards of the edited files are made again; the result is that of a new run."""
-    job(source, tmp_path / "out").run(progress=False)
-    (source / "001.txt").write_text("111")
-    (source / "010.txt").write_text("none")
-
-    report = job(source, tmp_path / "out").run(progress=False)
-
-    job(source, tmp_path / "reference").run(progress=False)
-    assert 1 <= report.num_shards_written <= 2
-    assert stored(tmp_path / "out")["001"] == 111 and "010" not in stored(tmp_path / "out")
-    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "reference")
-    assert verify(tmp_path / "out").ok
+    assert recorded(tmp_path / "out") == dict.fromkeys(expected()[1], 1)
 
 
 class EditedMeanwhile(Moody):
@@ -294,13 +252,15 @@ class EditedMeanwhile(Moody):
 
 
 def test_file_that_changes_while_it_leaves_a_sample_out_is_read_again(source, tmp_path):
-    """What the manifest records of the file is what the sample was made from."""
-    options = {"shards": ShardOptions(num_shards=3), "workers": WorkerOptions(num_workers=1)}
-
-    Materializer(EditedMeanwhile(), source, tmp_path / "out", **options).run(progress=False)
+    """The manifest records the file that the sample was made from; a later edit makes that sample's shard again."""
+    made = small_pairs.job(source, tmp_path / "out", EditedMeanwhile())
+    made.run(progress=False)
 
     assert stored(tmp_path / "out")["001"] == 111
     assert verify(tmp_path / "out").ok
+    (source / "010.txt").write_text("none")
+    assert made.run(progress=False).num_shards_written == 1
+    assert "010" not in stored(tmp_path / "out") and verify(tmp_path / "out").ok
 
 
 def test_failures_beside_samples_that_are_left_out(source, tmp_path):
@@ -310,40 +270,15 @@ def test_failures_beside_samples_that_are_left_out(source, tmp_path):
         os.utime(source / f"{key}.txt", (1, 1))
         (source / f"{key}.txt").write_text("bad")
     report = job(source, tmp_path / "out", errors=ErrorPolicy("skip", max_errors=2, retries=1)).run(progress=False)
-    assert (report.num_failed, report.num_dropped) == (2, 31)
+    assert (report.num_failed, report.num_dropped) == (2, 11)
     with pytest.raises(IncompleteRunError, match=r"without 2 rows that failed in earlier runs \((000; 008|008; 000)\)"):
         job(source, tmp_path / "out").run(progress=False)
-    (source / "000.txt").write_text(WORDS[0])
-    (source / "008.txt").write_text(WORDS[8])
+    for number in (0, 8):
+        (source / f"00{number}.txt").write_text(WORDS[number])
 
     job(source, tmp_path / "out").rerun_failed(progress=False)
 
     assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "reference")
-
-
-def test_sample_that_is_left_out_is_not_tried_again(tmp_path):
-    """Retries are for failures."""
-    calls = tmp_path / "calls"
-
-    def make(number):
-        with open(calls, "a") as file:
-            file.write(f"{number}\n")
-        if number % 2:
-            raise Skip("odd")
-        return {"x": number}
-
-    materialize(
-        make,
-        range(8),
-        tmp_path / "out",
-        features=Features({"x": Scalar("int64")}),
-        progress=False,
-        errors=ErrorPolicy(retries=3),
-        workers=WorkerOptions(num_workers=1),
-    )
-
-    counts = collections.Counter(calls.read_text().split())
-    assert all(counts[str(number)] == 1 for number in range(1, 8, 2))
 
 
 def test_repair_and_conversion_keep_what_was_left_out(source, tmp_path):
@@ -355,7 +290,7 @@ def test_repair_and_conversion_keep_what_was_left_out(source, tmp_path):
     sorted((tmp_path / "out").glob("moody-train-*.tfrecord"))[1].unlink()
 
     made.repair(progress=False)
-    convert(tmp_path / "out", tmp_path / "parquet", format="parquet", progress=False)
+    convert(tmp_path / "out", tmp_path / "parquet", format="parquet", **HERE)
 
     assert small_pairs.digests(tmp_path / "out") == before
     assert stored(tmp_path / "parquet") == found
@@ -365,18 +300,13 @@ def test_repair_and_conversion_keep_what_was_left_out(source, tmp_path):
 def test_shard_of_which_all_is_left_out(tmp_path):
     """It is there, and empty; the others are whole."""
     keep = {"00000003", "00000011"}
+    formats = ["tfrecord", "parquet", "webdataset"]
+    shards = ShardOptions(num_shards=8)
 
-    materialize(
-        lambda n: {"x": n} if f"{n:08d}" in keep else None,
-        range(40),
-        tmp_path / "out",
-        progress=False,
-        format=["tfrecord", "parquet", "webdataset"],
-        shards=ShardOptions(num_shards=8),
-    )
+    make = lambda n: {"x": n} if f"{n:08d}" in keep else None  # noqa: E731
+    materialize(make, range(16), tmp_path / "out", format=formats, shards=shards, **HERE)
 
-    assert set(load(tmp_path / "out").keys()) == keep
-    for shard_format in ("parquet", "webdataset"):
+    for shard_format in formats:
         assert set(load(tmp_path / "out", format=shard_format).keys()) == keep
     assert verify(tmp_path / "out", deep=True).ok
     assert sorted(int(sample["x"]) for sample in load(tmp_path / "out").to_numpy()) == [3, 11]
@@ -384,55 +314,48 @@ def test_shard_of_which_all_is_left_out(tmp_path):
 
 def test_run_that_leaves_everything_out_says_so(tmp_path):
     """A forgotten `return` is the usual cause; the next run says the same."""
+    features = Features({"x": Scalar("int64")})
     for _ in range(2):
         with pytest.raises(IncompleteRunError, match=r"all 5 rows were left out.*is a `return` missing"):
-            materialize(
-                lambda n: None,
-                range(5),
-                tmp_path / "out",
-                features=Features({"x": Scalar("int64")}),
-                progress=False,
-            )
+            materialize(lambda n: None, range(5), tmp_path / "out", features=features, **HERE)
     with pytest.raises(IncompleteRunError, match=r"all 5 inputs were left out.*the last: sample '00000004': too dark"):
-        materialize(lambda n: Skip("too dark"), range(5), tmp_path / "inferred", progress=False)
+        materialize(lambda n: Skip("too dark"), range(5), tmp_path / "inferred", **HERE)
 
 
 def test_features_come_from_the_first_sample_that_is_there(tmp_path):
     """Inputs that are left out before it are no failures."""
-    report = materialize(
-        lambda n: [{"x": n}, {"x": -n}] if n > 5 else None,
-        range(8),
-        tmp_path / "out",
-        progress=False,
-        errors=ErrorPolicy("skip", max_errors=0),
-    )
+    make = lambda n: [{"x": n}, {"x": -n}] if n > 5 else None  # noqa: E731
+
+    report = materialize(make, range(8), tmp_path / "out", errors=ErrorPolicy("skip", max_errors=0), **HERE)
 
     assert (report.num_records, report.num_dropped, report.num_failed) == (4, 6, 0)
-    assert stored_x(tmp_path / "out") == {"00000006#0-0": 6, "00000006#0-1": -6, "00000007#0-0": 7, "00000007#0-1": -7}
-
-
-def stored_x(output):
-    return {sample["key"]: int(sample["x"]) for sample in load(output)}
+    found = {sample["key"]: int(sample["x"]) for sample in load(tmp_path / "out")}
+    assert found == {"00000006#0-0": 6, "00000006#0-1": -6, "00000007#0-0": 7, "00000007#0-1": -7}
 
 
 def test_several_samples_of_which_one_is_bad_fail_together(tmp_path):
-    """None of them is stored, and nothing of the row counts as left out."""
-    many = lambda n: [{"x": n}, Skip("dull"), {"x": "bad" if n == 3 else n}]  # noqa: E731
+    """None of them is stored, and nothing of the row counts as left out; so where a generator raises."""
 
-    report = materialize(
-        many, range(6), tmp_path / "out", features=Features({"x": Scalar("int64")}), progress=False, errors="skip"
-    )
+    def make(number):
+        yield {"x": number}
+        yield Skip("dull")
+        if number == 5:
+            raise ValueError("no third")
+        yield {"x": "bad" if number == 3 else number}
 
-    assert (report.num_failed, report.num_records, report.num_dropped_records) == (1, 10, 5)
-    assert not any(key.startswith("00000003") for key in load(tmp_path / "out").keys())  # noqa: SIM118 -- not a dict
+    features = Features({"x": Scalar("int64")})
+    report = materialize(make, range(6), tmp_path / "out", features=features, errors="skip", **HERE)
+
+    assert (report.num_failed, report.num_records, report.num_dropped_records) == (2, 8, 4)
+    keys = load(tmp_path / "out").keys()
+    assert {key.partition("#")[0] for key in keys} == {f"0000000{number}" for number in (0, 1, 2, 4)}
 
 
 def test_hooks_hear_what_is_left_out(source, tmp_path):
     """Each record once, with its reason and the class of it; parts and shards count rows."""
 
     class Heard(RunHook):
-        def __init__(self):
-            self.dropped, self.parts, self.shards = {}, 0, 0
+        dropped, parts, shards = {}, 0, 0
 
         def on_sample_dropped(self, event):
             self.dropped[event.key] = (event.error, event.message)
@@ -447,11 +370,10 @@ def test_hooks_hear_what_is_left_out(source, tmp_path):
 
     job(source, tmp_path / "out", hooks=[heard]).run(progress=False)
 
-    assert set(heard.dropped) == expected()[1]
-    assert heard.dropped["001"] == ("TooDark", "too dark")
-    assert heard.dropped["002"] == ("NoSample", "read returned None")
-    assert heard.dropped["004"] == ("Skip", "no reason given")
-    assert heard.dropped["007#0-1"] == ("Skip", "dull")
+    assert heard.dropped.keys() == expected()[1]
+    reasons = {"001": ("TooDark", "too dark"), "002": ("NoSample", "read returned None")}
+    reasons |= {"004": ("Skip", "no reason given"), "007#0-1": ("Skip", "dull")}
+    assert reasons.items() <= heard.dropped.items()
     assert heard.parts == heard.shards == sum("#" not in key for key in heard.dropped)
 
 
@@ -471,16 +393,4 @@ def test_skip_that_time_decides_is_refused(tmp_path):
             return {"x": 1} if seen.count(row.key) < 2 else None
 
     with pytest.raises(OptionError, match=r"twice gave two results|cannot be read again"):
-        Materializer(Forgetful(), None, tmp_path / "out").run(progress=False)
-
-
-def test_error_in_a_generator_is_a_failure_of_its_input(tmp_path):
-    """What it yielded before is not stored."""
-
-    def make(number):
-        yield {"x": number}
-        if number == 2:
-            raise ValueError("no second")
-
-    with pytest.raises(SampleError, match=r"00000002.*no second"):
-        materialize(make, range(4), tmp_path / "out", progress=False)
+        small_pairs.job(None, tmp_path / "out", Forgetful()).run(progress=False)

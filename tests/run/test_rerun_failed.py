@@ -9,7 +9,7 @@ import shutil
 import pytest
 import small_pairs
 
-from datamat import ErrorPolicy, Materializer, SampleError, ShardOptions, WorkerOptions, load, verify
+from datamat import SampleError, ShardOptions, load, verify
 from datamat.directory.ledger import read_ledger
 
 BAD = ("train003", "train007", "val001")
@@ -32,7 +32,7 @@ class Marking(small_pairs.Pairs):
 @pytest.fixture
 def place(tmp_path):
     """A source, a list of keys that cannot be read, and a folder for marks."""
-    small_pairs.make_pairs(tmp_path / "source")
+    small_pairs.make_pairs(tmp_path / "source", 14, 3)
     (tmp_path / "refused").write_text(" ".join(BAD))
     (tmp_path / "marks").mkdir()
     return tmp_path
@@ -40,11 +40,15 @@ def place(tmp_path):
 
 def job(place, output="out", *, copies=1, policy="skip", **options):
     transform = small_pairs.jitter if copies != 1 else None
-    options = {"shards": ShardOptions(num_shards=3), "workers": WorkerOptions(num_workers=2), **options}
     writer = Marking(place / "refused", place / "marks")
-    return Materializer(
-        writer, place / "source", place / output, copies=copies, transform=transform, errors=policy, **options
-    )
+    options = {
+        "copies": copies,
+        "transform": transform,
+        "errors": policy,
+        "shards": ShardOptions(num_shards=3),
+        **options,
+    }
+    return small_pairs.job(place / "source", place / output, writer, **options)
 
 
 def read_keys(place):
@@ -64,10 +68,16 @@ def undisturbed(place, **options):
 
 
 @pytest.mark.parametrize(
-    "shard_format", ["tfrecord", "tfrecord.gz", ["tfrecord", "parquet", "webdataset"], ["parquet", "tfrecord"]], ids=str
+    ("shard_format", "copies"),
+    [
+        ("tfrecord", {"train": 3}),
+        ("tfrecord.gz", 1),
+        (["tfrecord", "parquet", "webdataset"], {"train": 3}),
+        (["parquet", "tfrecord"], 1),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("copies", [1, {"train": 3}], ids=["kept", "augmented"])
-def test_rows_that_pass_now_are_put_where_they_belong(place, copies, shard_format):
+def test_rows_that_pass_now_are_put_where_they_belong(place, shard_format, copies):
     """Only they are read, and every file is as if they had never failed."""
     options = {"copies": copies, "format": shard_format}
     assert job(place, **options).run(progress=False).num_failed == len(BAD)
@@ -84,17 +94,19 @@ def test_rows_that_pass_now_are_put_where_they_belong(place, copies, shard_forma
 def test_rows_whose_file_was_fixed_are_read_again(place):
     """A changed file changes the shard's fingerprint, but the rows beside it count as unchanged."""
     (place / "refused").write_text("")
-    good = (place / "source" / "train" / "train003.png").read_bytes()
-    (place / "source" / "train" / "train003.png").write_bytes(good[:-30])
+    image = place / "source" / "train" / "train003.png"
+    good = image.read_bytes()
+    image.write_bytes(good[:-30])
     assert job(place).run(progress=False).num_failed == 1
     read_keys(place)
 
-    (place / "source" / "train" / "train003.png").write_bytes(good)
-    report = job(place).rerun_failed(progress=False)
+    image.write_bytes(good)
+    assert job(place).rerun_failed(progress=False).num_failed == 0
 
-    assert report.num_failed == 0
     assert read_keys(place) == {"train003"}
     assert small_pairs.digests(place / "out") == undisturbed(place)
+    assert job(place).rerun_failed(progress=False).did_nothing
+    assert read_keys(place) == set()
 
 
 def test_rows_that_fail_again_stay_out(place):
@@ -111,18 +123,6 @@ def test_rows_that_fail_again_stay_out(place):
     assert (report.is_complete, report.num_failed) == (True, len(BAD))
     assert small_pairs.digests(place / "out") == before
     assert verify(place / "out").ok
-
-
-def test_nothing_is_done_where_nothing_failed(place):
-    """No row is read, and no file touched."""
-    (place / "refused").write_text("")
-    job(place).run(progress=False)
-    read_keys(place)
-
-    report = job(place).rerun_failed(progress=False)
-
-    assert report.did_nothing
-    assert read_keys(place) == set()
 
 
 def test_other_changes_are_done_as_by_run(place):
@@ -151,21 +151,6 @@ def test_damaged_shard_is_rebuilt(place):
     reference = undisturbed(place)
     job(place).rerun_failed(progress=False)
 
-    assert small_pairs.digests(place / "out") == reference
-
-
-def test_failed_rows_of_an_unfinished_run_are_retried(place):
-    """Parts in which a row failed are not reused; here, after a run that its limit stopped."""
-    policy = ErrorPolicy("skip", max_errors=1)
-    with pytest.raises(RuntimeError, match="more than the 1 that max_errors allows"):
-        job(place, policy=policy).run(progress=False)
-    with pytest.raises(RuntimeError, match="more than the 1 that max_errors allows"):
-        job(place, policy=policy).run(progress=False)
-
-    reference = undisturbed(place)
-    report = job(place, policy=policy).rerun_failed(progress=False)
-
-    assert (report.is_complete, report.num_failed) == (True, 0)
     assert small_pairs.digests(place / "out") == reference
 
 
