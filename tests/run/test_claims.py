@@ -7,7 +7,7 @@ import types
 import pytest
 
 from datamat.run import slices
-from datamat.run.slices import TaskBucket, TaskClaims, TaskFolder, TaskNumber, slices_folder
+from datamat.run.slices import TaskBucket, TaskClaims, TaskFolder, TaskNumber
 
 LEASE_S = 60.0
 SHARDS = [types.SimpleNamespace(name=f"n-{n}", fingerprint=f"f{n}", num_rows=1) for n in range(2)]
@@ -98,20 +98,6 @@ def test_beating_holder_keeps_its_shards(claims, clock):
         assert _take_all(second) == []
 
 
-@pytest.mark.parametrize("place", ["folder"], indirect=True)
-def test_beats_are_few(claims, clock, tmp_path):
-    """The number rises six times per lease, however often `beat` is called."""
-    first = claims(0)
-    (beats,) = (slices_folder(tmp_path) / "beats").iterdir()
-    before = int(beats.read_text().split()[0])
-
-    for _ in range(600):
-        clock[0] += LEASE_S / 600
-        first.beat()
-
-    assert int(beats.read_text().split()[0]) - before in (5, 6)  # as the sums of the clock round
-
-
 def test_shards_of_one_that_left_are_free_at_once(claims):
     """No lease needs to expire; and who left can come back to what nobody took."""
     first, second = claims(0), claims(1)
@@ -126,19 +112,6 @@ def test_next_process_of_a_task_has_its_shards_at_once(claims):
     _take_all(claims(0))
 
     assert _take_all(claims(0)) == ["n-0", "n-1"]
-
-
-@pytest.mark.parametrize("place", ["folder"], indirect=True)
-def test_lease_without_a_name_expires(claims, clock, tmp_path):
-    """Its holder was killed before it wrote who it is."""
-    for shard in SHARDS:
-        (slices_folder(tmp_path) / "leases").mkdir(parents=True, exist_ok=True)
-        (slices_folder(tmp_path) / "leases" / f"{shard.name}.00000").touch()
-    second = claims(1)
-
-    assert _take_all(second) == []
-    clock[0] += LEASE_S + 0.1
-    assert _take_all(second) == ["n-1", "n-0"]
 
 
 def test_one_of_two_takes_over(claims, clock, monkeypatch):
@@ -182,18 +155,3 @@ def test_one_task_writes_the_manifest(claims, clock):
     assert not second.takes_end()
     clock[0] += LEASE_S + 0.1
     assert second.takes_end()
-
-
-def test_whoever_lost_the_end_to_another_has_it_no_more(claims, clock):
-    """Else both would begin the last run again and again, each with the mark of the store."""
-    first, second = claims(0), claims(1)
-    assert first.takes_end()
-    assert not second.takes_end()
-    clock[0] += LEASE_S + 1
-
-    assert second.takes_end()
-    assert not first.takes_end()
-    assert second.takes_end()
-    clock[0] += LEASE_S + 1
-    assert first.takes_end()
-    assert not second.takes_end()

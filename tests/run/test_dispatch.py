@@ -54,15 +54,6 @@ def test_every_part_is_handed_out_once(counts, num_workers):
         assert sorted(handed, key=lambda part: (part.shard, part.number)) == parts_of(*counts)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_no_part_lies_apart_while_there_are_more_shards_than_workers(num_workers):
-    """Parts lie apart only at the end, where workers share the last shards."""
-    for seed in range(20):
-        _, apart = simulate(parts_of(*[20] * 12), num_workers, seed=seed)
-
-        assert len(apart) <= 20 * num_workers / 2 * (num_workers > 1)
-
-
 def test_workers_at_one_shard_append_every_second_part():
     """One of two workers appends to the file; the other leaves a gap for it to fill."""
     for seed in range(20):
@@ -77,24 +68,3 @@ def test_largest_shard_is_begun_first_and_begun_ones_are_finished():
 
     shards = [int(part.shard[8:13]) for part in handed]
     assert shards == [2] * 3 + [0] * 3 + [1] * 3 + [3] * 3
-
-
-def test_part_that_comes_back_is_next():
-    """Its worker died: the shard waits for this part alone."""
-    order = PartOrder(parts_of(4, 4))
-    first = order.next(may_lie_apart=False)
-    order.next(may_lie_apart=False)
-
-    order.end(first)
-    order.add([first])
-
-    assert order.next(may_lie_apart=False) == first
-
-
-def test_parts_that_lie_apart_do_not_wait():
-    """A user's executor gets all parts at once: its workers never append."""
-    order = PartOrder(parts_of(50, 3), appends=False)
-
-    handed = [order.next(may_lie_apart=False) for _ in range(53)]
-
-    assert sorted(handed, key=lambda part: (part.shard, part.number)) == parts_of(50, 3)

@@ -28,7 +28,7 @@ from small_shard import (
     write_part,
 )
 
-from datamat import CorruptDataError, IncompleteRunError, OutputLockedError
+from datamat import CorruptDataError, OutputLockedError
 from datamat.directory.keys import KeyDigest
 from datamat.formats import Offsets
 from datamat.run import shards
@@ -53,6 +53,12 @@ def references(tmp_path_factory):
 @pytest.fixture
 def reference(references, names):
     return references(names)
+
+
+def check_published(place, formats, builder, reference):
+    """Complete and publish a shard; compare it with an undisturbed one."""
+    infos = builder.publish(seal(place, formats, builder.spec))
+    assert (finished_files(place), infos) == reference
 
 
 def test_shard_holds_the_records_of_its_parts_in_their_order(reference, formats, tmp_path):
@@ -265,24 +271,6 @@ def test_what_a_power_cut_tears_is_made_again(place, formats, damage, suffix, re
     assert (finished_files(place), infos) == reference
 
 
-@pytest.mark.parametrize("torn", range(5))
-def test_part_that_one_format_has_lost_is_made_again_in_all(place, torn, references):
-    """The file of the other format may hold it, with parts behind it that go, too; parts before the torn one count."""
-    names = FORMATS[-1]
-    formats, spec = formats_of(names), make_spec()
-    run = begin_run(place / ".datamat")
-    for number in range(4):
-        write_part(place, formats, spec, number, run=run)
-    write_part(place, formats, spec, 4)
-    path = part_folder(place / ".datamat", spec.name) / f"{torn:05d}.jsonl.part"
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
-
-    made, infos = make(place, formats)
-
-    assert made == [number for number in range(4) if number >= torn] + [4] * (torn == 4)
-    assert (finished_files(place), infos) == references(names)
-
-
 def flip_last(path):
     """Flip a bit of the last byte of a file."""
     data = path.read_bytes()
@@ -308,41 +296,7 @@ def test_part_that_changed_since_its_worker_ended_is_never_appended(place, forma
     assert again[:1] == [torn]
     told = "has the digest .*, its receipt says|does not have the digest"
     assert re.match(rf"part {torn}: .*{path.name} ({told})", str(raised.value))
-    assert builder.publish(seal(place, formats, spec)) == reference[1]
-    assert finished_files(place) == reference[0]
-
-
-@pytest.mark.parametrize("torn", [0, 2, 4])
-def test_offsets_that_change_once_their_part_is_in_the_file_are_made_again(place, torn, references):
-    """All parts behind it are in the file: the file is cut back to the beginning of the part."""
-    formats, spec = formats_of(("tfrecord",)), make_spec()
-    builder = builder_of(place, formats)
-    run = begin_run(place / ".datamat")
-    for number in range(5):
-        builder.add(write_part(place, formats, spec, number, run=run))
-    flip_last(part_folder(place / ".datamat", spec.name) / f"{torn:05d}.tfrecord.idx")
-
-    with pytest.raises(DamagedPartError, match=r"part \d: .*\.idx does not have the digest") as raised:
-        seal(place, formats, spec)
-    again = [part.number for part in builder.forget(raised.value)]
-    for number in again:
-        builder.add(write_part(place, formats, spec, number, run=run))
-
-    assert again == list(range(torn, 5))
-    assert builder.publish(seal(place, formats, spec)) == references(("tfrecord",))[1]
-    assert finished_files(place) == references(("tfrecord",))[0]
-
-
-def test_parts_of_another_plan_are_not_reused(place, formats, reference):
-    """Another fingerprint means other bytes."""
-    other = make_spec(fingerprint="f2")
-    for number in (0, 1, 4):
-        write_part(place, formats, other, number)
-
-    made, infos = make(place, formats)
-
-    assert made == [0, 1, 2, 3, 4]
-    assert (finished_files(place), infos) == reference
+    check_published(place, formats, builder, reference)
 
 
 def test_part_does_not_follow_one_of_another_plan(place, formats):
@@ -353,18 +307,6 @@ def test_part_does_not_follow_one_of_another_plan(place, formats):
     receipt = write_part(place, formats, make_spec(), 1, run=run)
 
     assert [file.start for file in receipt.files] == [None] * len(formats)
-
-
-def test_receipt_of_other_formats_is_not_reused(place, references):
-    """With one more format, or one less, the part is made again."""
-    spec = make_spec()
-    write_part(place, formats_of(("tfrecord",)), spec, 0)
-    write_part(place, formats_of(("tfrecord", "webdataset", "parquet")), spec, 1)
-
-    made, infos = make(place, formats_of(("tfrecord", "webdataset")))
-
-    assert made == [0, 1, 2, 3, 4]
-    assert (finished_files(place), infos) == references(("tfrecord", "webdataset"))
 
 
 def test_finished_shard_counts_while_it_is_whole_and_of_this_plan(place, formats, reference):
@@ -386,18 +328,6 @@ def test_finished_shard_counts_while_it_is_whole_and_of_this_plan(place, formats
     assert builder_of(place, formats).finished() == infos
 
 
-def test_shard_of_other_formats_is_replaced(place, references):
-    """Neither the files nor the offsets of a dropped format remain."""
-    make(place, formats_of(("tfrecord", "webdataset")))
-    for names in (("parquet", "tfrecord"), ("tfrecord",)):
-        spec = make_spec(fingerprint="+".join(names))
-
-        made, _ = make(place, formats_of(names), spec)
-
-        assert made == [0, 1, 2, 3, 4]
-        assert finished_files(place) == references(names)[0]
-
-
 def test_shard_that_its_receipts_do_not_describe_is_refused(place):
     """Something else wrote into it: it never gets its name."""
     formats = formats_of(("tfrecord",))
@@ -414,19 +344,6 @@ def test_shard_that_its_receipts_do_not_describe_is_refused(place):
     assert finished_files(place) == {}
 
 
-def test_shard_that_lacks_a_part_is_refused(place):
-    """A worker that believed it complete too soon: no shard gets its name without records that receipts promise."""
-    formats = formats_of(("tfrecord",))
-    spec, builder = make_spec(), builder_of(place, formats)
-    for number in range(5):
-        builder.add(write_part(place, formats, spec, number))
-    sealed = shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 4).seal()
-
-    with pytest.raises(IncompleteRunError, match=r"completed with \d+ records; the receipts of its 5 parts say \d+"):
-        builder.publish(sealed)
-    assert finished_files(place) == {}
-
-
 def test_bytes_behind_the_last_receipt_do_not_count(place, formats, reference):
     """A worker died in the middle of an append: the next one overwrites what it left."""
     spec, builder = make_spec(), builder_of(place, formats)
@@ -437,8 +354,7 @@ def test_bytes_behind_the_last_receipt_do_not_count(place, formats, reference):
             with open(path, "ab") as file:
                 file.write(b"half of a part")
 
-    assert builder.publish(seal(place, formats, spec)) == reference[1]
-    assert finished_files(place) == reference[0]
+    check_published(place, formats, builder, reference)
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -456,8 +372,7 @@ def test_only_one_process_appends_at_a_time(place, formats, at, reference):
         assert any(file.start is not None for file in receipt.files) == (joins and number != at)
         builder.add(receipt)
 
-    assert builder.publish(seal(place, formats, spec)) == reference[1]
-    assert finished_files(place) == reference[0]
+    check_published(place, formats, builder, reference)
 
 
 def test_worker_of_an_earlier_run_does_not_append(place, formats, reference):
@@ -474,8 +389,7 @@ def test_worker_of_an_earlier_run_does_not_append(place, formats, reference):
 
     for number in (2, 3, 4):
         builder.add(write_part(place, formats, spec, number, run=run))
-    assert builder.publish(seal(place, formats, spec)) == reference[1]
-    assert finished_files(place) == reference[0]
+    check_published(place, formats, builder, reference)
 
 
 def test_process_that_never_lets_go_of_the_files_writes_to_copies(place, formats, reference, monkeypatch):
@@ -530,8 +444,7 @@ def test_parts_lie_apart_on_a_file_system_without_locks(place, formats, referenc
         assert not any(file.start for file in receipt.files) and not receipt.sealed
         builder.add(receipt)
 
-    assert builder.publish(seal(place, formats, spec)) == reference[1]
-    assert finished_files(place) == reference[0]
+    check_published(place, formats, builder, reference)
 
 
 def test_part_that_is_made_twice_at_once_is_there_once(place, formats, reference):
