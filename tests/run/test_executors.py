@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
+import pickle
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from datamat import (
     BrokenPoolError,
     Features,
     OptionError,
+    OutputError,
     RunHook,
     Scalar,
     WorkerOptions,
@@ -85,6 +87,29 @@ def test_pool_that_breaks_names_the_part(tmp_path):
         ),
     ):
         materialize(make, range(4), tmp_path / "out", features=features, executor=executor, progress=False)
+
+
+class Elsewhere(InlineExecutor):
+    """Makes each call on a machine that does not have the output."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def submit(self, fn, /, *args):
+        aside = self.output.rename(f"{self.output}-aside")
+        try:
+            return super().submit(pickle.loads(pickle.dumps(fn)), *args)
+        finally:
+            aside.rename(self.output)
+
+
+def test_worker_that_does_not_see_the_output_is_an_error(tmp_path):
+    """It would write where nobody looks."""
+    with pytest.raises(OutputError, match="mount the output at this path"):
+        engine_job.job(tmp_path / "out", executor=Elsewhere(tmp_path / "out")).run(progress=False)
+
+    assert not list(tmp_path.rglob("*.part"))
 
 
 class InterpreterPoolExecutor(concurrent.futures.ThreadPoolExecutor):
