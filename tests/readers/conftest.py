@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import small_pairs
-from every_feature import ONE_WORKER, Everything
+from every_feature import Everything
 
 from datamat import Materializer, ShardOptions
+from datamat.testing import InlineExecutor
+
+
+@pytest.fixture(scope="session")
+def tf():
+    """TensorFlow: the suite passes without it, and a process imports it once."""
+    return pytest.importorskip("tensorflow")
 
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory):
     """A directory with every feature type, in two shards."""
     output = tmp_path_factory.mktemp("everything") / "out"
-    options = {"shards": ShardOptions(num_shards=2), "workers": ONE_WORKER}
+    options = {"shards": ShardOptions(num_shards=2), "executor": InlineExecutor()}
     Materializer(Everything, None, output, **options).run(progress=False)
     return output
 
@@ -33,9 +42,10 @@ def make_pairs_output(source):
             "copies": {"train": 3},
             "transform": small_pairs.jitter,
             "shards": ShardOptions(num_shards=2),
+            "executor": InlineExecutor(),
             **options,
         }
-        Materializer(small_pairs.Pairs(), source, output, workers=ONE_WORKER, **options).run(progress=False)
+        Materializer(small_pairs.Pairs(), source, output, **options).run(progress=False)
         return output
 
     return make
@@ -45,3 +55,17 @@ def make_pairs_output(source):
 def pairs(make_pairs_output, tmp_path_factory):
     """20 rows in three copies in `train`, 4 rows in `val`; two shards each. Read only."""
     return make_pairs_output(tmp_path_factory.mktemp("pairs") / "out")
+
+
+@pytest.fixture(scope="session")
+def formats(make_pairs_output, tmp_path_factory):
+    """The same pairs in every format that needs no further package. Read only."""
+    return make_pairs_output(
+        tmp_path_factory.mktemp("formats") / "out", format=["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
+    )
+
+
+@pytest.fixture
+def copied(pairs, tmp_path):
+    """A copy of `pairs` that a test may damage."""
+    return shutil.copytree(pairs, tmp_path / "out")

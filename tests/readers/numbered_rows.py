@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from every_feature import ONE_WORKER
 
 from datamat import (
     DatasetWriter,
@@ -18,6 +17,7 @@ from datamat import (
     Tokens,
     load,
 )
+from datamat.testing import InlineExecutor
 
 
 class Rows(DatasetWriter):
@@ -45,10 +45,13 @@ class Rows(DatasetWriter):
 
 def written(folder, first, count, shards, format_name="tfrecord", **options):
     """Return a dataset of rows."""
-    cut = ShardOptions(num_shards=shards)
-    Materializer(Rows(first, count), None, folder, format=format_name, shards=cut, workers=ONE_WORKER, **options).run(
-        progress=False
-    )
+    options = {
+        "format": format_name,
+        "shards": ShardOptions(num_shards=shards),
+        "executor": InlineExecutor(),
+        **options,
+    }
+    Materializer(Rows(first, count), None, folder, **options).run(progress=False)
     return load(folder)
 
 
@@ -86,5 +89,5 @@ class NestedRows(DatasetWriter):
 
 def nested_rows(folder):
     """Return a dataset of `NestedRows`."""
-    Materializer(NestedRows(), None, folder, workers=ONE_WORKER).run(progress=False)
+    Materializer(NestedRows(), None, folder, executor=InlineExecutor()).run(progress=False)
     return load(folder)

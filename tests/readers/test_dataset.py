@@ -11,41 +11,39 @@ import os
 import pathlib
 import pickle
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import small_pairs
 from every_feature import Everything
+from hypothesis import given
+from hypothesis import strategies as st
 from open_files import open_files
 
-from datamat import (
-    CorruptDataError,
-    Features,
-    IndexRow,
-    Materializer,
-    OptionError,
-    OutputError,
-    Scalar,
-    WorkerOptions,
-    load,
-)
-from datamat.formats import get_format
+from datamat import CorruptDataError, OptionError, OutputError, Scalar, load, materialize
+from datamat.formats import Offsets, get_format
+from datamat.readers.records import LineMarks, MappedOffsets
+from datamat.testing import InlineExecutor
 
 
 def same(one, other):
-    """Tell whether two samples are equal, array for array."""
+    """Return True if two samples are equal, array for array."""
     return one.keys() == other.keys() and all(
         np.array_equal(one[name], other[name]) and np.asarray(one[name]).dtype == np.asarray(other[name]).dtype
         for name in one
     )
 
 
-@pytest.fixture
-def copied(pairs, tmp_path):
-    """A directory that a test may damage."""
-    return shutil.copytree(pairs, tmp_path / "out")
+def flip(path, place):
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def offsets_of(data):
+    """Return the file with the offsets of the first shard."""
+    return pathlib.Path(data.files[0]).with_suffix(".idx")
 
 
 def test_every_feature_reads_back_as_it_was_written(everything):
@@ -64,8 +62,11 @@ def test_every_feature_reads_back_as_it_was_written(everything):
         assert same(found, wanted)
 
 
-def test_positions_keys_and_order_agree(pairs):
-    """Position n is the n-th sample of an iteration, of keys(), and of a plain pass over the files."""
+# ---------------------------------------------------------------- positions, keys, splits
+
+
+def test_positions_keys_and_order_agree(pairs, formats):
+    """Position n is the n-th sample of an iteration, of keys(), and of a plain pass over the files; in any format."""
     data = load(pairs)
     in_order = list(data)
     plain = [record["key"][0].decode() for file in data.files for record in get_format("tfrecord").read(file)]
@@ -75,73 +76,53 @@ def test_positions_keys_and_order_agree(pairs):
     assert all(same(data[place], sample) for place, sample in enumerate(in_order))
     assert all(same(data[key], sample) for key, sample in zip(plain, in_order, strict=True))
     assert [sample["key"] for sample in reversed(data)] == plain[::-1]
+    for name in ("tfrecord.gz", "parquet", "webdataset"):
+        other = load(formats, format=name)
+        assert other.keys() == plain
+        assert all(same(other[place], in_order[place]) for place in (63, 0, -20, 31))
 
 
 def test_positions_count_from_the_end_too(pairs):
-    """As in a list; any integer type is accepted."""
+    """As in a list; any integer type is accepted, and nothing else: the error says what gives several."""
     data = load(pairs)
 
     assert same(data[-1], data[63])
     assert same(data[-64], data[0])
     assert same(data[np.int64(5)], data[5])
+    assert all(map(same, data.__getitems__([5, -1, np.int64(7), 5]), [data[5], data[63], data[7], data[5]]))
     for position in (64, -65, 10**30):
         with pytest.raises(IndexError, match=rf"position {position} in a dataset of 64 records"):
             data[position]
+    with pytest.raises(IndexError, match="position 64"):
+        data.__getitems__([1, 64])
+    for item in (2.0, None, b"val000", (1, 2), [0]):
+        with pytest.raises(TypeError, match=r"select\(\[2, 5\]\) or \[2:5\]"):
+            data[item]
 
 
-@pytest.mark.parametrize("item", [2.0, None, b"val000", (1, 2), [0]])
-def test_what_is_no_position_and_no_key_is_refused(pairs, item):
-    """A list could read any amount: the error says what gives several."""
-    with pytest.raises(TypeError, match=r"is neither; for several samples: select\(\[2, 5\]\) or \[2:5\]"):
-        load(pairs)[item]
-
-
-@pytest.mark.parametrize("item", [slice(10), slice(-3, None), slice(None, None, -7), slice(50, 200, 3), slice(9, 2)])
-def test_slice_is_the_dataset_of_these_records(pairs, item):
-    """As of a list; it reads like any view, and a mistake in its bounds is that of a list, too."""
+def test_slice_is_the_dataset_of_these_records(pairs):
+    """As of a list; it reads like any view."""
     data = load(pairs)
+    for item in (slice(10), slice(-3, None), slice(None, None, -7), slice(50, 200, 3), slice(9, 2)):
+        found = data[item]
 
-    found = data[item]
-
-    assert found.keys() == data.keys()[item]
-    assert [sample["key"] for sample in found.to_numpy()] == data.keys()[item]
-    assert found[1:].keys() == data.keys()[item][1:]
-
-
-SAID_ELSEWHERE = {
-    "shuffle": r"to_torch\(32, shuffle=True, seed=1\)",
-    "batch": r"to_numpy\(32\)",
-    "skip": r"data\[100:\]",
-    "train_test_split": r"data\[:-100\] and data\[-100:\]",
-    "select_columns": r"columns\('image', 'label'\)",
-    "num_rows": r"len\(data\)",
-}
+        assert found.keys() == data.keys()[item]
+        assert [sample["key"] for sample in found.to_numpy()] == data.keys()[item]
+        assert found[1:].keys() == data.keys()[item][1:]
 
 
-@pytest.mark.parametrize(("name", "message"), SAID_ELSEWHERE.items(), ids=SAID_ELSEWHERE)
-def test_methods_of_other_libraries_are_said_in_words_of_this_one(pairs, name, message):
+def test_methods_of_other_libraries_are_said_in_words_of_this_one(pairs):
     """Code that asks whether there are such methods is told the truth, and copies are made as ever."""
     data = load(pairs, "train")
 
-    with pytest.raises(AttributeError, match=rf"object has no attribute '{name}'; .*{message}"):
-        getattr(data, name)
-    assert not hasattr(data, name)
-    for again in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
-        assert again.keys() == data.keys()
+    for name, message in {"shuffle": r"to_torch\(32, shuffle=True", "num_rows": r"len\(data\)"}.items():
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; .*{message}"):
+            getattr(data, name)
+        assert not hasattr(data, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'colums'$"):
         data.colums  # noqa: B018
-
-
-def test_error_inside_of_a_property_is_not_hidden(pairs, monkeypatch):
-    """It would read as if the property were missing."""
-
-    def broken(features, statistics):
-        raise AttributeError("what is inside")
-
-    monkeypatch.setattr("datamat.readers.dataset.summarized_fields", broken)
-
-    with pytest.raises(AttributeError, match="what is inside"):
-        load(pairs).statistics  # noqa: B018
+    for again in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
+        assert again.keys() == data.keys()
 
 
 def test_splits_are_parts_of_the_whole(pairs):
@@ -158,18 +139,11 @@ def test_splits_are_parts_of_the_whole(pairs):
         load(pairs, "test")
 
 
-def test_unfinished_directory_is_refused(tmp_path):
-    """Before there is a manifest, there is nothing to read."""
-    with pytest.raises(OutputError, match=r"holds no manifest.json"):
-        load(tmp_path)
-
-
 def test_features_and_repr_describe_the_dataset(pairs):
     """They show split, number of records and schema."""
     data = load(pairs, "train")
 
     assert data.features == small_pairs.Pairs.features
-    assert repr(data).startswith("ShardedDataset('")
     assert "split='train', 60 records, Features(key" in repr(data)
 
 
@@ -183,46 +157,48 @@ def test_samples_are_the_readers_own(pairs):
     assert np.array_equal(data[3]["image"], before)
 
 
-def test_gzip_shards_are_read_at_random(make_pairs_output, tmp_path, pairs):
-    """The samples are those of plain shards."""
-    packed, plain = load(make_pairs_output(tmp_path / "out", format="tfrecord.gz")), load(pairs)
+def test_order_of_features_does_not_matter_to_parquet(tmp_path):
+    """A manifest sorts them, the file keeps them as declared."""
+    features = {"zebra": Scalar("int64"), "ant": Scalar("float32")}
+    options = {"features": features, "format": "parquet", "executor": InlineExecutor(), "progress": False}
+    materialize(lambda number: {"zebra": 7, "ant": 0.5}, range(2), tmp_path / "out", **options)
 
-    assert packed.keys() == plain.keys()
-    assert all(same(packed[place], plain[place]) for place in (63, 0, -20, 31))
+    assert [(int(sample["zebra"]), float(sample["ant"])) for sample in load(tmp_path / "out")] == [(7, 0.5)] * 2
+
+
+# ---------------------------------------------------------------- threads, processes, states
 
 
 def test_eight_threads_read_at_once(copied):
     """Each shard is opened once, although no thread has opened it before."""
     expected = list(load(copied))
-    for _ in range(5):
+    for _ in range(2):
         data = load(copied)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             found = list(pool.map(data.__getitem__, [*range(64), *reversed(range(64))], chunksize=4))
         assert all(map(same, found, [*expected, *reversed(expected)]))
-        assert _open_files(copied) == 8
+        assert num_open(copied) == 8
         del data
 
 
 def test_files_are_closed_with_the_dataset(copied):
     """Shards and maps of offsets are open from the first read until the last reference is gone."""
     data = load(copied)
-    assert _open_files(copied) == 0
+    assert num_open(copied) == 0
     list(data)
-    assert _open_files(copied) == 8
+    assert num_open(copied) == 8
 
-    copy = pickle.loads(pickle.dumps(data))
-    assert _open_files(copied) == 8
-    copy[0]
-    assert _open_files(copied) == 10
-    del copy
-    gc.collect()
-    assert _open_files(copied) == 8
+    other = pickle.loads(pickle.dumps(data))
+    assert num_open(copied) == 8
+    other[0]
+    assert num_open(copied) == 10
+    del other
+    assert num_open(copied) == 8
     del data
-    gc.collect()
-    assert _open_files(copied) == 0
+    assert num_open(copied) == 0
 
 
-def _open_files(folder):
+def num_open(folder):
     gc.collect()
     return len(open_files(folder))
 
@@ -250,113 +226,6 @@ def test_other_processes_read_the_same(pairs, method):
     assert all(map(same, [data[place] for place in (0, 40, -1)], expected))
 
 
-@pytest.mark.parametrize("region", ["length", "length CRC", "payload", "payload CRC"])
-def test_damaged_record_is_named_and_its_neighbours_are_read(copied, region):
-    """The error gives file, record and byte, wherever the flipped bit is."""
-    data = load(copied, "train")
-    offset, size = (int(n) for n in (copied / f"{_stem(data)}.idx").read_text().splitlines()[7].split())
-    place = {"length": 3, "length CRC": 9, "payload": size // 2, "payload CRC": size - 2}[region]
-    _flip(pathlib.Path(data.files[0]), offset + place)
-
-    with pytest.raises(CorruptDataError, match=rf"{data.files[0]}: record 7 at byte {offset} is damaged: "):
-        data[7]
-    with pytest.raises(CorruptDataError, match="record 7 at byte"):
-        data[data.keys()[7]]
-    assert [data[place]["key"] for place in (6, 8)] == [data.keys()[6], data.keys()[8]]
-
-
-def test_cut_shard_is_named(copied):
-    """The records before the cut are read."""
-    data = load(copied, "val")
-    path = pathlib.Path(data.files[0])
-    path.write_bytes(path.read_bytes()[:-10])
-    last = data.manifest.splits["val"][0].num_records - 1
-
-    with pytest.raises(CorruptDataError, match=rf"{path}: record {last} at byte .* is damaged"):
-        data[last]
-    assert data[0]["key"] == data.keys()[0]
-
-
-def test_missing_shard_is_named(copied):
-    """The error says what to do."""
-    data = load(copied)
-    os.unlink(data.files[-1])
-
-    with pytest.raises(CorruptDataError, match=f"{data.files[-1]}: No such file or directory; run the job again"):
-        data[-1]
-    assert data[0]["key"] == data.keys()[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "No such file or directory; run the job again"),
-        ("", "holds 0 offsets, the manifest says {count} records; run the job again"),
-        ("0 20\n", "holds 1 offsets, the manifest says {count} records; run the job again"),
-        ("0 2x\n", "line 1 of the record index is '0 2x'"),
-        ("\x80", "can't decode byte"),
-        ("0 99999999999999999\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
-        ("9999999999999999999 20\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
-        ("0 1844674407370955161\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
-        ("0 18446744073709551616\n", "line 1 of the record index"),
-    ],
-)
-def test_damaged_offsets_are_named(copied, text, message):
-    """The error comes before anything is read at the place that they give."""
-    data = load(copied, "train")
-    info = data.manifest.splits["train"][0]
-    path = copied / info.index_file
-    path.unlink()
-    if text is not None:
-        path.write_bytes("".join(text.splitlines(keepends=True)[: info.num_records]).encode("latin-1"))
-
-    wanted = message.format(count=info.num_records, file=info.file, size=info.num_bytes)
-    with pytest.raises(CorruptDataError, match=rf"{path}:? .*{wanted}"):
-        data[0]
-    assert data[-1]["key"] == data.keys()[-1]
-
-
-def test_offsets_that_lead_astray_are_noticed(copied):
-    """They point into the file, but not to the start of a record."""
-    data = load(copied, "train")
-    path = copied / f"{_stem(data)}.idx"
-    lines = path.read_text().splitlines(keepends=True)
-    offset, size = map(int, lines[2].split())
-    path.write_text("".join([*lines[:2], f"{offset + 1} {size}\n", *lines[3:]]))
-
-    with pytest.raises(CorruptDataError, match=f"{data.files[0]}: record 2 at byte {offset + 1} is damaged"):
-        data[2]
-
-
-def _stem(data):
-    return pathlib.Path(data.files[0]).stem
-
-
-def _flip(path, place):
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
-
-
-def test_rows_of_the_index_are_not_read_for_positions(copied):
-    """Only look-ups by key need them."""
-    shutil.rmtree(copied / "_index")
-
-    assert load(copied)[5]["key"] == list(load(copied))[5]["key"]
-    assert IndexRow(load(copied, "val")[0]["key"]).key.startswith("val")
-
-
-def test_several_are_read_at_once(pairs):
-    """Data loaders ask for them in this way."""
-    data = load(pairs)
-
-    found = data.__getitems__([5, -1, np.int64(7), 5])
-
-    assert all(map(same, found, [data[5], data[63], data[7], data[5]]))
-    with pytest.raises(IndexError, match="position 64"):
-        data.__getitems__([1, 64])
-
-
 def test_iteration_resumes_from_its_state(pairs):
     """It resumes with the sample after the last one; at the end of an epoch, from the start."""
     data, other = load(pairs), load(pairs)
@@ -381,22 +250,114 @@ def test_state_of_other_records_is_refused(pairs):
             load(pairs).load_state_dict(wrong)
 
 
-def test_order_of_features_does_not_matter_to_parquet(tmp_path):
-    """A manifest sorts them, the file keeps them as declared; a process that wrote neither reads it."""
+# ---------------------------------------------------------------- damage
 
-    class Unsorted(small_pairs.Pairs):
-        features = Features({"zebra": Scalar("int64"), "ant": Scalar("float32")})
 
-        def index(self, source):
-            return [IndexRow("a"), IndexRow("b")]
+def test_unfinished_directory_is_refused(tmp_path):
+    """Before there is a manifest, there is nothing to read."""
+    with pytest.raises(OutputError, match=r"holds no manifest.json"):
+        load(tmp_path)
 
-        def read(self, row):
-            return {"zebra": 7, "ant": 0.5}
 
-    one_worker = WorkerOptions(num_workers=1)
-    Materializer(Unsorted, None, tmp_path / "out", format="parquet", workers=one_worker).run(progress=False)
-    code = "import sys, datamat; print([(int(s['zebra']), float(s['ant'])) for s in datamat.load(sys.argv[1])])"
+@pytest.mark.parametrize("region", ["length", "length CRC", "payload", "payload CRC"])
+def test_damaged_record_is_named_and_its_neighbours_are_read(copied, region):
+    """The error gives file, record and byte, wherever the flipped bit is."""
+    data = load(copied, "train")
+    offset, size = (int(n) for n in offsets_of(data).read_text().splitlines()[7].split())
+    place = {"length": 3, "length CRC": 9, "payload": size // 2, "payload CRC": size - 2}[region]
+    flip(pathlib.Path(data.files[0]), offset + place)
 
-    printed = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], check=True, capture_output=True, text=True)
+    with pytest.raises(CorruptDataError, match=rf"{data.files[0]}: record 7 at byte {offset} is damaged: "):
+        data[7]
+    with pytest.raises(CorruptDataError, match="record 7 at byte"):
+        data[data.keys()[7]]
+    assert [data[place]["key"] for place in (6, 8)] == [data.keys()[6], data.keys()[8]]
 
-    assert printed.stdout == "[(7, 0.5), (7, 0.5)]\n"
+
+def test_cut_and_missing_shards_are_named(copied):
+    """The records before the cut, and those of other shards, are read."""
+    data = load(copied, "train")
+    path = pathlib.Path(data.files[0])
+    path.write_bytes(path.read_bytes()[:-10])
+    os.unlink(data.files[1])
+    last = data.manifest.splits["train"][0].num_records - 1
+
+    with pytest.raises(CorruptDataError, match=rf"{path}: record {last} at byte .* is damaged"):
+        data[last]
+    with pytest.raises(CorruptDataError, match=f"{data.files[1]}: No such file or directory; run the job again"):
+        data[-1]
+    assert data[0]["key"] == data.keys()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory; run the job again"),
+        ("0 20\n", "holds 1 offsets, the manifest says {count} records; run the job again"),
+        ("0 2x\n", "line 1 of the record index is '0 2x'"),
+        ("\x80", "can't decode byte"),
+        ("0 99999999999999999\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
+        ("9999999999999999999 20\n" * 99, "record 0 would lie outside of {file}, which has {size} bytes"),
+        ("0 18446744073709551616\n", "line 1 of the record index"),
+    ],
+)
+def test_damaged_offsets_are_named(copied, text, message):
+    """The error comes before anything is read at the place that they give."""
+    data = load(copied, "train")
+    info = data.manifest.splits["train"][0]
+    path = copied / info.index_file
+    path.unlink()
+    if text is not None:
+        path.write_bytes("".join(text.splitlines(keepends=True)[: info.num_records]).encode("latin-1"))
+
+    wanted = message.format(count=info.num_records, file=info.file, size=info.num_bytes)
+    with pytest.raises(CorruptDataError, match=rf"{path}:? .*{wanted}"):
+        data[0]
+    assert data[-1]["key"] == data.keys()[-1]
+
+
+def test_offsets_that_lead_astray_are_noticed(copied):
+    """They point into the file, but not to the start of a record."""
+    data = load(copied, "train")
+    path = offsets_of(data)
+    lines = path.read_text().splitlines(keepends=True)
+    offset, size = map(int, lines[2].split())
+    path.write_text("".join([*lines[:2], f"{offset + 1} {size}\n", *lines[3:]]))
+
+    with pytest.raises(CorruptDataError, match=f"{data.files[0]}: record 2 at byte {offset + 1} is damaged"):
+        data[2]
+
+
+@pytest.mark.parametrize("change", ["emptied", "longer", "other text"])
+def test_offsets_that_change_while_they_are_mapped_are_an_error(copied, change):
+    """Pages behind the end of the file would end the process with SIGBUS."""
+    data = load(copied, "train")
+    last = data.manifest.splits["train"][0].num_records - 1
+    assert data[0]["key"] == data.keys()[0]
+    content = offsets_of(data).read_text()
+    changed = {"emptied": "", "longer": f"{content}14000 7\n", "other text": "-" * len(content)}[change]
+    with offsets_of(data).open("r+") as file:
+        file.truncate(file.write(changed))
+
+    with pytest.raises(CorruptDataError, match=r"\.idx was changed while it was open"):
+        data[last]
+
+
+@given(sizes=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=70), has_skip=st.booleans())
+def test_mapped_offsets_are_those_of_the_table(tmp_path_factory, sizes, has_skip):
+    """This holds for every line, however wide the lines before it are."""
+    path = tmp_path_factory.mktemp("offsets") / "shard.idx"
+    size = np.array(sizes, np.uint64)
+    offsets = Offsets(np.cumsum(size) - size, size, size[::-1].copy() if has_skip else None)
+    path.write_text(offsets.to_text())
+    with open(path, "rb") as file:
+        found = MappedOffsets(str(path), file, LineMarks.of(path.read_bytes(), None))
+
+    assert [found.span(number) for number in range(len(sizes))] == [offsets.span(n) for n in range(len(sizes))]
+
+
+def test_rows_of_the_index_are_not_read_for_positions(copied):
+    """Only look-ups by key need them."""
+    shutil.rmtree(copied / "_index")
+
+    assert load(copied)[5]["key"] == list(load(copied))[5]["key"]

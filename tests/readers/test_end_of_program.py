@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import subprocess
@@ -11,13 +10,9 @@ import sys
 import numbered_rows
 import pytest
 
-pytestmark = pytest.mark.timeout(180)  # each program imports TensorFlow
+pytestmark = pytest.mark.timeout(180)  # programs import TensorFlow
 TF_HELD = """
 batches = iter(data.to_tf(2, repeat=True))
-next(batches)
-"""
-TF_AS_NUMPY = """
-batches = data.to_tf(transform=lambda sample: sample, repeat=True).as_numpy_iterator()
 next(batches)
 """
 TF_IN_A_FUNCTION = """
@@ -103,9 +98,10 @@ started.wait()
 """
 
 
-def run(code, output):
+def run(code, output, format_name="tfrecord"):
     """Run a program that has loaded a directory; return its exit code, what it printed, and its errors."""
-    program = f"from datamat import load\nif __name__ == '__main__':\n    data = load({str(output)!r}, 'train')\n"
+    loaded = f"load({str(output)!r}, 'train', format={format_name!r})"
+    program = f"from datamat import load\nif __name__ == '__main__':\n    data = {loaded}\n"
     program += "".join(f"    {line}\n" for line in code.splitlines())
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
     found = subprocess.run(
@@ -120,23 +116,8 @@ def run(code, output):
     return found.returncode, found.stdout.strip(), lines
 
 
-@pytest.fixture(scope="module")
-def written(make_pairs_output, tmp_path_factory):
-    """Give a function that returns a directory with shards of a format.
-
-    The threads of TensorFlow call our decoders, or, for Parquet, iterate over a generator of ours.
-    """
-    return functools.cache(lambda name: make_pairs_output(tmp_path_factory.mktemp("ends") / "out", format=name))
-
-
-@pytest.fixture(params=["tfrecord", "parquet"])
-def output(request, written):
-    return written(request.param)
-
-
 HOLDERS = {
     "held": TF_HELD,
-    "as-numpy": TF_AS_NUMPY,
     "two-devices": TF_ON_TWO_DEVICES,
     "function": TF_IN_A_FUNCTION,
     "two-devices-function": TF_ON_TWO_DEVICES_IN_A_FUNCTION,
@@ -145,30 +126,9 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("shards", "holder"),
-    # What the iterator yields and what it is found by do not depend on what feeds it.
-    [*itertools.product(["tfrecord"], HOLDERS), *itertools.product(["parquet"], ["held", "function", "two-devices"])],
-)
-def test_program_that_holds_an_iterator_ends(written, shards, holder):
-    """Left alone, TensorFlow waits for ever for an interpreter that is gone, or aborts."""
-    status, printed, errors = run(HOLDERS[holder], written(shards))
-
-    assert (status, printed) == (0, "")
-    assert not [line for line in errors if "datamat" in line]  # TensorFlow may log what it cancels
-
-
-def test_program_that_fails_in_an_epoch_ends(output):
-    """Its traceback holds the iterator."""
-    status, _, errors = run(TF_RAISES, output)
-
-    assert status == 1
-    assert errors[-1] == "SystemError: in the middle"
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A directory of numbers and text, all of which TensorFlow decodes."""
+    """A directory of numbers and text, all of which TensorFlow decodes: nothing but the function calls Python."""
     output = tmp_path_factory.mktemp("rows") / "out"
     numbered_rows.written(output, 0, 60, 2)
     return output
@@ -177,6 +137,7 @@ def rows(tmp_path_factory):
 CALLERS = {
     "transform": "data.to_tf(4, transform=slow, repeat=repeat)",
     "map": "data.map(slow).to_tf(4, repeat=repeat)",
+    "traced": "data.to_tf(4, transform=traced, repeat=repeat)",
 }
 ENDINGS = {
     "end": ("", (0, [])),
@@ -187,24 +148,62 @@ ENDINGS = {
 
 @pytest.mark.parametrize(
     ("by", "ending"),
-    [("transform", "end"), ("transform", "sys.exit"), ("map", "end"), ("map", "exception")],
+    [
+        ("map", "exception"),
+        pytest.param("map", "end", marks=pytest.mark.long),
+        pytest.param("transform", "end", marks=pytest.mark.long),
+        pytest.param("transform", "sys.exit", marks=pytest.mark.long),
+        pytest.param("traced", "end", marks=pytest.mark.long),
+    ],
 )
 def test_program_whose_function_tensorflow_calls_ends(rows, by, ending):
-    """Nothing but the function calls Python; the calls that are under way end first."""
-    code, last = ENDINGS[ending]
+    """Calls that are under way end first; the program has its own exit code, and its own error is the last line."""
+    code, (status, last) = ENDINGS[ending]
 
-    status, _, errors = run(TF_CALLS_A_FUNCTION.format(batches=CALLERS[by], ending=code), rows)
+    found, _, errors = run(TF_CALLS_A_FUNCTION.format(batches=CALLERS[by], ending=code), rows)
 
-    assert (status, errors[-1:]) == last
-
-
-def test_program_whose_traced_transform_calls_python_ends(rows):
-    code = TF_CALLS_A_FUNCTION.format(batches="data.to_tf(4, transform=traced, repeat=repeat)", ending="")
-
-    assert run(code, rows)[0] == 0
+    assert found == status
+    assert by == "traced" or errors[-1:] == last
 
 
-@pytest.mark.parametrize("batches", ["data.to_numpy(7)", "data.to_tf(7).as_numpy_iterator()"])
-def test_thread_reads_on_when_the_main_thread_has_ended(output, batches):
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("shards", "holder"),
+    # What the iterator yields and what it is found by do not depend on what feeds it.
+    [*itertools.product(["tfrecord"], HOLDERS), *itertools.product(["parquet"], ["held", "function", "two-devices"])],
+)
+def test_program_that_holds_an_iterator_ends(formats, shards, holder):
+    """Left alone, TensorFlow waits for ever for an interpreter that is gone, or aborts."""
+    status, printed, errors = run(HOLDERS[holder], formats, shards)
+
+    assert (status, printed) == (0, "")
+    assert not [line for line in errors if "datamat" in line]  # TensorFlow may log what it cancels
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["tfrecord", "parquet"])
+def test_program_that_fails_in_an_epoch_ends(formats, shards):
+    """Its traceback holds the iterator."""
+    status, _, errors = run(TF_RAISES, formats, shards)
+
+    assert status == 1
+    assert errors[-1] == "SystemError: in the middle"
+
+
+@pytest.mark.parametrize(
+    ("shards", "batches"),
+    [
+        ("tfrecord", "data.to_numpy(7)"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("parquet", "data.to_numpy(7)"),
+                ("tfrecord", "data.to_tf(7).as_numpy_iterator()"),
+                ("parquet", "data.to_tf(7).as_numpy_iterator()"),
+            )
+        ),
+    ],
+)
+def test_thread_reads_on_when_the_main_thread_has_ended(formats, shards, batches):
     """Python waits for the thread, but executors accept no further calls."""
-    assert run(READS_ON.format(batches=batches), output) == (0, str(20 * 60), [])
+    assert run(READS_ON.format(batches=batches), formats, shards) == (0, str(20 * 60), [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import gc
 import html
 import itertools
@@ -20,7 +19,6 @@ import threading
 
 import numpy as np
 import pytest
-from every_feature import ONE_WORKER
 from web import serving
 
 from datamat import (
@@ -39,33 +37,24 @@ from datamat import (
     load,
     view,
 )
-from datamat.directory.remote import FetchedFolder, RemotePath, is_url
-from datamat.formats import Offsets, get_format
-from datamat.readers import records
+from datamat.directory.remote import RemotePath
 from datamat.readers.cache import ShardStore
-from datamat.readers.remote import Download, RemoteReader, ShardFetcher
+from datamat.testing import InlineExecutor
 
 pytest.importorskip("aiohttp")
 
 
 @pytest.fixture(autouse=True)
-def seldom_looked_at(monkeypatch):
-    """However slow the machine is, no look at the manifest is due; tests of looks make each one due."""
+def at_once(monkeypatch):
+    """What fails is tried again at once; however slow the machine is, no look at the manifest is due."""
+    monkeypatch.setattr("datamat.directory.remote._FIRST_WAIT_S", 0.001)
     monkeypatch.setattr("datamat.readers.remote._CHECK_S", 3600)
 
 
-@pytest.fixture(scope="session")
-def formats(make_pairs_output, tmp_path_factory):
-    """The same pairs in every format that needs no further package. Read only."""
-    return make_pairs_output(
-        tmp_path_factory.mktemp("formats") / "out", format=["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
-    )
-
-
 @pytest.fixture
-def copied(pairs, tmp_path):
-    """A directory that a test may damage."""
-    return shutil.copytree(pairs, tmp_path / "out")
+def always_looks(monkeypatch):
+    """A look at the manifest is due before each use of a shard."""
+    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
 
 
 @pytest.fixture
@@ -73,12 +62,6 @@ def web(copied):
     """A server that serves the directory."""
     with serving(copied) as web:
         yield web
-
-
-@pytest.fixture(autouse=True)
-def _no_waits(monkeypatch):
-    """What fails is tried again at once."""
-    monkeypatch.setattr("datamat.directory.remote._FIRST_WAIT_S", 0.001)
 
 
 @pytest.fixture
@@ -98,8 +81,15 @@ def arrived():
         running[0].join(20)
 
 
+def flip(path, place):
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
 def same(one, other):
-    """Tell whether two samples are equal."""
+    """Return True if two samples are equal."""
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
@@ -114,8 +104,9 @@ def read_all(data):
     return [sample["key"] for sample in data]
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
+@pytest.mark.parametrize(
+    ("name", "ranges"), [("tfrecord", True), ("tfrecord.gz", False), ("parquet", True), ("webdataset", False)]
+)
 def test_samples_are_those_of_the_directory(formats, cache, name, ranges):
     """This holds in every format, in order, by position and by key; from servers with and without range requests."""
     expected = load(formats, "train", format=name)
@@ -129,19 +120,6 @@ def test_samples_are_those_of_the_directory(formats, cache, name, ranges):
     assert found.keys() == expected.keys()
     assert same(by_key, expected[-1])
     assert len(found) == len(in_order) == len(expected)
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_large_files_are_read_to_their_end(tmp_path, ranges):
-    """Servers without range requests are read, too, and each file in one request."""
-    content = np.random.default_rng(1).bytes(25 << 20)
-    (tmp_path / "large").write_bytes(content)
-
-    with serving(tmp_path, ranges=ranges) as web:
-        found = (RemotePath(web.url) / "large").read_bytes(len(content))
-
-    assert found == content
-    assert web.asked == ["/large"]
 
 
 def test_every_way_of_reading_works(pairs, web, cache):
@@ -178,29 +156,6 @@ def test_inspection_of_a_directory_without_its_first_shard(copied, web):
         inspect(web.url)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_file_for_which_the_disk_has_no_room(web):
-    """What is examined is fetched into the folder for temporary files, and what came of it is removed."""
-    folder = FetchedFolder(RemotePath(web.url))
-    (folder.path / "manifest.json").symlink_to("/dev/full")
-
-    with pytest.raises(
-        OutputError, match=r"not fit into .* \(No space left on device\), where it is examined; set TMPDIR"
-    ):
-        folder.fetch_if_there("manifest.json", 1 << 20)
-    assert not os.path.lexists(folder.path / "manifest.json")
-
-
-def test_tensorflow_gets_the_samples(pairs, web, cache):
-    """TensorFlow does not read such URLs on its own."""
-    data = load(web.url, "val", cache_dir=cache)
-
-    tensors = [(one["key"].numpy().decode(), one["image"].numpy()) for one in data.to_tf()]
-
-    assert [key for key, _ in tensors] == load(pairs, "val").keys()
-    assert all(np.array_equal(image, sample["image"]) for (_, image), sample in zip(tensors, data, strict=True))
-
-
 def test_dataset_shows_its_url(web, cache):
     """Options, which may hold secrets, are not shown."""
     data = load(web.url + "/", "train", cache_dir=cache, storage_options={"headers": {"X-Secret": "hush"}})
@@ -235,18 +190,6 @@ def test_files_are_fetched_when_needed_and_once(web, cache):
     )
 
 
-def test_manifest_is_looked_at_now_and_then(web, cache, monkeypatch):
-    """By a few of its bytes, and once they have aged; not for each shard."""
-    data = load(web.url, "train", cache_dir=cache)
-    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
-
-    data[0]
-
-    looks = [headers["Range"] for path, headers in zip(web.asked, web.headers, strict=True) if "manifest" in path]
-    assert len(looks) == 2
-    assert int(looks[1].rpartition("-")[2]) < 1000
-
-
 def test_copies_serve_at_another_address(web, copied, cache):
     """Copies are named by their content."""
     expected = read_all(load(web.url, "train", cache_dir=cache))
@@ -271,26 +214,24 @@ def test_processes_share_fetched_files(pairs, web, cache, start_method):
     assert copies(cache, ".part") == []
 
 
-def test_pickled_dataset_reads(pairs, web, cache):
-    """This holds here and in a spawned process."""
+def test_pickled_dataset_and_workers_read(pairs, web, cache):
+    """Workers are the processes that make batches."""
     data = load(web.url, "val", cache_dir=cache)
-    data[0]
-
-    here = pickle.loads(pickle.dumps(data))
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        there = pool.submit(read_all, data).result()
-
-    assert read_all(here) == there == load(pairs, "val").keys()
-
-
-def test_workers_read(pairs, web, cache):
-    """They are the processes that make batches."""
-    data = load(web.url, "train", cache_dir=cache)
     data[0]  # this process has connections, which those of the workers must not be
 
-    batches = list(data.to_numpy(8, num_workers=2))
+    copied = pickle.loads(pickle.dumps(data))
+    batches = list(data.to_numpy(2, num_workers=2))
 
-    assert [key for batch in batches for key in batch["key"]] == load(pairs, "train").keys()
+    assert read_all(copied) == load(pairs, "val").keys()
+    assert [key for batch in batches for key in batch["key"]] == load(pairs, "val").keys()
+
+
+@pytest.mark.long
+def test_spawned_process_reads(pairs, web, cache):
+    data = load(web.url, "val", cache_dir=cache)
+
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(read_all, data).result() == load(pairs, "val").keys()
 
 
 def test_connections_outlive_what_a_forked_process_drops(web):
@@ -348,7 +289,7 @@ def versions(tmp_path_factory):
     for version in range(2):
         folders.append(tmp_path_factory.mktemp("version") / "out")
         cut = ShardOptions(num_shards=4)
-        Materializer(Numbers(version), None, folders[-1], shards=cut, workers=ONE_WORKER).run(progress=False)
+        Materializer(Numbers(version), None, folders[-1], shards=cut, executor=InlineExecutor()).run(progress=False)
     one, other = (load(folder).manifest.shards for folder in folders)
     assert [(info.file, info.num_bytes) for info in one] == [(info.file, info.num_bytes) for info in other]
     assert [info.checksum for info in one] != [info.checksum for info in other]
@@ -382,11 +323,20 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("seen", ["nothing", "a record", "a shard", "a record of each shard"])
-@pytest.mark.parametrize("way", READING)
-def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, monkeypatch, way, seen):
+SEEN = ["nothing", "a record", "a shard", "a record of each shard"]
+IN_EACH_COMMIT = {("order", SEEN[0]), ("numbers", SEEN[1]), ("batches", SEEN[2]), ("shuffled", SEEN[3])}
+
+
+@pytest.mark.usefixtures("always_looks")
+@pytest.mark.parametrize(
+    ("way", "seen"),
+    [
+        pytest.param(*case, marks=() if case in IN_EACH_COMMIT else pytest.mark.long)
+        for case in itertools.product(READING, SEEN)
+    ],
+)
+def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, way, seen):
     """Nothing but the manifest shows that a range is of another record: what is whole here is read on."""
-    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     with serving(versions[0]) as web:
         data = load(web.url, cache_dir=cache, errors="skip")
         info = data.manifest.shards[0]
@@ -406,9 +356,9 @@ def test_replaced_directory_of_the_same_sizes_is_refused(versions, cache, monkey
     assert sorted(again) == list(range(40, 80))
 
 
-def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("always_looks")
+def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path):
     """A run has removed the manifest, and no shard yet: what comes next may be of the new dataset."""
-    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     copied = shutil.copytree(versions[0], tmp_path / "out")
     with serving(copied) as web:
         data = load(web.url, cache_dir=cache)
@@ -421,9 +371,9 @@ def test_directory_that_is_being_replaced_is_refused(versions, cache, tmp_path, 
         assert same(data[0], load(copied)[0])
 
 
-def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("always_looks")
+def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path):
     """The new manifest lists them, with the same checksums."""
-    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     copied = shutil.copytree(versions[0], tmp_path / "out")
     infos = load(copied).manifest.shards
     kept = list(load(copied))[: infos[0].num_records]
@@ -439,10 +389,10 @@ def test_shards_that_a_run_has_kept_are_read_on(versions, cache, tmp_path, monke
         assert same(data[0], kept[0])
 
 
+@pytest.mark.usefixtures("always_looks")
 @pytest.mark.parametrize("way", ["keys", "a key"])
-def test_replaced_index_is_refused(versions, cache, way, caplog, monkeypatch):
+def test_replaced_index_is_refused(versions, cache, way, caplog):
     """It is no damage, of which the log would tell."""
-    monkeypatch.setattr("datamat.readers.remote._CHECK_S", 0)
     with serving(versions[0]) as web:
         data = load(web.url, cache_dir=cache)
         web.folder = versions[1]
@@ -453,8 +403,7 @@ def test_replaced_index_is_refused(versions, cache, way, caplog, monkeypatch):
     assert "repair" not in caplog.text
 
 
-@pytest.mark.parametrize("room", [0, 1])
-@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset"])
+@pytest.mark.parametrize(("name", "room"), [("tfrecord", 0), ("tfrecord.gz", 1), ("parquet", 1), ("webdataset", 0)])
 def test_dataset_may_be_larger_than_the_cache(formats, cache, name, room):
     """A shard that was read makes room for the next one; where none fits, records are read by ranges."""
     expected = load(formats, "train", format=name)
@@ -472,81 +421,6 @@ def test_dataset_may_be_larger_than_the_cache(formats, cache, name, room):
 
     assert copies(cache, ".part") == copies(cache, ".scratch") == []
     assert shuffled == [one["key"] for one in expected.to_numpy(3, shuffle=True, seed=1)]
-
-
-def test_copy_that_a_reader_has_open_does_not_make_room(web, cache):
-    """Another epoch that is short of room goes without."""
-    one, other = load(web.folder, "train").manifest.splits["train"]
-    store = ShardStore(cache, max(one.num_bytes, other.num_bytes) + 100, [one, other])
-    source = RemotePath(web.url)
-    release = store.in_use(store.fetch(one, source / one.file))
-    store.need(1, [other])
-
-    refused = store.fetch_if_it_fits(other, source / other.file)
-    release()
-    fetched = store.fetch_if_it_fits(other, source / other.file)
-
-    assert refused is None
-    assert fetched is not None
-    assert copies(cache) == [fetched.name]
-
-
-def test_offsets_without_room_are_not_kept(web, cache):
-    """They are then fetched each time."""
-    shards = load(web.folder, "val").manifest.splits["val"]
-    limit = sum(info.num_bytes for info in shards)
-
-    for _ in range(2):
-        assert len(read_all(load(web.url, "val", cache_dir=cache, cache_bytes=limit))) == 4
-
-    assert [web.count(info.index_file) for info in shards] == [2, 2]
-    assert [web.count(info.file) for info in shards] == [1, 1]
-
-
-def test_offsets_are_scanned_once(web, cache, monkeypatch):
-    """One shard is all that may be open, but a kept file of offsets is named after its content."""
-    tested = []
-    monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 1)
-    monkeypatch.setattr(records, "_tested", lambda *args, really=records._tested: tested.append(args) or really(*args))
-    data = load(web.url, "train", cache_dir=cache)
-
-    for _ in range(3):
-        list(data), [data[place] for place in (0, -1, 1, -2)]
-
-    assert len(data.files) == 2
-    # What came from the server, and the file that was made of it; the thread that looks ahead may do so, too.
-    assert 2 * 2 <= len(tested) <= 2 * 3
-    assert all(web.count(info.index_file) == 1 for info in data.manifest.splits["train"])
-
-
-def test_offsets_without_room_are_fetched_once_by_each_dataset(web, cache, monkeypatch):
-    """This holds although one shard is all that may be open."""
-    monkeypatch.setattr("datamat.readers.records._MOST_OPEN", 1)
-    shards = load(web.folder, "train").manifest.splits["train"]
-    data = load(web.url, "train", cache_dir=cache, cache_bytes=sum(info.num_bytes for info in shards))
-
-    for _ in range(3):
-        list(data)
-
-    assert [web.count(info.index_file) for info in shards] == [1, 1]
-
-
-@pytest.mark.parametrize("room", [0, 1])
-def test_offsets_without_room_do_not_fill_the_memory(versions, cache, monkeypatch, room):
-    """Those of a few shards stay; the rest is fetched again, whether records come by ranges or with their shard."""
-    shards = load(versions[0]).manifest.shards
-    monkeypatch.setattr(records, "_UNKEPT_BYTES", records._BYTES_PER_OFFSET * max(info.num_records for info in shards))
-    limit = room * max(info.num_bytes for info in shards) + 1000
-
-    with serving(versions[0]) as web:
-        data = load(web.url, cache_dir=cache, cache_bytes=limit)
-        for _ in range(2):
-            assert [sample["key"] for sample in data] == load(versions[0]).keys()
-            arrived()
-
-    kept = data._records.parts[0].reader.records._opener._unkept
-    assert len(kept) < len(shards)
-    assert shards[-1].file in kept
 
 
 @pytest.mark.parametrize("is_remote", [True, False])
@@ -570,8 +444,10 @@ def test_copy_that_others_remove_before_it_is_opened_is_no_damage(web, cache, mo
     assert len(removed) >= 2
 
 
-@pytest.mark.parametrize("fault", [404, 403, 500, "cut", "silence"])
-@pytest.mark.parametrize("ending", [".tfrecord", ".idx", "train.index"])
+@pytest.mark.parametrize(
+    ("ending", "fault"),
+    [(".tfrecord", 404), (".tfrecord", "silence"), (".idx", 500), (".idx", 403), ("train.index", "cut")],
+)
 def test_network_failure_is_reported_and_leaves_nothing(copied, cache, ending, fault):
     """It is no damage, so no record is skipped; the same dataset reads on when the server is back."""
     with serving(copied) as web:
@@ -598,11 +474,11 @@ def test_failures_that_pass_are_survived(copied, cache, ending):
         data = load(web.url, "train", cache_dir=cache)
         one = data[expected[-1]]["key"]
         web.faults[ending] = [502, 504, "cut"]
-        found = read_all(data)
+        found = read_all(data), data.keys()
         arrived()
 
     assert one == expected[-1]
-    assert found == data.keys() == expected
+    assert found == (expected, expected)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -633,56 +509,6 @@ def test_shards_are_fetched_ahead(web, cache):
     assert [sample["key"] for sample in walk] == data.keys()[1:]
 
 
-def test_epoch_that_is_left_fetches_no_more(formats, cache, monkeypatch):
-    """What is on its way arrives; the rest is not asked for."""
-    monkeypatch.setattr("datamat.readers.remote._AT_ONCE", 1)
-    is_left, really = threading.Event(), ShardFetcher._fetch
-
-    def fetch_once_it_is_left(self, info, *others):
-        if info.file != data.manifest.shards[0].file:
-            is_left.wait()
-        really(self, info, *others)
-
-    monkeypatch.setattr(ShardFetcher, "_fetch", fetch_once_it_is_left)
-    with serving(formats) as web:
-        data = load(web.url, format="tfrecord", cache_dir=cache)
-        walk = iter(data)
-        next(walk)
-        walk.close()
-        is_left.set()
-        arrived()
-
-        assert len(copies(cache, ".tfrecord")) < len(data.files)
-
-
-def test_ranges_are_not_written_into_a_copy_that_is_being_made(versions, cache, tmp_path, monkeypatch):
-    """What came with the copy is what is compared with the manifest; a range may be of another version."""
-    monkeypatch.setattr("datamat.readers.remote._NEAR_BYTES", 0)
-    old, new = (load(folder) for folder in versions)
-    info = old.manifest.shards[0]
-    spans = Offsets.from_text((versions[0] / info.index_file).read_text())
-    read_file = functools.partial(get_format("tfrecord").with_features(old.manifest.features).reader, spans=spans)
-    part, download = tmp_path / "part", Download()
-    part.write_bytes(bytes(info.num_bytes))
-    download.watch(part, 0)
-
-    with serving(versions[1]) as web:
-        source = RemotePath(web.url) / info.file
-        store = ShardStore(cache, 1 << 30, [info])
-        reader = RemoteReader(info, source, spans, store, None, read_file, download, None)
-        by_range = old.manifest.features.decode(reader.read(0))
-        untouched = part.read_bytes()
-        part.write_bytes((versions[0] / info.file).read_bytes())
-        download.watch(part, info.num_bytes)
-        of_part = old.manifest.features.decode(reader.read(1))
-
-    assert same(by_range, new[0])
-    assert untouched == bytes(info.num_bytes)
-    assert same(of_part, old[1])
-    assert os.listdir(cache) == []
-    reader.close()
-
-
 def test_record_by_key_is_a_range_of_its_shard(web, copied, cache):
     """Neither the rest of the shard nor another one is fetched."""
     data = load(web.url, "train", cache_dir=cache)
@@ -696,7 +522,7 @@ def test_record_by_key_is_a_range_of_its_shard(web, copied, cache):
     assert [headers["Range"] is not None for headers in asked] == [True]
 
 
-@pytest.mark.parametrize("fault", [403, 500, "cut", None])
+@pytest.mark.parametrize("fault", [403, "cut"])
 def test_secrets_of_url_and_options_are_never_shown(copied, cache, caplog, fault):
     """Neither user and password, nor a signature, nor a token in an error, a log, or the chain of causes."""
     caplog.set_level("DEBUG")
@@ -706,7 +532,7 @@ def test_secrets_of_url_and_options_are_never_shown(copied, cache, caplog, fault
         options = {"headers": {"X-Token": "tok-en-123"}}
         data = load(url, "train", cache_dir=cache, storage_options=options)
         said = [repr(data), str(data.path), repr(data.path), *data.files]
-        web.faults[".tfrecord"] = fault or 404
+        web.faults[".tfrecord"] = fault
         with pytest.raises(OutputError) as failed:
             read_all(data)
 
@@ -719,7 +545,7 @@ def test_secrets_of_url_and_options_are_never_shown(copied, cache, caplog, fault
     assert [secret for secret in secrets if secret in " ".join(said + own)] == []
 
 
-@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("is_given", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_server_that_does_not_answer_times_out(web, cache, monkeypatch, is_given):
     """The limit is a minute unless the options set another."""
     aiohttp = pytest.importorskip("aiohttp")
@@ -741,12 +567,6 @@ def test_server_that_is_down_is_reported(cache):
             load(url, cache_dir=cache)
 
 
-def test_folder_without_manifest_is_reported(web, cache):
-    """The error names the address."""
-    with pytest.raises(OutputError, match=f"{web.url}/index/manifest.json cannot be read: FileNotFoundError"):
-        load(f"{web.url}/index", cache_dir=cache)
-
-
 def test_damaged_manifest_is_refused(web, copied, cache):
     """It is refused as on a local disk."""
     content = (copied / "manifest.json").read_bytes()
@@ -760,9 +580,7 @@ def test_damaged_shard_is_read_as_far_as_it_is_intact(web, copied, cache):
     """As in a local directory: the records that are damaged are skipped, and nothing is fetched for each of them."""
     data = load(web.url, "train", cache_dir=cache, errors="skip")
     info = data.manifest.splits["train"][0]
-    content = bytearray((copied / info.file).read_bytes())
-    content[-1] ^= 1
-    (copied / info.file).write_bytes(content)
+    flip(copied / info.file, -1)
 
     found = [read_all(data) for _ in range(2)]
 
@@ -776,22 +594,6 @@ def test_damaged_shard_is_read_as_far_as_it_is_intact(web, copied, cache):
         data[info.num_records - 1]
 
 
-def test_damaged_shard_that_another_process_fetches_is_read_as_far_as_it_is_intact(web, copied, cache, monkeypatch):
-    """Its copy is waited for, made here when the other process has given up, and refused here, too."""
-    monkeypatch.setattr(ShardStore, "is_being_made", lambda *_: True)
-    data = load(web.url, "train", cache_dir=cache)
-    info = data.manifest.splits["train"][0]
-    content = bytearray((copied / info.file).read_bytes())
-    content[-1] ^= 1
-    (copied / info.file).write_bytes(content)
-
-    found = [data[number]["key"] for number in range(info.num_records - 1)]
-
-    assert found == load(copied, "train").keys()[: info.num_records - 1]
-    with pytest.raises(CorruptDataError, match=f"{web.url}/{info.file}: record {info.num_records - 1} at byte"):
-        data[info.num_records - 1]
-
-
 @pytest.mark.parametrize("name", ["tfrecord", "parquet"])
 def test_damaged_copy_is_fetched_again(formats, cache, name):
     """A disk that lies is no reason to stop, and none to skip a record."""
@@ -800,9 +602,7 @@ def test_damaged_copy_is_fetched_again(formats, cache, name):
         data = load(web.url, "train", format=name, cache_dir=cache, errors="skip")
         read_all(data)
         for path in cache.glob(f"*.{name}"):
-            content = bytearray(path.read_bytes())
-            content[len(content) // 3] ^= 1
-            path.write_bytes(content)
+            flip(path, path.stat().st_size // 3)
         again = load(web.url, "train", format=name, cache_dir=cache, errors="skip")
         found = list(again)
 
@@ -818,16 +618,14 @@ def test_damage_is_reported_under_the_name_of_the_shard(web, copied, cache):
     info = data.manifest.splits["train"][0]
     read_all(data)
     for path in (cache / f"{info.checksum}.tfrecord", copied / info.file):
-        content = bytearray(path.read_bytes())
-        content[40] ^= 1
-        path.write_bytes(content)
+        flip(path, 40)
 
     with pytest.raises(CorruptDataError, match=f"^{web.url}/{info.file}: record 0 ") as failed:
         load(web.url, "train", cache_dir=cache)[0]
     assert str(cache) not in str(failed.value)
 
 
-@pytest.mark.parametrize("content", ["", "0 1\n", "x\n"])
+@pytest.mark.parametrize("content", ["", "0 1\n"])
 def test_damaged_copy_of_offsets_is_replaced(web, copied, cache, content):
     """The shard is not fetched again."""
     data = load(web.url, "train", cache_dir=cache)
@@ -841,16 +639,6 @@ def test_damaged_copy_of_offsets_is_replaced(web, copied, cache, content):
     assert again["key"] == data[3]["key"]
     assert kept.read_text() == (copied / info.index_file).read_text()
     assert web.count(info.file) == 1
-
-
-def test_copy_that_is_gone_is_reported(web, cache, monkeypatch):
-    """Someone may empty the folder at any time: that is no damage, and no record is skipped."""
-    read_all(load(web.url, "train", cache_dir=cache))  # records of a copy that is still under way come by ranges
-    data = load(web.url, "train", cache_dir=cache, errors="skip")
-    monkeypatch.setattr("datamat.readers.cache.ShardStore.fetch", lambda *_: cache / "gone.tfrecord")
-
-    with pytest.raises(OutputError, match=r"gone\.tfrecord: other processes remove it as often"):
-        read_all(data)
 
 
 def test_a_key_costs_the_file_of_hashes_and_its_record(web, copied, cache):
@@ -917,22 +705,12 @@ def test_offsets_of_other_records_are_not_kept(web, copied, cache, which, messag
     assert load(web.url, "train", cache_dir=cache)[0]["key"] == load(copied, "train")[0]["key"]
 
 
-def test_service_is_refused(web, cache):
-    """Its workers would have to read the URL with TensorFlow."""
-    pytest.importorskip("tensorflow")
-
-    with pytest.raises(OptionError, match=f"open the shards themselves, and {web.url}/.* lies behind a URL; copy"):
-        load(web.url, "train", cache_dir=cache).to_tf(4, service="grpc://127.0.0.1:1")
-
-
 @pytest.mark.parametrize(
     ("scheme", "module", "line"),
     [
         ("s3", "s3fs", r"pip install 'datamat\[s3\]'"),
         ("gs", "gcsfs", r"pip install 'datamat\[gs\]'"),
-        ("az", "adlfs", r"pip install 'datamat\[az\]'"),
         ("https", "aiohttp", "pip install 'aiohttp'"),
-        ("smb", "smbprotocol", "smb"),
     ],
 )
 def test_missing_package_is_named(scheme, module, line, tmp_path, monkeypatch):
@@ -963,20 +741,3 @@ def test_nonsense_is_refused(url, options, message, tmp_path, monkeypatch):
 
     with pytest.raises(OptionError, match=message):
         load(url, **options)
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("s3://b/x", True),
-        ("simplecache::s3://b/x", True),
-        ("C:/data", False),
-        ("C://data", False),
-        ("out/s3://b", False),
-        ("", False),
-        (pathlib.Path("out"), False),
-    ],
-)
-def test_urls_are_distinguished_from_paths(path, expected):
-    """A drive letter of Windows is no scheme."""
-    assert is_url(path) is expected

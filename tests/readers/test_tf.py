@@ -1,7 +1,8 @@
-"""`to_tf`: the same values as the numpy reader's, in an order that is known where it should be."""
+"""`to_tf`: the values of the numpy reader, in an order that is known; damage, caches, snapshots and options."""
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import pathlib
@@ -13,20 +14,18 @@ import threading
 import numpy as np
 import pytest
 import small_pairs
-from every_feature import DTYPES, ONE_WORKER, Everything
+from numbered_rows import numbers_of, written
 from open_files import open_files
 from shard_offsets import first_byte
+from web import serving
 
 from datamat import (
     BBoxes,
+    Bytes,
     ClassLabel,
     CorruptDataError,
-    DatasetWriter,
-    Features,
     Image,
-    IndexRow,
-    Mask,
-    Materializer,
+    Json,
     MissingDependencyError,
     OptionError,
     SampleError,
@@ -34,9 +33,17 @@ from datamat import (
     ShardOptions,
     Tensor,
     Text,
+    Timestamp,
+    Tokens,
+    concat,
     load,
+    materialize,
+    mix,
 )
-from datamat.readers.tf.decode import decodes_in_blocks, is_fixed
+from datamat.testing import InlineExecutor
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("tf")]  # a busy machine imports TensorFlow slowly
+DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float64", "complex64"]
 
 
 def keys_of(dataset):
@@ -44,14 +51,28 @@ def keys_of(dataset):
     return [key.decode() for sample in dataset.as_numpy_iterator() for key in np.ravel(sample["key"])]
 
 
-def test_every_feature_has_the_numpy_readers_value(everything):
-    """Its dtype, shape and bits are the same; images are equal to the pixel, JPEG included; text and keys are bytes."""
+def stored(function, count, folder, **options):
+    """Write the samples that a function makes of numbers; return the directory."""
+    materialize(function, range(count), folder, executor=InlineExecutor(), progress=False, **options)
+    return folder
+
+
+def flip(path, place):
+    """Change one bit of a file."""
+    content = bytearray(pathlib.Path(path).read_bytes())
+    content[place] ^= 1
+    pathlib.Path(path).write_bytes(content)
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_every_feature_has_the_numpy_readers_value(tf, everything):
+    """Same dtype, shape and bits, JPEG included; text is bytes. Shapes are known as far as they are declared."""
     data = load(everything)
+    dataset = data.to_tf()
 
-    found = list(data.to_tf().as_numpy_iterator())
-
-    assert len(found) == len(data)
-    for sample, wanted in zip(found, data, strict=True):
+    for sample, wanted in zip(dataset.as_numpy_iterator(), data, strict=True):
         assert sample.keys() == wanted.keys()
         for name, value in wanted.items():
             if isinstance(value, str):
@@ -59,422 +80,54 @@ def test_every_feature_has_the_numpy_readers_value(everything):
             else:
                 assert sample[name].dtype == value.dtype, name
                 assert np.array_equal(sample[name], value), name
+    shapes = {"png": (8, 6, 3), "boxes": (None, 4), "labels": (2,), "open": (None, 2, None), "caption": ()}
+    assert {name: tuple(dataset.element_spec[name].shape) for name in shapes} == shapes
+    assert dataset.element_spec["raw_uint64"].dtype == tf.uint64
 
 
-def test_shapes_are_known_as_far_as_they_are_declared(everything):
-    """Later steps need not guess."""
-    spec = load(everything).to_tf().element_spec
+def test_batches_of_open_shapes_are_ragged(tf, everything):
+    """Boxes, lists and tensors may have any length in each sample; pictures of one size stay dense."""
+    data = load(everything).columns("boxes", "open", "raw_float16", "empty", "png", "labels")
+    batch = next(iter(data.to_tf(4)))
 
-    shapes = {name: tuple(spec[name].shape) for name in ("png", "mask", "boxes", "labels", "open", "empty", "caption")}
-    assert shapes == {
-        "png": (8, 6, 3),
-        "mask": (8, 6),
-        "boxes": (None, 4),
-        "labels": (2,),
-        "open": (None, 2, None),
-        "empty": (None, 0),
-        "caption": (),
+    for name in ("boxes", "open", "raw_float16", "empty"):
+        assert isinstance(batch[name], tf.RaggedTensor), name
+        for row, sample in zip(batch[name], [data[number] for number in range(4)], strict=True):
+            dense = row.to_tensor() if isinstance(row, tf.RaggedTensor) else row
+            assert np.array_equal(dense, sample[name]), name
+    assert batch["png"].shape == (4, 8, 6, 3) and isinstance(batch["labels"], tf.Tensor)
+
+
+def row_of(number):
+    """Return a row of numbers of several types, and text: all shapes are declared."""
+    array = (np.arange(6).reshape(2, 3) + number) % 100
+    values = {dtype: array.astype(dtype) for dtype in DTYPES}
+    return {
+        "caption": f"größer als {number}",
+        "label": number,
+        **{f"scalar_{dtype}": value[1, 2] for dtype, value in values.items()},
+        **{f"list_{dtype}": value for dtype, value in values.items()},
+        **{f"raw_{dtype}": value for dtype, value in values.items()},
     }
-    assert spec["raw_uint64"].dtype.name == "uint64"
 
 
-def test_order_is_that_of_the_positions(pairs):
-    """Without shuffling, this holds in every epoch, over shards and splits."""
-    data = load(pairs)
-    dataset = data.to_tf(batch_size=5)
-
-    assert keys_of(dataset) == keys_of(dataset) == data.keys()
-    assert sorted(keys_of(data.to_tf(deterministic=False))) == sorted(data.keys())
-
-
-@pytest.mark.parametrize(
-    ("options", "batches", "last"),
-    [
-        ({"batch_size": 8}, 8, 4),
-        ({"batch_size": 8, "drop_remainder": True}, 7, 8),
-        ({"batch_size": 60}, 1, 60),
-        ({"batch_size": 1}, 60, 1),
-        ({"batch_size": 100, "drop_remainder": True}, 0, 0),
-    ],
-)
-def test_batches_are_as_requested_and_their_number_is_known(pairs, options, batches, last):
-    """Keras shows a bar of the right length."""
-    dataset = load(pairs, "train").to_tf(**options)
-
-    sizes = [len(batch["key"]) for batch in dataset.as_numpy_iterator()]
-
-    assert int(dataset.cardinality()) == len(sizes) == batches
-    assert all(size == options["batch_size"] for size in sizes[:-1])
-    assert sizes[-1:] == [last] * bool(sizes)
-
-
-def test_single_samples_have_a_known_number(pairs):
-    """This holds for a shuffled, cached and transformed one; a repeated one is endless."""
-    import tensorflow as tf
-
-    val = load(pairs, "val")
-
-    assert int(val.to_tf(shuffle=True, cache=True, transform=lambda sample: sample["key"]).cardinality()) == 4
-    endless = val.to_tf(repeat=True)
-    assert int(endless.cardinality()) == tf.data.INFINITE_CARDINALITY
-    assert keys_of(endless.take(10)) == [*val.keys(), *val.keys(), *val.keys()[:2]]
-
-
-def test_shuffle_decodes_in_blocks_by_its_seed_and_new_in_every_epoch(pairs):
-    """An epoch has all records, in another order each time; the same seed gives the same orders."""
-    train = load(pairs, "train")
-
-    def epochs(**options):
-        dataset = train.to_tf(batch_size=7, shuffle=True, **options)
-        return [keys_of(dataset) for _ in range(3)]
-
-    one, again, other = epochs(seed=3), epochs(seed=3), epochs(seed=4)
-
-    assert one == again
-    assert len({tuple(keys) for keys in [*one, *other, train.keys()]}) == 7
-    assert {tuple(sorted(keys)) for keys in one} == {tuple(sorted(train.keys()))}
-    assert epochs() == epochs(seed=0)
-
-
-def test_window_bounds_how_far_records_move(make_pairs_output, tmp_path):
-    """A number is the size of the window: a record comes at most that many places early."""
-    train = load(make_pairs_output(tmp_path / "out", shards=ShardOptions(num_shards=1)), "train")
-    keys = train.keys()
-
-    assert keys_of(train.to_tf(shuffle=1)) == keys
-    moved = [keys.index(key) - place for place, key in enumerate(keys_of(train.to_tf(shuffle=5, seed=1)))]
-    assert 0 < max(moved) < 5
-    assert max(keys.index(key) - place for place, key in enumerate(keys_of(train.to_tf(shuffle=True, seed=1)))) > 20
-
-
-@pytest.mark.parametrize("options", [{"shuffle": 7}, {"shuffle": 7, "cache": True}, {"shuffle": True}])
-def test_seeds_of_the_program_leave_the_order_alone(pairs, options):
-    """`tf.random.set_seed` decides what the program draws, not the order of `seed=`: another process gets the same."""
-    import tensorflow as tf
-
-    def order():
-        return [keys_of(epoch) for epoch in [load(pairs, "train").to_tf(seed=3, **options)] * 2]
-
-    tf.random.set_seed(1)
-    wanted = order()
-    tf.random.set_seed(2)
-
-    assert order() == wanted
-
-
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_cache_holds_samples_but_no_random_draws(pairs, tmp_path, where):
-    """A second epoch needs no shard; its augmentation and order are drawn again, in a seeded program, too."""
-    import tensorflow as tf
-
-    tf.random.set_seed(1)
-    generator = tf.random.Generator.from_seed(5)
-
-    output = tmp_path / "out"
-    output.mkdir()
-    for path in pairs.iterdir():
-        if path.is_file():
-            (output / path.name).write_bytes(path.read_bytes())
-    data = load(output, "val")
-    cache = True if where == "memory" else str(tmp_path / "cache")
-    transform = lambda sample: {**sample, "draw": generator.uniform(())}  # noqa: E731
-
-    dataset = data.to_tf(shuffle=True, cache=cache, transform=transform)
-    first = list(dataset.as_numpy_iterator())
-    for path in data.files:
-        with open(path, "wb"):
-            pass  # emptied
-    later = [list(dataset.as_numpy_iterator()) for _ in range(6)]
-
-    assert all(sorted(sample["key"] for sample in epoch) == sorted(s["key"] for s in first) for epoch in later)
-    assert len({sample["draw"].item() for epoch in [first, *later] for sample in epoch}) == 28
-    assert len({tuple(sample["key"] for sample in epoch) for epoch in later}) > 1
-    assert bool(list(tmp_path.glob("cache*"))) == (where == "disk")
-
-
-def test_transform_sees_single_samples(pairs):
-    """They reach it before they are batched; it may return any sample."""
-    batch = next(
-        load(pairs, "train")
-        .to_tf(batch_size=6, transform=lambda sample: (sample["image"][:12], sample["mask"][..., None]))
-        .as_numpy_iterator()
-    )
-
-    assert [part.shape for part in batch] == [(6, 12, 32, 3), (6, 24, 32, 1)]
-    assert np.array_equal(batch[0][4], load(pairs, "train")[4]["image"][:12])
-
-
-def test_gzip_shards_are_read(make_pairs_output, pairs, tmp_path):
-    """They give the same records in the same order."""
-    packed = load(make_pairs_output(tmp_path / "out", format="tfrecord.gz"))
-
-    assert keys_of(packed.to_tf()) == load(pairs).keys()
-    assert np.array_equal(next(packed.to_tf().as_numpy_iterator())["image"], packed[0]["image"])
-
-
-def test_models_train_on_it(pairs):
-    """Keras' own loop runs over two epochs."""
-    import tensorflow as tf
-
-    pick = lambda sample: (tf.cast(sample["image"], tf.float32) / 255, sample["mask"])  # noqa: E731
-    dataset = load(pairs, "train").to_tf(batch_size=20, shuffle=True, seed=1, cache=True, transform=pick)
-    model = tf.keras.Sequential([tf.keras.Input((24, 32, 3)), tf.keras.layers.Conv2D(len(small_pairs.NAMES), 1)])
-    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-
-    history = model.fit(dataset, epochs=2, verbose=0, shuffle=False)
-
-    assert np.isfinite(history.history["loss"]).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0; want 1 or more, or None"),
-        ({"batch_size": -3}, "batch_size is -3; want 1 or more"),
-        ({"batch_size": 2.5}, "batch_size is 2.5; want 1 or more"),
-        ({"shuffle": 0}, "shuffle is 0; want True, False or the size of the window"),
-        ({"shuffle": -1}, "shuffle is -1; want True"),
-        ({"shuffle": "yes"}, "shuffle is 'yes'; want True"),
-        ({"snapshot": ""}, "snapshot is ''; want the path of a folder"),
-        ({"snapshot": True}, "snapshot is True; want the path of a folder"),
-    ],
-)
-def test_options_are_checked(pairs, options, message):
-    """The error comes when the dataset is made, not in the middle of training."""
-    with pytest.raises(OptionError, match=message):
-        load(pairs).to_tf(**options)
-
-
-@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "cache": True, "shuffle": True}])
-def test_next_batches_are_prefetched(pairs, options):
-    """After all that takes time. What it hides shows only on a clock, so the test looks for the step itself."""
-    step = load(pairs, "train").to_tf(**options)
-    while type(step).__name__ in ("_OptionsDataset", "_VariantDataset", "_AssertCardinalityDataset"):
-        step = step.made_of[0] if hasattr(step, "made_of") else step._input_dataset
-    if type(step).__name__ == "_DirectedInterleaveDataset":  # of what holds the state of the shuffles
-        step = step._data_inputs[0]
-    assert type(step).__name__ == "_PrefetchDataset"
-
-
-def test_epoch_does_not_wait_for_the_autotuner(pairs):
-    """Every other one did, for up to as long as it had taken; what does not run need not be waited for."""
-    assert load(pairs, "train").to_tf().options().autotune.enabled is False
-
-
-def test_formats_that_tensorflow_does_not_read_come_through_python(make_pairs_output, pairs, tmp_path):
-    """Values, types and shapes are the same; order, cache and shuffle are as for TFRecord."""
-    other = load(make_pairs_output(tmp_path / "out", format="parquet"), "train")
-    native = load(pairs, "train")
-
-    assert other.to_tf().element_spec == native.to_tf().element_spec
-    assert keys_of(other.to_tf(batch_size=7)) == native.keys()
-    first = next(other.to_tf(batch_size=4).as_numpy_iterator())
-    assert np.array_equal(first["image"][3], native[3]["image"])
-    for options in ({}, {"cache": True}):
-        shuffled = other.to_tf(shuffle=True, **options)
-        epochs = [keys_of(shuffled) for _ in range(3)]
-        assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(native.keys()))}
-        assert len({tuple(epoch) for epoch in [*epochs, native.keys()]}) == 4
-    assert keys_of(other.to_tf(shuffle=True, seed=2)) == keys_of(other.to_tf(shuffle=True, seed=2))
-
-
-def test_no_file_stays_open_behind_an_epoch(make_pairs_output, tmp_path):
-    """TensorFlow keeps the function that a generator came from, and with it the dataset, until the process ends."""
-    output = make_pairs_output(tmp_path / "out", format="parquet")
-
-    for _ in range(3):
-        assert len(keys_of(load(output, "train").to_tf(batch_size=7))) == 60
-        next(load(output, "train").to_tf(batch_size=7).as_numpy_iterator())
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("datamat-read"):
-            thread.join()
-
-    assert not open_files(output)
-
-
-def damaged(pairs, folder):
-    """Return a copy of a directory with one bit of the first record changed."""
-    output = shutil.copytree(pairs, folder)
-    with open(load(output, "train").files[0], "r+b") as file:
-        file.seek(200)
-        value = file.read(1)[0]
-        file.seek(200)
-        file.write(bytes([value ^ 1]))
-    return output
-
-
-@pytest.mark.parametrize("format_name", ["tfrecord", "tfrecord.gz"])
-@pytest.mark.parametrize("options", [{}, {"batch_size": 8, "shuffle": True}, {"cache": True}])
-def test_damaged_record_is_an_error_that_names_it(make_pairs_output, tmp_path, format_name, options):
-    """The error gives file, record and key, which TensorFlow's own error lacks."""
-    import tensorflow as tf
-
-    whole = make_pairs_output(tmp_path / "whole", format=format_name)
-    data = load(damaged(whole, tmp_path / "damaged"), "train")
-    name, key = pathlib.Path(data.files[0]).name, re.escape(data.keys()[0])
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{name}: record 0 [^\n]*\(key '{key}'\)"):
-        list(data.to_tf(**options))
-
-
-def test_table_that_is_damaged_is_an_error_that_names_the_record(tmp_path):
-    """This holds where rows are decoded a batch at a time."""
-    import tensorflow as tf
-
-    data = table(tmp_path / "out")
-    offset = first_byte(data.files[1], 7)
-    with open(data.files[1], "r+b") as file:
-        file.seek(offset + 20)
-        value = file.read(1)[0]
-        file.seek(offset + 20)
-        file.write(bytes([value ^ 1]))
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tfrecord: record 7 .*damaged"):
-        list(data.to_tf(16))
-
-
-def test_shard_of_another_length_is_refused(pairs, tmp_path):
-    """It may be cut off between two records, which TensorFlow does not notice, or have more behind its end."""
-    cut = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
-    os.truncate(cut.files[-1], 0)
-    longer = load(shutil.copytree(pairs, tmp_path / "longer"), "train")
-    with open(longer.files[0], "ab") as file:
-        file.write(pathlib.Path(longer.files[1]).read_bytes())
-
-    for data, file in ((cut, cut.files[-1]), (longer, longer.files[0])):
-        with pytest.raises(
-            CorruptDataError, match=f"{re.escape(file)} has [0-9]+ bytes, the manifest says [^;]+; remove"
-        ):
-            data.to_tf(8)
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        (
-            lambda sample: {**sample, "more": 1},
-            "beside the samples that were looked at first, it lacks more; return the same fields for every sample",
-        ),
-        (
-            lambda sample: {**sample, "image": sample["image"].ravel()},
-            "in another sample; tf.data wants one dtype and one number of dimensions: return the same for every",
-        ),
-    ],
-    ids=["fields", "shape"],
-)
-def test_samples_that_differ_are_refused(pairs, changed, told):
-    """Those that are looked at first are enough to know it."""
-    data = load(pairs, "train")
-    last = data[len(data) - 1]["key"]
-
-    with pytest.raises(SampleError, match=told):
-        data.map(lambda sample: sample if sample["key"] == last else changed(sample)).to_tf(4)
-
-
-def test_service_that_would_need_python_is_refused(pairs):
-    """Its workers have none."""
-    with pytest.raises(
-        OptionError, match="have no Python, which plans pad, bucket, pack, collate_fn and ranks; read these"
-    ):
-        load(pairs, "train").to_tf(4, service="grpc://localhost:1", collate_fn=lambda samples: samples)
-
-
-def test_shard_that_is_cut_off_later_is_an_error(pairs, tmp_path):
-    """It is cut between the creation of the dataset and its reading, at the boundary of two records."""
-    import tensorflow as tf
-
-    data = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
-    dataset = data.to_tf(1)
-    os.truncate(data.files[0], first_byte(data.files[0], 3))
-
-    records = dataset.as_numpy_iterator()
-
-    assert [next(records)["key"].item().decode() for _ in range(3)] == data.keys()[:3]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(pathlib.Path(data.files[0]).name)):
-        next(records)
-
-
-@pytest.mark.parametrize("shuffle", [False, 64])
-def test_rows_that_are_gone_from_the_end_of_a_shard_are_an_error(tmp_path, shuffle):
-    """Where many travel together, the error comes at the end of their shard, not of the epoch."""
-    import tensorflow as tf
-
-    data = table(tmp_path / "out")
-    dataset = data.to_tf(16, shuffle=shuffle)
-    os.truncate(data.files[0], first_byte(data.files[0], 71))
-    found = []
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(pathlib.Path(data.files[0]).name)):
-        found.extend(batch["key"] for batch in dataset.as_numpy_iterator())
-
-    assert sum(map(len, found)) == 64 or shuffle
-
-
-def test_damaged_record_is_skipped_and_counted(pairs, tmp_path):
-    """It is where the dataset was loaded so; the workers of a service never skip one."""
-    data = load(damaged(pairs, tmp_path / "out"), "train", errors="skip")
-
-    assert keys_of(data.to_tf(batch_size=8)) == data.keys()[1:]
-    assert data.num_skipped == 1
-    assert [len(batch["key"]) for batch in data.to_tf(batch_size=8).as_numpy_iterator()] == [*[8] * 7, 3]
-    with pytest.raises(OptionError, match="a service cannot skip damaged records"):
-        data.to_tf(service="grpc://localhost:5000")
-
-
-def test_missing_tensorflow_is_named(pairs, monkeypatch):
-    """The error has the line that installs it."""
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-
-    with pytest.raises(MissingDependencyError, match="to_tf needs the package tensorflow; install it with"):
-        load(pairs).to_tf()
-
-
-def table(folder, **options):
-    """Write 300 rows of numbers, text and small arrays: nothing whose shape is not declared."""
-    Materializer(Table(), None, folder, shards=ShardOptions(num_shards=3), workers=ONE_WORKER, **options).run(
-        progress=False
-    )
-    return load(folder)
-
-
-class Table(DatasetWriter):
-    """Rows with every type of number."""
-
-    name = "table"
-    features = Features(
-        {
-            "caption": Text(),
-            "label": ClassLabel(num_classes=300),
-            "labels": ClassLabel(num_classes=9, shape=(2,)),
-            **{f"scalar_{dtype}": Scalar(dtype) for dtype in DTYPES},
-            **{f"list_{dtype}": Tensor((2, 3), dtype) for dtype in DTYPES},
-            **{f"raw_{dtype}": Tensor((2, 3), dtype, "raw") for dtype in DTYPES},
-        }
-    )
-
-    def index(self, source):
-        return [IndexRow(f"row{number:03d}", fields={"number": number}) for number in range(300)]
-
-    def read(self, row):
-        number = int(row.fields["number"])
-        array = (np.arange(6).reshape(2, 3) + number) % 100
-        values = {dtype: array.astype(dtype) for dtype in DTYPES}
-        return {
-            "caption": f"größer als {number}",
-            "label": number,
-            "labels": [number % 9, 1],
-            **{f"scalar_{dtype}": value[1, 2] for dtype, value in values.items()},
-            **{f"list_{dtype}": value for dtype, value in values.items()},
-            **{f"raw_{dtype}": value for dtype, value in values.items()},
-        }
-
-
-def test_rows_decoded_in_blocks_equal_those_decoded_alone(tmp_path):
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """300 such rows in three shards. Read only."""
+    features = {
+        "caption": Text(),
+        "label": ClassLabel(num_classes=300),
+        **{f"scalar_{dtype}": Scalar(dtype) for dtype in DTYPES},
+        **{f"list_{dtype}": Tensor((2, 3), dtype) for dtype in DTYPES},
+        **{f"raw_{dtype}": Tensor((2, 3), dtype, "raw") for dtype in DTYPES},
+    }
+    folder = tmp_path_factory.mktemp("table") / "out"
+    return stored(row_of, 300, folder, features=features, shards=ShardOptions(num_shards=3))
+
+
+def test_rows_decoded_in_blocks_equal_those_decoded_alone(table):
     """Values, types, shapes and order are the same, also where they are repeated, shuffled, or without the rest."""
-    data = table(tmp_path / "out")
-    assert decodes_in_blocks(data.features)
-
+    data = load(table)
     blocks = data.to_tf(7)
     singles = data.to_tf(7, transform=lambda sample: sample)
 
@@ -482,49 +135,41 @@ def test_rows_decoded_in_blocks_equal_those_decoded_alone(tmp_path):
     assert int(blocks.cardinality()) == 43
     for block, single in zip(blocks.as_numpy_iterator(), singles.as_numpy_iterator(), strict=True):
         assert all(np.array_equal(block[name], single[name]) for name in data.features), block["key"]
-    shuffled = keys_of(data.to_tf(7, shuffle=True, seed=1))
+    narrow = data.columns("caption")
+    shuffled = keys_of(narrow.to_tf(7, shuffle=True, seed=1))
     assert sorted(shuffled) == sorted(data.keys()) and shuffled != data.keys()
-    assert keys_of(data.to_tf(200, repeat=True).take(3))[:600] == [*data.keys(), *data.keys()]
-    assert len(keys_of(data.to_tf(7, drop_remainder=True))) == 294
+    assert keys_of(narrow.to_tf(200, repeat=True).take(3))[:600] == [*data.keys(), *data.keys()]
+    assert len(keys_of(narrow.to_tf(7, drop_remainder=True))) == 294
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [*(Everything.features[name] for name in ("open", "empty")), Tensor((2, None)), Mask(), Image((8, None, 3))],
-)
-def test_values_that_vary_beyond_their_length_are_not_decoded_in_blocks(feature):
-    """One such field is enough."""
-    assert not decodes_in_blocks(Features({"key": Text(), "field": feature}))
+def lists_of(number):
+    """Return lists of several types of number, stored as numbers and as bytes, some of them empty; boxes, a picture."""
+    rng = np.random.default_rng(number)
+    sizes = iter(rng.integers(0, 4, 2 + 2 * len(DTYPES)))
+    corners = np.sort(rng.random((next(sizes), 2, 2), np.float32), 1)
+    return {
+        "picture": rng.integers(0, 256, (4, 5, 3), np.uint8),
+        "boxes": corners.reshape(-1, 4),
+        "labels": rng.integers(0, 9, next(sizes)),
+        **{f"list_{dtype}": rng.integers(0, 2, next(sizes)).astype(dtype) for dtype in DTYPES},
+        **{f"raw_{dtype}": rng.integers(0, 2, (next(sizes), 2, 3)).astype(dtype) for dtype in DTYPES},
+    }
 
 
-class Lists(DatasetWriter):
-    """Lists of every type of number, stored as numbers and as bytes, some of them empty; boxes, labels, a picture."""
-
-    name = "lists"
-    features = Features(
-        {
-            "picture": Image((4, 5, 3)),
-            "boxes": BBoxes(),
-            "labels": ClassLabel(num_classes=9, shape=(None,)),
-            **{f"list_{dtype}": Tensor((None,), dtype) for dtype in DTYPES},
-            **{f"raw_{dtype}": Tensor((None, 2, 3), dtype, "raw") for dtype in DTYPES},
-        }
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory):
+    """40 such rows in three formats. Read only."""
+    features = {
+        "picture": Image((4, 5, 3)),
+        "boxes": BBoxes(),
+        "labels": ClassLabel(num_classes=9, shape=(None,)),
+        **{f"list_{dtype}": Tensor((None,), dtype) for dtype in DTYPES},
+        **{f"raw_{dtype}": Tensor((None, 2, 3), dtype, "raw") for dtype in DTYPES},
+    }
+    options = {"features": features, "shards": ShardOptions(num_shards=3)}
+    return stored(
+        lists_of, 40, tmp_path_factory.mktemp("lists") / "out", format=["tfrecord", "tfrecord.gz", "parquet"], **options
     )
-
-    def index(self, source):
-        return [IndexRow(f"row{number:02d}", fields={"number": number}) for number in range(40)]
-
-    def read(self, row):
-        rng = np.random.default_rng(int(row.fields["number"]))
-        sizes = iter(rng.integers(0, 4, 2 + 2 * len(DTYPES)))
-        corners = np.sort(rng.random((next(sizes), 2, 2), np.float32), 1)
-        return {
-            "picture": rng.integers(0, 256, (4, 5, 3), np.uint8),
-            "boxes": corners.reshape(-1, 4),
-            "labels": rng.integers(0, 9, next(sizes)),
-            **{f"list_{dtype}": rng.integers(0, 2, next(sizes)).astype(dtype) for dtype in DTYPES},
-            **{f"raw_{dtype}": rng.integers(0, 2, (next(sizes), 2, 3)).astype(dtype) for dtype in DTYPES},
-        }
 
 
 def rows_of(value):
@@ -535,14 +180,18 @@ def rows_of(value):
     return list(value.numpy())
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet"])
-@pytest.mark.parametrize("options", [{}, {"drop_remainder": True}, {"repeat": True}, {"shuffle": 5}])
-def test_lists_decoded_in_blocks_are_those_of_single_samples(tmp_path, name, options):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tfrecord", {}),
+        pytest.param("tfrecord", {"shuffle": 5}, marks=pytest.mark.long),
+        pytest.param("tfrecord.gz", {"drop_remainder": True}, marks=pytest.mark.long),
+        pytest.param("parquet", {"repeat": True}, marks=pytest.mark.long),
+    ],
+)
+def test_lists_decoded_in_blocks_are_those_of_single_samples(lists, name, options):
     """They are ragged tensors of the same types, which a transform of single samples gives as well."""
-    shards = ShardOptions(num_shards=3)
-    Materializer(Lists(), None, tmp_path, shards=shards, workers=ONE_WORKER, format=name).run(progress=False)
-    data = load(tmp_path)
-    assert decodes_in_blocks(data.features) and not is_fixed(data.features)
+    data = load(lists, format=name)
 
     batches = data.to_tf(7, **options)
     singles = data.to_tf(7, transform=lambda sample: sample, **options)
@@ -561,91 +210,386 @@ def test_lists_decoded_in_blocks_are_those_of_single_samples(tmp_path, name, opt
             assert value.dtype == expected[field].dtype and np.array_equal(value, expected[field]), field
 
 
-def test_batches_of_open_shapes_are_ragged(everything):
-    """Boxes, lists and tensors may have any length in each sample; pictures of one size stay dense."""
-    import tensorflow as tf
-
-    data = load(everything)
-    batch = next(iter(data.to_tf(4)))
-
-    for name in ("boxes", "open", "raw_float16", "empty"):
-        assert isinstance(batch[name], tf.RaggedTensor), name
-        for row, sample in zip(batch[name], [data[number] for number in range(4)], strict=True):
-            dense = row.to_tensor() if isinstance(row, tf.RaggedTensor) else row
-            assert np.array_equal(dense, sample[name]), name
-    assert batch["png"].shape == (4, 8, 6, 3) and isinstance(batch["labels"], tf.Tensor)
+NOON = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
+MICROSECONDS = int(NOON.timestamp()) * 1_000_000
 
 
-def test_snapshot_serves_later_programs_without_the_shards(pairs, tmp_path):
+def odd_sample(number):
+    """Return a sample with bytes, JSON, a time and tokens; the JSON of the first two could be taken for numbers."""
+    info = number if number < 2 else {"b": [number, None], "a": {"text": "größe"}}
+    taken = NOON + datetime.timedelta(microseconds=number)
+    return {"n": number, "blob": b"\xff\0" * number, "info": info, "taken": taken, "x": np.arange(number)}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Twenty such samples in two formats. Read only."""
+    features = {
+        "n": Scalar("int64"),
+        "blob": Bytes(),
+        "info": Json(),
+        "taken": Timestamp(tz="UTC"),
+        "x": Tokens(vocab_size=50_257),
+    }
+    return stored(
+        odd_sample, 20, tmp_path_factory.mktemp("odd") / "out", features=features, format=["tfrecord", "parquet"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "transform"),
+    [
+        ("tfrecord", None, None),
+        ("tfrecord", 4, lambda sample: sample),
+        ("parquet", 4, None),
+        ("parquet", None, lambda sample, rng: sample),
+        pytest.param("tfrecord", 4, None, marks=pytest.mark.long),
+        pytest.param("tfrecord", 4, lambda sample, rng: sample, marks=pytest.mark.long),
+    ],
+)
+def test_bytes_json_times_and_tokens_have_tensors(tf, odd, name, batch_size, transform):
+    """JSON is its text, a time a number of microseconds; tokens are ragged and keep their dtype."""
+    found = list(load(odd, format=name).to_tf(batch_size, transform=transform))
+
+    rows = [[row[field] for field in ("n", "blob", "info", "taken", "x")] for row in found]
+    if batch_size:
+        rows = [row for batch in rows for row in zip(*batch, strict=True)]
+    rows = sorted(([value.numpy() for value in row] for row in rows), key=lambda row: row[0])
+    assert [row[1] for row in rows] == [b"\xff\0" * number for number in range(20)]
+    assert [row[2] for row in rows][1:3] == [b"1", '{"a":{"text":"größe"},"b":[2,null]}'.encode()]
+    assert [row[3] for row in rows] == [MICROSECONDS + number for number in range(20)]
+    assert [row[4].tolist() for row in rows] == [[*range(number)] for number in range(20)]
+    assert {row[4].dtype for row in rows} == {np.dtype("uint16")}
+
+
+def test_python_transforms_see_the_values_of_load(odd):
+    """They may look into JSON and count with times, and put arrays in their places."""
+
+    def measured(sample, rng):
+        assert sample["taken"].dtype == "datetime64[us]"
+        assert type(sample["blob"]) is bytes
+        info = sample["info"] if isinstance(sample["info"], int) else sample["info"]["b"][0]
+        return {"key": sample["key"], "info": np.int64(info), "taken": sample["taken"] + np.timedelta64(1, "s")}
+
+    found = list(load(odd).to_tf(transform=measured).as_numpy_iterator())
+
+    rows = sorted((int(row["info"]), int(row["taken"])) for row in found)
+    assert rows == [(number, MICROSECONDS + 1_000_000 + number) for number in range(20)]
+
+
+def test_views_are_read(tmp_path):
+    """Each record of the view once in each epoch; functions of `map` may change fields and dtypes."""
+    a, b = written(tmp_path / "a", 0, 23, 3), written(tmp_path / "b", 100, 11, 2, "parquet")
+    changed = concat([a.take(3), b]).map(lambda s: {"number": float(s["number"]), "word": s["word"] + "!"})
+    views = [a.select([5, 3, 3, 1]), mix({a: 0.7, b: 0.3}, seed=1).columns("number"), changed]
+    for view, size in zip(views, (4, None, 4), strict=True):
+        found = [number for one in view.to_tf(size) for number in np.atleast_1d(one["number"].numpy())]
+        assert found == [sample["number"] for sample in view]
+    shuffled = [number for batch in changed.to_tf(4, shuffle=True, seed=1) for number in batch["number"].numpy()]
+    assert sorted(shuffled) == sorted(numbers_of(changed)) and shuffled != numbers_of(changed)
+
+
+def test_directory_behind_a_url_is_read(pairs, tmp_path):
+    """TensorFlow does not read URLs on its own; the workers of a service would have to."""
+    pytest.importorskip("aiohttp")
+    with serving(pairs) as web:
+        data = load(web.url, "val", cache_dir=tmp_path)
+        found = list(data.to_tf().as_numpy_iterator())
+
+        with pytest.raises(OptionError, match=f"{web.url}/.* behind a URL; copy"):
+            data.to_tf(4, service="grpc://127.0.0.1:1")
+
+    for sample, wanted in zip(found, load(pairs, "val"), strict=True):
+        assert sample["key"].decode() == wanted["key"]
+        assert np.array_equal(sample["image"], wanted["image"])
+
+
+# ---------------------------------------------------------------- order and batches
+
+
+def test_order_is_that_of_the_positions(pairs):
+    """Without shuffling, this holds in every epoch, over shards and splits."""
+    data = load(pairs)
+    dataset = data.to_tf(batch_size=5)
+
+    assert keys_of(dataset) == keys_of(dataset) == data.keys()
+    assert sorted(keys_of(data.to_tf(deterministic=False))) == sorted(data.keys())
+
+
+def test_batches_are_as_requested_and_their_number_is_known(tf, pairs):
+    """Keras shows a bar of the right length; a repeated dataset is endless."""
+    train, val = load(pairs, "train"), load(pairs, "val")
+    for options, sizes in (
+        ({"batch_size": 8}, [*[8] * 7, 4]),
+        ({"batch_size": 8, "drop_remainder": True}, [8] * 7),
+        ({"batch_size": 100, "drop_remainder": True}, []),
+    ):
+        dataset = train.to_tf(**options)
+        assert [len(batch["key"]) for batch in dataset.as_numpy_iterator()] == sizes
+        assert int(dataset.cardinality()) == len(sizes)
+    assert int(val.to_tf(shuffle=True, cache=True, transform=lambda sample: sample["key"]).cardinality()) == 4
+    endless = val.to_tf(repeat=True)
+    assert int(endless.cardinality()) == tf.data.INFINITE_CARDINALITY
+    assert keys_of(endless.take(10)) == [*val.keys(), *val.keys(), *val.keys()[:2]]
+
+
+def test_shuffle_is_known_by_its_seed_and_new_in_every_epoch(pairs):
+    """An epoch has all records, in another order each time; the same seed gives the same orders."""
+    train = load(pairs, "train")
+
+    def epochs(**options):
+        dataset = train.to_tf(batch_size=7, shuffle=True, **options)
+        return [keys_of(dataset) for _ in range(3)]
+
+    one, again, other = epochs(seed=3), epochs(seed=3), epochs(seed=4)
+
+    assert one == again
+    assert len({tuple(keys) for keys in [*one, *other, train.keys()]}) == 7
+    assert {tuple(sorted(keys)) for keys in one} == {tuple(sorted(train.keys()))}
+
+
+def test_window_bounds_how_far_records_move(tmp_path):
+    """A number is the size of the window: a record comes at most that many places early."""
+    data = written(tmp_path, 0, 60, 1)
+    keys = data.keys()
+
+    assert keys_of(data.to_tf(shuffle=1)) == keys
+    moved = [keys.index(key) - place for place, key in enumerate(keys_of(data.to_tf(shuffle=5, seed=1)))]
+    assert 0 < max(moved) < 5
+    assert max(keys.index(key) - place for place, key in enumerate(keys_of(data.to_tf(shuffle=True, seed=1)))) > 20
+
+
+def test_models_train_on_it(tf, pairs):
+    """Keras' own loop runs over two epochs; for ranks, which do not know their number of steps, `to_numpy` does."""
+    train, options = load(pairs, "train"), {"batch_size": 10, "shuffle": True, "as_supervised": ("image", "mask")}
+    layers = [tf.keras.layers.Rescaling(1 / 255), tf.keras.layers.Conv2D(len(small_pairs.NAMES), 1)]
+    model = tf.keras.Sequential([tf.keras.Input((24, 32, 3)), *layers])
+    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    steps = len(train.to_numpy(10, rank=0, world_size=2))
+
+    whole = model.fit(train.to_tf(**options, cache=True), epochs=2, verbose=0, shuffle=False)
+    ranked = train.to_tf(**options, rank=0, world_size=2, repeat=True)
+    part = model.fit(ranked, epochs=2, steps_per_epoch=steps, verbose=0, shuffle=False)
+
+    assert steps == 3
+    assert np.isfinite([*whole.history["loss"], *part.history["loss"]]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"shuffle": 0}, "shuffle"),
+        ({"shuffle": "yes"}, "shuffle"),
+        ({"snapshot": ""}, "snapshot"),
+        ({"snapshot": True}, "snapshot"),
+        ({"rank": 1}, "rank is 1 and world_size is None"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
+        ({"rank": 0, "world_size": 1, "cache": True}, "cache or snapshot together with world_size"),
+        ({"rank": 0, "world_size": 1, "static_transform": dict}, "static_transform together with world_size"),
+        ({"rank": 0, "world_size": 1, "deterministic": False}, "deterministic=False together with world_size"),
+        ({"rank": 0, "world_size": 1, "service": "grpc://localhost:1"}, "have no Python"),
+        ({"collate_fn": list, "service": "grpc://localhost:1"}, "have no Python"),
+        ({"service": "localhost:5000"}, "grpc://HOST:PORT"),
+        ({"service": "grpc://h:70000"}, "grpc://HOST:PORT"),
+        ({"service": 5}, "grpc://HOST:PORT"),
+        ({"service": "grpc://h:1", "cache": True}, "service together with cache"),
+        ({"service": "grpc://h:1", "snapshot": "folder"}, "service together with cache or snapshot"),
+        ({"service": "grpc://h:1", "job": ""}, "job is ''"),
+        ({"job": "night"}, "there is no service"),
+    ],
+)
+def test_options_are_checked(pairs, options, word):
+    """The error comes when the dataset is made, not in the middle of training."""
+    with pytest.raises(OptionError, match=word):
+        load(pairs).to_tf(**{"batch_size": 4, **options})
+
+
+def test_epoch_does_not_wait_for_the_autotuner(pairs):
+    """Every other epoch did, for up to as long as it had taken."""
+    assert load(pairs, "train").to_tf().options().autotune.enabled is False
+
+
+def test_no_file_stays_open_behind_an_epoch(formats):
+    """TensorFlow keeps the function that a generator came from, and with it the dataset, until the process ends."""
+    for _ in range(3):
+        assert len(keys_of(load(formats, "train", format="parquet").to_tf(batch_size=7))) == 60
+        next(load(formats, "train", format="parquet").to_tf(batch_size=7).as_numpy_iterator())
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("datamat-read"):
+            thread.join()
+
+    assert not open_files(formats)
+
+
+def test_missing_tensorflow_is_named(pairs, monkeypatch):
+    """The error has the line that installs it."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+
+    with pytest.raises(MissingDependencyError, match="tensorflow; install it with"):
+        load(pairs).to_tf()
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize(
+    ("format_name", "options"),
+    [("tfrecord", {}), ("tfrecord", {"cache": True}), ("tfrecord.gz", {"batch_size": 8, "shuffle": True})],
+)
+def test_damaged_record_is_an_error_that_names_it(tf, formats, tmp_path, format_name, options):
+    """The error gives file, record and key, which TensorFlow's own error lacks."""
+    data = load(shutil.copytree(formats, tmp_path / "out"), "train", format=format_name)
+    flip(data.files[0], 200)
+    name, key = pathlib.Path(data.files[0]).name, re.escape(data.keys()[0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{name}: record 0 [^\n]*\(key '{key}'\)"):
+        list(data.to_tf(**options))
+
+
+def test_damaged_row_of_a_block_is_named(tf, table, tmp_path):
+    data = load(shutil.copytree(table, tmp_path / "out"))
+    flip(data.files[1], first_byte(data.files[1], 7) + 20)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tfrecord: record 7 .*damaged"):
+        list(data.to_tf(16))
+
+
+def test_damaged_record_is_skipped_and_counted(copied):
+    """Where the dataset was loaded so; the workers of a service never skip one."""
+    data = load(copied, "train", errors="skip")
+    flip(data.files[0], 200)
+
+    assert keys_of(data.to_tf(batch_size=8)) == data.keys()[1:]
+    assert data.num_skipped == 1
+    with pytest.raises(OptionError, match="a service cannot skip damaged records"):
+        data.to_tf(service="grpc://localhost:5000")
+
+
+def test_shard_of_another_length_is_refused(pairs, tmp_path):
+    """It may be cut off between two records, which TensorFlow does not notice, or have more behind its end."""
+    cut = load(shutil.copytree(pairs, tmp_path / "cut"), "train")
+    os.truncate(cut.files[-1], 0)
+    longer = load(shutil.copytree(pairs, tmp_path / "longer"), "train")
+    with open(longer.files[0], "ab") as file:
+        file.write(pathlib.Path(longer.files[1]).read_bytes())
+
+    for data, file in ((cut, cut.files[-1]), (longer, longer.files[0])):
+        with pytest.raises(CorruptDataError, match=f"{re.escape(file)} has [0-9]+ bytes, the manifest says"):
+            data.to_tf(8)
+
+
+@pytest.mark.parametrize("shuffle", [False, 64])
+def test_rows_that_are_gone_later_are_an_error(tf, table, tmp_path, shuffle):
+    """The shard is cut at the boundary of two records; the error comes at its end, not at that of the epoch."""
+    data = load(shutil.copytree(table, tmp_path / "out"))
+    dataset = data.to_tf(16, shuffle=shuffle)
+    os.truncate(data.files[0], first_byte(data.files[0], 71))
+    found = []
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(pathlib.Path(data.files[0]).name)):
+        found.extend(batch["key"] for batch in dataset.as_numpy_iterator())
+
+    assert sum(map(len, found)) == 64 or shuffle
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (lambda sample: {**sample, "more": 1}, "lacks more; return the same fields for every sample"),
+        (lambda sample: {**sample, "image": sample["image"].ravel()}, "one number of dimensions: return the same"),
+    ],
+    ids=["fields", "shape"],
+)
+def test_samples_that_differ_are_refused(pairs, changed, told):
+    """Those that are looked at first are enough to know it."""
+    data = load(pairs, "train")
+    last = data[len(data) - 1]["key"]
+
+    with pytest.raises(SampleError, match=told):
+        data.map(lambda sample: sample if sample["key"] == last else changed(sample)).to_tf(4)
+
+
+# ---------------------------------------------------------------- caches and snapshots
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_cache_holds_samples_but_no_random_draws(tf, copied, tmp_path, where):
+    """A second epoch needs no shard; its augmentation and order are drawn again, in a seeded program, too."""
+    tf.random.set_seed(1)
+    generator = tf.random.Generator.from_seed(5)
+    data = load(copied, "val")
+    cache = True if where == "memory" else str(tmp_path / "cache")
+    transform = lambda sample: {**sample, "draw": generator.uniform(())}  # noqa: E731
+
+    dataset = data.to_tf(shuffle=True, cache=cache, transform=transform)
+    first = list(dataset.as_numpy_iterator())
+    for path in data.files:
+        os.truncate(path, 0)
+    later = [list(dataset.as_numpy_iterator()) for _ in range(6)]
+
+    assert all(sorted(sample["key"] for sample in epoch) == sorted(s["key"] for s in first) for epoch in later)
+    assert len({sample["draw"].item() for epoch in [first, *later] for sample in epoch}) == 28
+    assert len({tuple(sample["key"] for sample in epoch) for epoch in later}) > 1
+    assert bool(list(tmp_path.glob("cache*"))) == (where == "disk")
+
+
+def test_snapshot_serves_later_programs_without_the_shards(pairs, copied, tmp_path):
     """It holds decoded samples with the static transform applied; order and dynamic transform are as without it."""
-    data = load(shutil.copytree(pairs, tmp_path / "out"), "train")
+    data = load(copied, "train")
     halved = lambda sample: {**sample, "image": sample["image"] // 2}  # noqa: E731
     options = {"snapshot": tmp_path / "kept", "static_transform": halved}
     first = list(data.to_tf(**options).as_numpy_iterator())
     for path in data.files:
         os.truncate(path, 0)
 
-    again = load(tmp_path / "out", "train").to_tf(**options)
+    again = load(copied, "train").to_tf(**options)
 
     assert [sample["key"] for sample in again.as_numpy_iterator()] == [sample["key"] for sample in first]
     for sample, wanted in zip(again.as_numpy_iterator(), load(pairs, "train"), strict=True):
         assert np.array_equal(sample["image"], wanted["image"] // 2)
 
 
-def test_snapshot_of_another_transform_is_not_used(pairs, tmp_path):
-    """Neither is one of another order: any difference in code, or in what it holds, makes another snapshot."""
-    train = load(pairs, "train")
-    wanted = train[5]["image"]
+def test_snapshot_of_something_else_is_not_used(pairs, make_pairs_output, tmp_path):
+    """Any difference in records, order or code, or in what it holds, makes another snapshot."""
+    data, kept = load(pairs, "val"), tmp_path / "kept"
 
     for number in (2, 3):
         divided = lambda sample, number=number: {**sample, "image": sample["image"] // number}  # noqa: E731
-        found = list(train.to_tf(snapshot=tmp_path, static_transform=divided).as_numpy_iterator())
-        assert np.array_equal(found[5]["image"], wanted // number)
-    assert sorted(keys_of(train.to_tf(snapshot=tmp_path, shuffle=1))) == sorted(train.keys())
-    assert keys_of(train.to_tf(snapshot=tmp_path)) == train.keys()
-    assert len(list(tmp_path.iterdir())) == 4
+        found = list(data.to_tf(snapshot=kept, static_transform=divided).as_numpy_iterator())
+        assert np.array_equal(found[3]["image"], data[3]["image"] // number)
+    assert sorted(keys_of(data.to_tf(snapshot=kept, shuffle=1))) == sorted(data.keys())
+    assert keys_of(data.to_tf(snapshot=kept)) == data.keys()
+    assert len(list(kept.iterdir())) == 4
 
-
-def test_snapshot_of_other_records_is_not_used(make_pairs_output, tmp_path):
-    """TensorFlow finds it by the names of the files, which stay when records change."""
-    output = make_pairs_output(tmp_path / "out", seed=1)
-    (before,) = load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator()
-    make_pairs_output(tmp_path / "out", seed=2)
-
-    (after,) = load(output, "train").to_tf(snapshot=tmp_path / "kept", batch_size=60).as_numpy_iterator()
-
+    # TensorFlow finds a snapshot by the names of the files, which stay when records change.
+    output = shutil.copytree(pairs, tmp_path / "out")
+    (before,) = load(output, "train").to_tf(snapshot=kept, batch_size=60).as_numpy_iterator()
+    make_pairs_output(output, seed=2)
+    (after,) = load(output, "train").to_tf(snapshot=kept, batch_size=60).as_numpy_iterator()
     assert np.array_equal(after["image"][7], load(output, "train")[7]["image"])
     assert not np.array_equal(after["image"], before["image"])
 
 
 def test_snapshot_holds_samples_over_256_kib(tmp_path):
     """With TensorFlow's default compression the second epoch fails."""
-    writer = Big()
-    Materializer(writer, None, tmp_path / "out", workers=ONE_WORKER).run(progress=False)
-    dataset = load(tmp_path / "out").to_tf(snapshot=tmp_path / "kept")
+    noise = np.random.default_rng(0).integers(0, 256, 1 << 19, np.uint8)
+    features = {"array": Tensor((1 << 19,), "uint8", "raw")}
+    data = load(stored(lambda number: {"array": noise}, 2, tmp_path / "out", features=features))
+    dataset = data.to_tf(snapshot=tmp_path / "kept")
 
     epochs = [[sample["array"] for sample in dataset.as_numpy_iterator()] for _ in range(2)]
 
-    assert all(np.array_equal(array, writer.read(None)["array"]) for epoch in epochs for array in epoch)
     assert [len(epoch) for epoch in epochs] == [2, 2]
+    assert all(np.array_equal(array, noise) for epoch in epochs for array in epoch)
 
 
-class Big(DatasetWriter):
-    """Arrays of 512 KiB of noise."""
-
-    name = "big"
-    features = Features({"array": Tensor((1 << 19,), "uint8", "raw")})
-
-    def index(self, source):
-        return [IndexRow("a"), IndexRow("b")]
-
-    def read(self, row):
-        return {"array": np.random.default_rng(0).integers(0, 256, 1 << 19, np.uint8)}
-
-
+@pytest.mark.long
 def test_incomplete_snapshot_is_written_again(pairs, tmp_path):
     """TensorFlow does not resume it; all records still come."""
-    data = load(pairs, "train")
+    data = load(pairs, "val")
     half = data.to_tf(snapshot=tmp_path / "kept").as_numpy_iterator()
     next(half)
     del half

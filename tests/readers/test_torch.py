@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -16,7 +14,6 @@ from web import serving
 from datamat import MissingDependencyError, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # these warnings are theirs
-FORMATS = ["tfrecord", "parquet", "webdataset", "arrayrecord"]
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +41,10 @@ def test_torch_is_asked_for_where_it_is_missing(pairs, monkeypatch):
         load(pairs).to_torch(4)
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-def test_tensors_are_the_arrays_of_numpy(torch, make_pairs_output, tmp_path, format_name):
+@pytest.mark.parametrize("format_name", ["tfrecord", "parquet", "webdataset"])
+def test_tensors_are_the_arrays_of_numpy(torch, formats, format_name):
     """From every format, they share memory with the arrays."""
-    if format_name == "arrayrecord":
-        pytest.importorskip("array_record", reason="the format needs it")
-    data = load(make_pairs_output(tmp_path / "out", format=format_name), "train")
+    data = load(formats, "train", format=format_name)
 
     for tensors, arrays in zip(data.to_torch(16, shuffle=True), data.to_numpy(16, shuffle=True), strict=True):
         assert tensors["key"] == arrays["key"]
@@ -93,15 +88,6 @@ def test_every_feature_becomes_tensors(torch, everything):
     assert sample["label"].shape == ()
 
 
-def test_tensors_from_a_transform_are_stacked(torch, pairs):
-    """They are stacked as arrays are."""
-    to_float = lambda sample: {"image": torch.from_numpy(sample["image"]).permute(2, 0, 1).float() / 255}  # noqa: E731
-
-    batch = next(iter(load(pairs, "train").to_torch(5, transform=to_float)))
-
-    assert (batch["image"].shape, batch["image"].dtype) == ((5, 3, 24, 32), torch.float32)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_tensors_that_torch_does_not_turn_into_arrays_are_stacked(torch, pairs, num_workers):
     """Of bfloat16, with gradients, sparse, conjugated, without dimensions: as torch itself stacks them."""
@@ -121,7 +107,7 @@ def test_tensors_that_torch_does_not_turn_into_arrays_are_stacked(torch, pairs, 
 
 
 def tensors_of_all_sorts(sample):
-    """A transform by torch."""
+    """Return what only torch can stack."""
     import torch
 
     pixels = torch.from_numpy(np.array(sample["image"])).permute(2, 0, 1).float() / 255
@@ -177,7 +163,7 @@ def test_dataset_is_a_map_style_one(torch, pairs):
     assert batches[0]["image"].shape == (8, 24, 32, 3)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("num_workers", [1, 3])
 def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
     """The order is that of one process."""
     data = load(pairs, "train")
@@ -192,8 +178,10 @@ def test_workers_of_a_data_loader_share_the_batches(torch, pairs, num_workers):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_steps", [0, 1, 4, 8, 9])
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 3), (3, 0), (0, 2)])
+@pytest.mark.parametrize(
+    ("before", "after", "num_steps"),
+    [(0, 0, 0), (0, 0, 4), (2, 2, 1), (2, 2, 9), (2, 3, 4), (3, 0, 8), (0, 2, 1)],
+)
 def test_stateful_data_loader_resumes_exactly(stateful, pairs, before, after, num_steps):
     """This holds in the middle of an epoch and with another number of workers: the state goes to what it wraps."""
     data = load(pairs, "train")
@@ -229,33 +217,6 @@ def test_state_dict_survives_torch_save(torch, pairs, tmp_path):
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
 
     assert sorted(found + keys_of(other)) == sorted(data.keys())
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_worker_processes_need_no_guard(torch, pairs, tmp_path, method):
-    """This holds in a plain script with a transform of its own and torch imported."""
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import multiprocessing, sys, torch\n"
-        "from datamat import load\n"
-        "multiprocessing.set_start_method(sys.argv[2])\n"
-        "def half(sample): return {**sample, 'image': sample['image'][::2]}\n"
-        "(batch,) = load(sys.argv[1], 'train').to_torch(60, num_workers=2, transform=half)\n"
-        "print(tuple(batch['image'].shape), len(set(batch['key'])))\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-
-    done = subprocess.run(
-        [sys.executable, script, pairs, method],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=environment,
-    )
-
-    assert done.stdout == "(60, 12, 32, 3) 60\n", done.stderr
 
 
 @pytest.mark.timeout(300)

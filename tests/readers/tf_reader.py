@@ -1,7 +1,7 @@
 """Reads `to_tf` in many ways at once, for the tests: is killed in the middle of all of them, or continues there.
 
-    python tf_reader.py save PAIRS ROWS CHECKPOINTS     saves all iterators in mid-epoch, reads on, and kills itself
-    python tf_reader.py rest PAIRS ROWS CHECKPOINTS     restores them, and writes down what is left
+    python tf_reader.py save PAIRS ROWS CHECKPOINTS WAY...  saves the iterators in mid-epoch, reads on, and kills itself
+    python tf_reader.py rest PAIRS ROWS CHECKPOINTS WAY...  restores them, and writes down what is left
 
 `digests` without a checkpoint gives those of all batches.
 """
@@ -16,7 +16,6 @@ import signal
 import sys
 
 import numpy as np
-import tensorflow as tf
 
 from datamat import load
 
@@ -49,17 +48,20 @@ WAYS = {
 }
 
 
-def datasets(folders):
+def datasets(folders, names):
     """Return the dataset of each way, of several epochs."""
-    made = {name: load(folders[kind], "train").to_tf(**options) for name, (kind, options, _) in WAYS.items()}
-    return {
-        name: dataset.take(45) if WAYS[name][1].get("repeat") else dataset.repeat(EPOCHS)
-        for name, dataset in made.items()
-    }
+    found = {}
+    for name in names:
+        kind, options, _ = WAYS[name]
+        made = load(folders[kind], "train").to_tf(**options)
+        found[name] = made.take(45) if options.get("repeat") else made.repeat(EPOCHS)
+    return found
 
 
 def digest(batch):
     """Return a digest of all bytes of a batch, which is made of tensors, ragged ones and bytes."""
+    import tensorflow as tf
+
     found = hashlib.sha256()
     for value in tf.nest.flatten(batch, expand_composites=True):
         array = np.asarray(value.numpy())
@@ -67,14 +69,16 @@ def digest(batch):
     return found.hexdigest()
 
 
-def digests(folders):
+def digests(folders, names):
     """Return the digests of all batches of each way."""
-    return {name: [digest(batch) for batch in dataset] for name, dataset in datasets(folders).items()}
+    return {name: [digest(batch) for batch in dataset] for name, dataset in datasets(folders, names).items()}
 
 
 def main():
-    mode, pairs, rows, checkpoints = sys.argv[1:]
-    iterators = {name: iter(dataset) for name, dataset in datasets({"pairs": pairs, "rows": rows}).items()}
+    import tensorflow as tf
+
+    mode, pairs, rows, checkpoints, *names = sys.argv[1:]
+    iterators = {name: iter(dataset) for name, dataset in datasets({"pairs": pairs, "rows": rows}, names).items()}
     step = tf.Variable(0, dtype=tf.int64)
     checkpoint = tf.train.Checkpoint(step=step, **{name.replace(" ", "_"): one for name, one in iterators.items()})
     manager = tf.train.CheckpointManager(checkpoint, checkpoints, max_to_keep=2)
