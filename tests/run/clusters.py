@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def wait_for(found, *, seconds=50):
+def wait_for(found, *, seconds=100):
     """Return what a function finds, once it finds something."""
     until = time.monotonic() + seconds
     while not (value := found()):

@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -17,15 +15,14 @@ pytest.importorskip("distributed", reason="make test-interop installs Dask")
 import dask
 import engine_job
 import numpy as np
-from clusters import HERE, DaskCluster, Host, Programs, environment, wait_for, waiting_pids
+from clusters import HERE, DaskCluster, Host, Programs, wait_for, waiting_pids
 from distributed import Client, LocalCluster
 
 from datamat import BrokenPoolError, Features, FingerprintError, OptionError, Scalar, WorkerOptions, materialize, verify
-from datamat.parallel import engines
 from datamat.run import dispatch
-from datamat.run.limits import Deadline
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(240),
     pytest.mark.filterwarnings("default"),  # Dask's own, of Python and of its sockets
 ]
@@ -58,6 +55,14 @@ def held(tmp_path, flags):
     for path in flags.iterdir():
         path.unlink()
     return engine_job.digests(tmp_path / "here")
+
+
+@pytest.fixture
+def run(tmp_path, flags):
+    """Start a run on a cluster in a thread; return how to wait for its report."""
+    return lambda cluster, **options: in_thread(
+        lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False, **options)
+    )
 
 
 def in_thread(function):
@@ -106,10 +111,10 @@ def test_cluster_gives_the_bytes_of_this_machine(tmp_path, programs, caplog):
     assert all("process" in record.processName and record.process != os.getpid() for record in records)
 
 
-def test_worker_killed_in_the_middle_of_a_part(tmp_path, programs, flags, held):
+def test_worker_killed_in_the_middle_of_a_part(tmp_path, programs, flags, held, run):
     """Dask hands the part to another worker; no record is lost or there twice."""
     cluster = DaskCluster(programs)
-    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+    result = run(cluster)
 
     (first,) = wait_for(lambda: waiting_pids(flags))
     os.kill(first, signal.SIGKILL)
@@ -137,12 +142,12 @@ def hosts():
             host.close()
 
 
-def test_host_that_is_cut_off_in_the_middle_of_a_part(tmp_path, programs, hosts, flags, held):
+def test_host_that_is_cut_off_in_the_middle_of_a_part(tmp_path, programs, hosts, flags, held, run):
     """Dask hands its part to the other host; both write it, to the same files, and the first that is done has it."""
     options = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "4s"}
     cluster = DaskCluster(programs, num_workers=0, listens_at="0.0.0.0", options=options)
     cluster.start_worker(host=hosts[0])
-    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+    result = run(cluster)
 
     (first,) = wait_for(lambda: waiting_pids(flags))
     cluster.start_worker(host=hosts[1])
@@ -155,33 +160,10 @@ def test_host_that_is_cut_off_in_the_middle_of_a_part(tmp_path, programs, hosts,
     assert verify(tmp_path / "out", deep=True).ok
 
 
-def test_worker_lost_while_its_part_is_waited_for(tmp_path, programs, flags, monkeypatch):
-    """The deadline has come, and a part cannot be cancelled; then its worker dies, and there is none to make it."""
-    left = []
-
-    def cancel(engine, sent, _cancel=engines._Dask.cancel):
-        _cancel(engine, sent)
-        left.append([future for future in sent if not future.cancelled()])
-
-    monkeypatch.setattr(engines._Dask, "cancel", cancel)
-    cluster = DaskCluster(programs, 1)
-    deadline = Deadline(None, may_be_called=True)
-    job = engine_job.job(tmp_path / "out", flags, executor=cluster.address)
-    result = in_thread(lambda: job.run(deadline=deadline, progress=False))
-
-    (first,) = wait_for(lambda: waiting_pids(flags))
-    deadline.come()
-    wait_for(lambda: len(left) > 1)  # at the deadline, and once more when time is up
-    assert left[1]
-    os.kill(first, signal.SIGKILL)
-
-    assert result().stopped == "deadline"
-
-
-def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog):
+def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog, run):
     """The parts that it has forgotten are handed out again."""
     cluster = DaskCluster(programs)
-    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+    result = run(cluster)
 
     wait_for(lambda: waiting_pids(flags))
     programs.kill(cluster.scheduler)
@@ -194,16 +176,14 @@ def test_scheduler_started_anew(tmp_path, programs, flags, held, caplog):
     assert "is handed out again" in caplog.text
 
 
-def test_scheduler_that_does_not_come_back(tmp_path, programs, flags):
+def test_scheduler_that_does_not_come_back(programs, flags, run):
     """Nobody takes the parts any more: an error of the engine, which names one of them."""
     cluster = DaskCluster(programs)
+    result = run(cluster)
+    wait_for(lambda: waiting_pids(flags))
+
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
-        job = engine_job.job(tmp_path / "out", flags, executor=cluster.address)
-        result = in_thread(lambda: job.run(progress=False))
-
-        wait_for(lambda: waiting_pids(flags))
         programs.kill(cluster.scheduler)
-
         with pytest.raises(
             BrokenPoolError, match=r"part \d+ of .* was lost: Dask at .* takes no more calls: .*run again"
         ):
@@ -232,7 +212,7 @@ def test_cluster_without_workers(tmp_path, programs, caplog, monkeypatch, begins
     assert caplog.text.count("has no workers") == 1
 
 
-def test_driver_killed_and_run_again(tmp_path, programs, flags, held):
+def test_driver_killed_and_run_again(tmp_path, programs, flags, held, run):
     """Its parts stay; a worker that is still at one of them does no harm to the next run, on another cluster.
 
     (On the same one, Dask may queue that part behind the call that it has forgotten.)
@@ -244,7 +224,7 @@ def test_driver_killed_and_run_again(tmp_path, programs, flags, held):
     programs.kill(driver)
 
     other = DaskCluster(programs)
-    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=other.address).run(progress=False))
+    result = run(other)
     wait_for(lambda: waiting_pids(flags) - first)
     (flags / "go").touch()
 
@@ -267,10 +247,10 @@ def test_worker_with_other_code_is_refused(tmp_path, programs):
     assert not list(tmp_path.glob("out/*.tfrecord")) and not list(tmp_path.glob("out/.datamat/parts/*/*"))
 
 
-def test_row_that_ends_each_worker_is_named_by_its_part(tmp_path, programs, flags):
+def test_row_that_ends_each_worker_is_named_by_its_part(tmp_path, programs, flags, run):
     """Dask gives up after some workers; the message says which rows, and how to find the one."""
     cluster = DaskCluster(programs, 5)
-    result = in_thread(lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False))
+    result = run(cluster)
 
     killed = set()
 
@@ -286,32 +266,10 @@ def test_row_that_ends_each_worker_is_named_by_its_part(tmp_path, programs, flag
         result()
 
 
-def test_program_of_a_user(tmp_path, programs):
-    """Functions and classes of a script go by value, lambdas too."""
-    cluster = DaskCluster(programs, 1)
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\n"
-        "from datamat import load, materialize\n"
-        "add = 7\n"
-        "materialize(lambda n: {'n': n + add}, range(20), 'out', executor=sys.argv[1], progress=False)\n"
-        "print(sorted(sample['n'] for sample in load('out')) == list(range(7, 27)))\n"
-    )
-
-    done = subprocess.run(
-        [sys.executable, script, cluster.address], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-
-    assert done.stdout.strip() == "True", done.stderr
-
-
 def test_what_it_cannot_do_is_refused_by_name(tmp_path):
     """Before anything is connected to."""
     with pytest.raises(OptionError, match="only datamat's own workers, which can be replaced, enforce sample_timeout"):
         engine_job.job(tmp_path, executor="tcp://127.0.0.1:1", workers=WorkerOptions(sample_timeout_s=3))
-    with pytest.raises(OptionError, match=r"executor is 'dask'; want a dask\.distributed\.Client or the address"):
-        engine_job.job(tmp_path, executor="dask")
 
 
 def test_client_that_cannot_be_waited_for_is_refused(tmp_path):

@@ -22,6 +22,7 @@ MOUNTS = os.environ.get("DATAMAT_TEST_NFS", "")
 
 pytestmark = [
     pytest.mark.skipif(not MOUNTS, reason="DATAMAT_TEST_NFS names no two mounts of one export; see tests/README.md"),
+    pytest.mark.long,
     pytest.mark.timeout(600),
 ]
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,7 @@ pytest.importorskip("ray", reason="make test-interop installs Ray")
 import engine_job
 from clusters import HERE, Programs, answers, free_ports, ray_alone, wait_for, waiting_pids
 
-from datamat import verify
-
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 PROGRAM = """
 import json, logging, os, pathlib, signal, sys, threading
@@ -134,12 +131,6 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture
-def address(cluster):
-    """The address of a cluster that stays."""
-    return cluster.address
-
-
-@pytest.fixture
 def programs(tmp_path):
     """Starts programs, and ends them with the test."""
     folder = tmp_path / "programs"
@@ -181,25 +172,13 @@ def driver_at(programs, output, address, flags, known=frozenset()):
     raise AssertionError(programs.log(driver))
 
 
-def test_worker_killed_on_a_cluster_elsewhere(tmp_path, address, programs, flags, held):
-    """By the address for clients: Ray makes the part again, and no record is lost or there twice."""
-    driver, (first,) = driver_at(programs, tmp_path / "out", address, flags)
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: waiting_pids(flags) - {first})
-    (flags / "go").touch()
-
-    assert driver.wait(120) == 0, programs.log(driver)
-    assert engine_job.digests(tmp_path / "out") == held
-    assert verify(tmp_path / "out", deep=True).ok
-
-
-def test_driver_killed_and_run_again(tmp_path, address, programs, flags, held):
+def test_driver_killed_and_run_again(tmp_path, cluster, programs, flags, held):
     """On the same cluster, where a worker is still at a part of the one that was killed: its parts stay."""
-    driver, first = driver_at(programs, tmp_path / "out", address, flags)
+    driver, first = driver_at(programs, tmp_path / "out", cluster.address, flags)
     wait_for(lambda: list((tmp_path / "out" / ".datamat" / "parts").glob("*/*.json")))  # of the other worker
     programs.kill(driver)
 
-    again, _ = driver_at(programs, tmp_path / "out", address, flags, first)
+    again, _ = driver_at(programs, tmp_path / "out", cluster.address, flags, first)
     (flags / "go").touch()
 
     assert again.wait(120) == 0, programs.log(again)

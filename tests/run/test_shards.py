@@ -28,7 +28,7 @@ from small_shard import (
     write_part,
 )
 
-from datamat import CorruptDataError, OutputLockedError
+from datamat import CorruptDataError, IncompleteRunError, OutputLockedError
 from datamat.directory.keys import KeyDigest
 from datamat.formats import Offsets
 from datamat.run import shards
@@ -340,6 +340,19 @@ def test_shard_that_its_receipts_do_not_describe_is_refused(place):
         file.write(b"more")
 
     with pytest.raises(CorruptDataError, match=rf"{growing} holds \d+ bytes, its receipts say \d+"):
+        builder.publish(sealed)
+    assert finished_files(place) == {}
+
+
+def test_shard_that_lacks_a_part_is_refused(place):
+    """A worker believed it complete too soon: no shard gets its name without records that receipts promise."""
+    formats = formats_of(("tfrecord",))
+    spec, builder = make_spec(), builder_of(place, formats)
+    for number in range(5):
+        builder.add(write_part(place, formats, spec, number))
+    sealed = shards.GrowingShard(place / ".datamat", spec.name, "f1", formats, 4).seal()
+
+    with pytest.raises(IncompleteRunError):
         builder.publish(sealed)
     assert finished_files(place) == {}
 
