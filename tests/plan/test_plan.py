@@ -1,12 +1,13 @@
 """Plans: pure, stable, and the same for any workers."""
 
 import pytest
+import small_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat.directory.rows import IndexRow, write_rows
-from datamat.errors import OptionError
-from datamat.options import ShardOptions
+from datamat import DatasetWriter, Features, IndexRow, OptionError, Scalar, ShardOptions
+from datamat.directory.rows import write_rows
+from datamat.plan import job
 from datamat.plan.plan import SplitTerms, make_plan
 
 GOLDEN = ["6", "5", "4", "1", "0", "2", "7", "3"]
@@ -76,42 +77,37 @@ def test_parts_end_where_groups_do(tmp_path, copies, step):
 
 
 def test_parts_that_are_much_smaller_than_a_group_stay_small(tmp_path):
-    """A few slow rows still occupy many cores."""
+    """A few slow rows still occupy many cores; many tiny rows are a handful of parts."""
     plan, _ = _plan(tmp_path, [f"{n}" for n in range(100)], ShardOptions(num_shards=1), group_records=64)
+    large, _ = _plan(tmp_path, [f"{n}" for n in range(30_000)])
 
     assert len(plan.shards[0].parts) > 30
+    assert sum(len(shard.parts) for shard in large.shards) < 100
 
 
 def test_order_is_pinned(tmp_path):
     """A golden order: it must never change between versions, hosts or Python builds."""
-    _, store = _plan(tmp_path, [f"{n}" for n in range(8)], seed=7)
+    plan, store = _plan(tmp_path, [f"{n}" for n in range(8)], seed=7)
     _, other = _plan(tmp_path, [f"{n}" for n in range(8)], seed=8)
 
     assert store.keys(store.order) == GOLDEN
     assert other.keys(other.order) != GOLDEN
+    assert "8 records" in repr(plan) and "<table" in plan._repr_html_()
 
 
-def test_added_samples_do_not_move_the_others(tmp_path):
-    """With a fixed number of shards, each old row stays in its shard, and in the same order."""
-    options = ShardOptions(num_shards=8)
-    before, old = _plan(tmp_path, [f"{n}" for n in range(1000)], options)
-    after, new = _plan(tmp_path, [f"{n}" for n in range(1100)], options)
-
-    was, now = _keys_by_shard(before, old), _keys_by_shard(after, new)
-
-    assert all(was[name] == {key for key in keys if int(key) < 1000} for name, keys in now.items())
-
-
-@pytest.mark.parametrize("num_rows", [46, 64])
-def test_samples_added_to_a_small_dataset_do_not_move_the_others(tmp_path, num_rows):
-    """The dataset is the train split of a sample of CamVid, in four shards."""
+@pytest.mark.parametrize("num_rows", [46, 1000])
+def test_added_samples_do_not_move_the_others(tmp_path, num_rows):
+    """With a fixed number of shards, an added row changes its shard and the fingerprint of that, and no other."""
     options = ShardOptions(num_shards=4)
     before, old = _plan(tmp_path, [f"0001TP_{n:06}" for n in range(num_rows)], options)
     after, new = _plan(tmp_path, [f"0001TP_{n:06}" for n in range(num_rows + 1)], options)
 
     was, now = _keys_by_shard(before, old), _keys_by_shard(after, new)
+    changed = {b.name for b, a in zip(before.shards, after.shards, strict=True) if b.fingerprint != a.fingerprint}
 
-    assert sum(was[name] != keys for name, keys in now.items()) == 1
+    assert changed == {name for name, keys in now.items() if keys != was[name]}
+    assert {key for name in changed for key in now[name] - was[name]} == {f"0001TP_{num_rows:06}"}
+    assert len(changed) == 1
 
 
 def test_small_splits_leave_no_shard_empty(tmp_path):
@@ -192,17 +188,6 @@ def test_no_shuffle_keeps_the_order_of_the_index(tmp_path):
     assert len(plan.shards) == 3
 
 
-def test_fingerprint_of_a_shard_follows_its_own_rows(tmp_path):
-    """A new row changes its shard alone."""
-    options = ShardOptions(num_shards=8)
-    before, _ = _plan(tmp_path, [f"{n}" for n in range(1000)], options)
-    after, new = _plan(tmp_path, [f"{n}" for n in range(1001)], options)
-
-    changed = {b.name for b, a in zip(before.shards, after.shards, strict=True) if b.fingerprint != a.fingerprint}
-
-    assert changed == {name for name, keys in _keys_by_shard(after, new).items() if "1000" in keys}
-
-
 def test_parts_follow_cost_and_end_in_small_ones(tmp_path):
     """Large parts come first and small ones last, on any machine."""
     (tmp_path / "big.bin").write_bytes(b"\0" * 1_000_000)
@@ -225,21 +210,6 @@ def test_select_takes_wildcards(tmp_path):
         plan.select("val-*", None)
 
 
-def test_plan_prints_as_a_table(tmp_path):
-    """It does so in the terminal and in a notebook."""
-    plan, _ = _plan(tmp_path, [f"{n}" for n in range(40)], ShardOptions(num_shards=2))
-
-    assert "train" in repr(plan) and "40 records" in repr(plan)
-    assert "<table" in plan._repr_html_() and "40 records" in plan._repr_html_()
-
-
-def test_memory_of_a_plan_grows_with_parts_not_rows(tmp_path):
-    """A hundred thousand tiny rows are a handful of parts."""
-    plan, _ = _plan(tmp_path, [f"{n}" for n in range(100_000)])
-
-    assert sum(len(shard.parts) for shard in plan.shards) < 100
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -247,6 +217,7 @@ def test_memory_of_a_plan_grows_with_parts_not_rows(tmp_path):
         ({"shard_bytes": -1}, "shard_bytes is -1"),
         ({"records_per_shard": 5, "num_shards": 2}, "leave out num_shards"),
         ({"num_shards": 6, "ranks": 4}, "take num_shards=8"),
+        ({"identity": "md5"}, "identity is 'md5'; want 'stat' or 'content'"),
     ],
 )
 def test_options_refuse_nonsense(options, message):
@@ -255,17 +226,28 @@ def test_options_refuse_nonsense(options, message):
         ShardOptions(**options)
 
 
-def test_name_must_fit_into_file_names(tmp_path):
-    """It has no dots and no separators."""
-    folder = tmp_path / "r"
-    folder.mkdir()
-    store = write_rows([IndexRow("a")], folder, source="")
-    with pytest.raises(OptionError, match=r"dataset name 'a.b'"):
-        make_plan(
-            store,
-            name="a.b",
-            options=ShardOptions(),
-            splits={"train": SplitTerms(1, False, "")},
-            seed=0,
-            costs=store.input_bytes(),
-        )
+class Many(DatasetWriter):
+    """Rows of no cost, thirty to a shard."""
+
+    name = "many"
+    features = Features({"x": Scalar("int64")})
+
+    def index(self, source):
+        return [IndexRow(f"{number:03d}") for number in range(300)]
+
+    def read(self, row):
+        return {"x": 2}
+
+
+def test_plan_whose_manifest_no_reader_takes_is_refused(tmp_path, monkeypatch):
+    """Before any work; what is allowed is never less than what the manifest takes."""
+    many = small_pairs.job(None, tmp_path / "out", Many(), shards=ShardOptions(num_shards=10))
+    many.run(progress=False)
+    monkeypatch.setattr(job, "MOST_MANIFEST_BYTES", 6000)
+
+    with pytest.raises(OptionError, match=r"parts in 10 shards, and its manifest \d+,\d+ bytes or more.*among several"):
+        many.plan()
+
+    found = (tmp_path / "out/manifest.json").stat().st_size
+    monkeypatch.setattr(job, "MOST_MANIFEST_BYTES", found)
+    many.plan()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import small_pairs
@@ -27,7 +25,6 @@ from datamat import (
     SampleRecovered,
     SampleRetried,
     ShardFinished,
-    ShardOptions,
     WorkerLost,
     WorkerOptions,
     WorkersStarted,
@@ -35,6 +32,7 @@ from datamat import (
     verify,
 )
 from datamat.directory.ledger import Ledger, read_ledger
+from datamat.testing import InlineExecutor
 
 
 class Listener(RunHook):
@@ -66,37 +64,42 @@ class Listener(RunHook):
 PROCESS = os.getpid()
 
 
-@pytest.fixture
-def source(tmp_path):
-    return small_pairs.make_pairs(tmp_path / "source", num_train=12, num_val=2)
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return small_pairs.make_pairs(tmp_path_factory.mktemp("source"), num_train=8, num_val=2)
 
 
 def job(source, output, *hooks, writer=None, **options):
-    options = {"shards": ShardOptions(num_shards=2), "workers": WorkerOptions(num_workers=2), **options}
-    return Materializer(writer or small_pairs.Pairs(), source, output, hooks=hooks, **options)
+    return small_pairs.job(source, output, writer, hooks=hooks, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(source, tmp_path_factory):
+    """The digests of a run without hooks."""
+    output = tmp_path_factory.mktemp("plain") / "out"
+    job(source, output).run(progress=False)
+    return small_pairs.digests(output)
 
 
 def ledger(output):
     return [entry.event for entry in read_ledger(output / ".datamat" / "ledger.jsonl")]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.long)])
-def test_run_is_heard_from_its_start_to_its_end(source, tmp_path, method):
+def test_run_is_heard_from_its_start_to_its_end(source, tmp_path):
     """Events arrive in the thread that called `run`, and add up to what the report says."""
     heard = Listener()
-    workers = WorkerOptions(num_workers=2, start_method=method)
 
-    report = job(source, tmp_path / "out", heard, workers=workers).run(progress=False)
+    report = job(source, tmp_path / "out", heard, workers=WorkerOptions(num_workers=2)).run(progress=False)
 
     started, plan, *_, end = heard.events
     assert (type(started), type(plan), type(end)) == (RunStarted, PlanMade, RunEnded)
     assert set(heard.kinds()) == {RunStarted, PlanMade, WorkersStarted, PartDone, ShardFinished, RunEnded}
     assert (started.output, started.name, started.formats) == (tmp_path / "out", "pairs", ("tfrecord",))
-    assert (plan.num_rows, plan.num_records, len(plan.shards)) == (14, 14, 4)
+    assert (plan.num_rows, plan.num_records, len(plan.shards)) == (10, 10, 4)
     assert end.report is report and end.error is None
     assert heard.of(WorkersStarted)[0].start_method == report.start_method
     parts, shards = heard.of(PartDone), heard.of(ShardFinished)
-    assert sum(part.num_records for part in parts) == sum(shard.num_records for shard in shards) == 14
+    assert sum(part.num_records for part in parts) == sum(shard.num_records for shard in shards) == 10
     assert sum(part.busy_s for part in parts) == pytest.approx(report.busy_s)
     assert len({(part.shard, part.part) for part in parts}) == len(parts) == report.num_parts_written
     assert {file for shard in shards for file in shard.files} == {
@@ -105,19 +108,8 @@ def test_run_is_heard_from_its_start_to_its_end(source, tmp_path, method):
     assert not any(shard.is_reused or shard.is_held for shard in shards)
 
 
-def test_run_with_nothing_to_do_says_what_is_there(source, tmp_path):
-    """Its events report finished shards and no parts."""
-    job(source, tmp_path / "out").run(progress=False)
-    heard = Listener()
-
-    job(source, tmp_path / "out", heard).run(progress=False)
-
-    assert heard.kinds() == [RunStarted, PlanMade, ShardFinished, RunEnded]
-    assert all(shard.is_reused for shard in heard.of(ShardFinished))
-
-
 def test_event_goes_to_the_method_of_its_name(source, tmp_path):
-    """Each kind of event has a method; a hook without it does not hear of that kind."""
+    """A hook without it does not hear of that kind; of a run with nothing to do come finished shards and no parts."""
 
     class Counting(RunHook):
         num_records = 0
@@ -125,73 +117,54 @@ def test_event_goes_to_the_method_of_its_name(source, tmp_path):
         def on_part_done(self, event):
             self.num_records += event.num_records
 
-    counting = Counting()
+    counting, heard = Counting(), Listener()
     job(source, tmp_path / "out", counting).run(progress=False)
+    job(source, tmp_path / "out", counting, heard).run(progress=False)
 
-    assert counting.num_records == 14
-    methods = {kind.method for kind in RunEvent.__subclasses__()}
-    assert methods == {name for name in vars(RunHook) if name.startswith("on_")} - {"on_event"}
-    for method in methods:
-        assert getattr(RunHook(), method)(None) is None
+    assert counting.num_records == 10
+    assert heard.kinds() == [RunStarted, PlanMade, ShardFinished, RunEnded]
+    assert all(shard.is_reused for shard in heard.of(ShardFinished))
+    assert {kind.method for kind in RunEvent.__subclasses__()} <= set(dir(RunHook))
 
 
 class Failing(small_pairs.Pairs):
-    """Fails at some rows: always, or the first time."""
+    """Fails at some rows: until a file says that they are good, or the first time."""
 
     def __init__(self, marks):
-        self.marks = str(marks)
+        self.marks = marks
+        marks.mkdir()
 
     def read(self, row):
-        mark = os.path.join(self.marks, row.key.replace("/", "-"))
-        if row.key.endswith("3") and not os.path.exists(os.path.join(self.marks, "good")):
+        if row.key == "train003" and not (self.marks / "good").exists():
             raise ValueError("it is bad")
-        if row.key.endswith("5") and not os.path.exists(mark):
-            open(mark, "w").close()
+        if row.key == "train005" and not (self.marks / row.key).exists():
+            (self.marks / row.key).touch()
             raise OSError("it is slow")
         return super().read(row)
 
 
 def test_samples_that_fail_and_recover_are_heard(source, tmp_path):
-    """They follow the part that holds them, and say how each was handled; a reused part reports them again."""
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    made = functools.partial(job, source, tmp_path / "out", writer=Failing(marks), version=1)
+    """They follow the part that holds them, and say how each was handled; so does one that ends the run."""
+    writer, first, second, third = Failing(tmp_path / "marks"), Listener(), Listener(), Listener()
     errors = ErrorPolicy("quarantine", retries=1)
-
-    first = Listener()
-    made(first, errors=errors).run(progress=False)
-    (marks / "good").touch()
-    second = Listener()
-    made(second, errors=errors).rerun_failed(progress=False)
+    job(source, tmp_path / "out", first, writer=writer, errors=errors).run(progress=False)
+    with pytest.raises(SampleError) as raised:
+        job(source, tmp_path / "raised", second, writer=writer).run(progress=False)
+    (writer.marks / "good").touch()
+    job(source, tmp_path / "out", third, writer=writer, errors=errors).rerun_failed(progress=False)
 
     (failed,), (retried,) = first.of(SampleFailed), first.of(SampleRetried)
-    assert (failed.key[-3:], failed.error, failed.action, failed.attempts) == ("003", "ValueError", "quarantine", 2)
-    assert (retried.key[-3:], retried.error, retried.attempts) == ("005", "OSError", 2)
+    assert (failed.key, failed.error, failed.action, failed.attempts) == ("train003", "ValueError", "quarantine", 2)
+    assert (retried.key, retried.error, retried.attempts) == ("train005", "OSError", 2)
     for event in (failed, retried):
-        parts = [
-            number
-            for number, other in enumerate(first.events)
-            if type(other) is PartDone and other.shard == event.shard
-        ]
-        assert parts[0] < first.events.index(event)
-    assert [event.key for event in second.of(SampleRecovered)] == [failed.key]
-    assert not second.of(SampleFailed)
-    assert ledger(tmp_path / "out").count("sample_quarantined") == 1
-
-
-def test_error_that_ends_a_run_is_heard(source, tmp_path):
-    """The event names the sample, and is the last one."""
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    heard = Listener()
-
-    with pytest.raises(SampleError) as raised:
-        job(source, tmp_path / "out", heard, writer=Failing(marks), errors=ErrorPolicy(retries=1)).run(progress=False)
-
-    *_, failed, end = heard.events
+        part = next(other for other in first.of(PartDone) if other.shard == event.shard)
+        assert first.events.index(part) < first.events.index(event)
+    *_, failed, end = second.events
     assert (type(failed), failed.action, failed.key) == (SampleFailed, "raise", raised.value.key)
     assert (end.report, end.error) == (None, raised.value)
-    assert ledger(tmp_path / "out")[-2:] == ["sample_failed", "run_failed"]
+    assert ledger(tmp_path / "raised")[-2:] == ["sample_failed", "run_failed"]
+    assert [event.key for event in third.of(SampleRecovered)] == ["train003"] and not third.of(SampleFailed)
+    assert ledger(tmp_path / "out").count("sample_quarantined") == 1
 
 
 class Deadly(small_pairs.Pairs):
@@ -207,7 +180,8 @@ def test_deaths_of_workers_are_heard(source, tmp_path):
     """Each death names the key of its row; the last one makes the row a failed sample."""
     heard = Listener()
 
-    job(source, tmp_path / "out", heard, writer=Deadly(), errors="skip").run(progress=False)
+    workers = WorkerOptions(num_workers=2)
+    job(source, tmp_path / "out", heard, writer=Deadly(), errors="skip", workers=workers).run(progress=False)
 
     lost, (failed,) = heard.of(WorkerLost), heard.of(SampleFailed)
     assert [event.key[-3:] for event in lost] == ["007", "007"]
@@ -224,22 +198,18 @@ def test_deadline_is_heard_before_the_end(source, tmp_path):
 
     assert report.stopped == "deadline"
     reached = heard.events[-2]
-    assert (reached.limit, reached.num_rows, reached.num_rows_planned) == ("deadline", 0, 14)
+    assert (reached.limit, reached.num_rows, reached.num_rows_planned) == ("deadline", 0, 10)
 
 
 class Damaging(Listener):
     """Damages the first part that it hears of, whose records lie apart until the shard is sealed."""
 
-    def on_part_done(self, event):
-        if len(self.of(PartDone)) == 1:
+    def on_event(self, event):
+        super().on_event(event)
+        if isinstance(event, PartDone) and len(self.of(PartDone)) == 1:
             (path,) = self.parts.glob(f"{event.shard}/{event.part:05d}.*.part")
             with open(path, "r+b") as file:
                 file.write(b"\xff")
-
-    def on_event(self, event):
-        super().on_event(event)
-        if isinstance(event, PartDone):
-            self.on_part_done(event)
 
 
 def test_damaged_part_is_heard_and_made_again(source, tmp_path):
@@ -247,13 +217,12 @@ def test_damaged_part_is_heard_and_made_again(source, tmp_path):
     heard = Damaging()
     heard.parts = tmp_path / "out" / ".datamat" / "parts"
 
-    with ThreadPoolExecutor(1) as executor:
-        report = job(source, tmp_path / "out", heard, executor=executor).run(progress=False)
+    report = job(source, tmp_path / "out", heard).run(progress=False)
 
     (event,) = heard.of(PartDamaged)
     again = [part for part in heard.of(PartDone) if part.shard == event.shard and part.part in event.again]
     assert len(again) == 2 * len(event.again)
-    assert (report.num_rows, report.num_records) == (14, 14)
+    assert (report.num_rows, report.num_records) == (10, 10)
     assert verify(tmp_path / "out", deep=True).ok
 
 
@@ -265,15 +234,14 @@ class Raising(RunHook):
         self.calls = 0
 
     def on_event(self, event):
-        self.calls += event.method == self.method
         if event.method == self.method:
+            self.calls += 1
             raise self.error
 
 
-@pytest.mark.parametrize("method", ["on_run_start", "on_plan", "on_part_done", "on_shard_finished", "on_run_end"])
-def test_hook_that_raises_is_switched_off_and_loses_nothing(source, tmp_path, method, caplog):
+@pytest.mark.parametrize("method", ["on_plan", "on_part_done", "on_run_end"])
+def test_hook_that_raises_is_switched_off_and_loses_nothing(source, plain, tmp_path, method, caplog):
     """It is logged once, with its traceback; other hooks and the run continue, with the same bytes."""
-    job(source, tmp_path / "plain").run(progress=False)
     raising, heard = Raising(method, ValueError("full of bugs")), Listener()
 
     with caplog.at_level(logging.WARNING):
@@ -284,17 +252,23 @@ def test_hook_that_raises_is_switched_off_and_loses_nothing(source, tmp_path, me
     assert type(heard.events[-1]) is RunEnded
     (record,) = [record for record in caplog.records if "Raising" in record.getMessage()]
     assert method in record.getMessage() and "full of bugs" in record.exc_text
-    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "plain")
+    assert small_pairs.digests(tmp_path / "out") == plain
     raising.error = ValueError("and again")
     job(source, tmp_path / "out", raising).run(progress=False, rebuild="refuse")
     assert raising.calls == (1 if method == "on_part_done" else 2)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-@pytest.mark.parametrize("method", ["on_plan", "on_part_done", "on_shard_finished", "on_run_end"])
-def test_hook_can_end_the_run_and_the_next_one_resumes(source, tmp_path, method, error):
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("on_plan", SystemExit(3)),
+        ("on_part_done", KeyboardInterrupt()),
+        ("on_shard_finished", SystemExit(3)),
+        ("on_run_end", KeyboardInterrupt()),
+    ],
+)
+def test_hook_can_end_the_run_and_the_next_one_resumes(source, plain, tmp_path, method, error):
     """As with Ctrl-C, the state is good, finished work stays, and every other hook hears the end, once."""
-    job(source, tmp_path / "plain").run(progress=False)
     raising, heard = Raising(method, error), Listener()
 
     with pytest.raises(type(error)):
@@ -308,7 +282,7 @@ def test_hook_can_end_the_run_and_the_next_one_resumes(source, tmp_path, method,
         assert "interrupted" in ledger(tmp_path / "out")
     total = sum(len(shard.parts) for shard in heard.of(PlanMade)[0].plan.shards)
     assert report.num_parts_written <= total - num_parts  # the next run makes no part again that a hook has heard of
-    assert small_pairs.digests(tmp_path / "out") == small_pairs.digests(tmp_path / "plain")
+    assert small_pairs.digests(tmp_path / "out") == plain
 
 
 def test_ledger_and_disk_have_what_a_hook_hears(source, tmp_path):
@@ -365,7 +339,7 @@ def test_bar_and_summary_are_hooks_that_may_fail(source, tmp_path, monkeypatch, 
             monkeypatch.setattr("sys.stderr", Gone())
 
     with caplog.at_level(logging.WARNING):
-        report = job(source, tmp_path / "out", HangingUp(), workers=WorkerOptions(num_workers=1)).run()
+        report = job(source, tmp_path / "out", HangingUp()).run()
 
     assert report.is_complete
     assert "ProgressBar" in caplog.text
@@ -379,7 +353,8 @@ def test_repair_and_materialize_take_hooks(source, tmp_path):
     next((tmp_path / "out").glob("*.tfrecord")).unlink()
 
     made.repair(progress=False)
-    materialize(lambda number: {"x": number}, range(3), tmp_path / "squares", hooks=[heard], progress=False)
+    options = {"hooks": [heard], "executor": InlineExecutor(), "progress": False}
+    materialize(lambda number: {"x": number}, range(3), tmp_path / "squares", **options)
 
     assert [event.name for event in heard.of(RunStarted)][-1] == "data"
     assert len(heard.of(RunStarted)) == len(heard.of(RunEnded)) >= 3

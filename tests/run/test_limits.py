@@ -11,25 +11,17 @@ from datamat.directory.ledger import FailedRow
 from datamat.run.limits import Deadline, DiskLimit, ErrorLimit, parse_bytes, parse_duration, seconds_until, tree_bytes
 
 
-@pytest.mark.parametrize("text", ["1 day, 2 hours", "1 day and 2 hours", "1d,2h", "1 Day , 2 Hours"])
-def test_duration_in_words_may_be_joined(text):
-    """A comma or an "and" may stand between two units, as people write them."""
-    assert parse_duration(text) == 26 * 3600
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("23h30m", 84_600),
-        ("90m", 5_400),
-        ("45s", 45),
         ("1d2h3m4s", 93_784),
         ("1.5h", 5_400),
         (" 2H 15M ", 8_100),
         ("0.5s", 0.5),
-        ("1 day", 86_400),
         ("2 hours 30 min", 9_000),
-        ("90 minutes", 5_400),
+        ("1 day, 2 hours", 93_600),
+        ("1 day and 2 hours", 93_600),
         ("1 hr 20 secs", 3_620),
     ],
 )

@@ -10,7 +10,7 @@ import types
 import pytest
 import small_pairs
 
-from datamat import Materializer, PartDone, PlanMade, RunEnded, ShardFinished, WorkersStarted
+from datamat import PartDone, PlanMade, RunEnded, ShardFinished, WorkersStarted
 from datamat.plan.plan import Plan
 from datamat.run import report as reporting
 from datamat.run.report import ProgressBar, RunReport
@@ -61,10 +61,19 @@ def part(number, *, num_records=10, num_failed=0, is_resumed=False, stages=None)
     )
 
 
-def begin(bar, total):
-    """Have a bar hear that a run of so many records begins."""
-    bar.on_plan(PlanMade(plan=Plan("set", ()), shards=(), num_rows=total, num_records=total))
-    bar.on_workers_start(WorkersStarted(num_workers=1, start_method="fork"))
+@pytest.fixture
+def begun(clock, monkeypatch):
+    """Give a function that returns a bar on a stream, after the start of a run of so many records."""
+
+    def begun(stream, total, columns=100):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        bar = ProgressBar()
+        bar.on_plan(PlanMade(plan=Plan("set", ()), shards=(), num_rows=total, num_records=total))
+        bar.on_workers_start(WorkersStarted(num_workers=1, start_method="fork"))
+        return bar
+
+    return begun
 
 
 def ended():
@@ -73,14 +82,10 @@ def ended():
     return RunEnded(report=report, error=None)
 
 
-def test_line_says_how_far_how_fast_how_long_and_why(clock, monkeypatch):
+def test_line_says_how_far_how_fast_how_long_and_why(clock, begun):
     """Whole numbers: share, samples, rate, time that is left, failures, and the stage that limits the run."""
     screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "100")
-    bar = ProgressBar()
-
-    begin(bar, 1_000)
+    bar = begun(screen, 1_000)
     clock.now += 10
     bar.on_part_done(part(0, num_records=250, num_failed=3))
 
@@ -89,13 +94,11 @@ def test_line_says_how_far_how_fast_how_long_and_why(clock, monkeypatch):
     assert "3 failed  limit: transform" in shown
 
 
-def test_what_was_there_counts_as_done_and_not_as_speed(clock, monkeypatch):
+def test_what_was_there_counts_as_done_and_not_as_speed(clock, begun):
     """Shards and parts of an earlier run move the bar, and leave the rate alone."""
     screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    bar = ProgressBar()
+    bar = begun(screen, 1_000)
 
-    begin(bar, 1_000)
     names = ("shard", "split", "files")
     numbers = {"num_rows": 500, "num_failed": 0, "num_dropped": 0, "num_dropped_records": 0, "num_bytes": 1}
     reused = ShardFinished(**dict.fromkeys(names, "s"), **numbers, num_records=500, is_reused=True, is_held=False)
@@ -107,14 +110,11 @@ def test_what_was_there_counts_as_done_and_not_as_speed(clock, monkeypatch):
     assert "800/1,000 samples  10/s  0:20 left" in screen.getvalue()
 
 
-def test_terminal_draws_over_one_line_and_cuts_it(clock, monkeypatch):
+def test_terminal_draws_over_one_line_and_cuts_it(clock, begun):
     """However many parts there are, the screen has one line of the bar, no wider than the window, and the summary."""
     screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "40")
-    bar = ProgressBar()
+    bar = begun(screen, 100, columns=40)
 
-    begin(bar, 100)
     for number in range(10):
         clock.now += 1
         bar.on_part_done(part(number))
@@ -126,13 +126,11 @@ def test_terminal_draws_over_one_line_and_cuts_it(clock, monkeypatch):
     assert "complete" in lines[-1]
 
 
-def test_without_a_terminal_there_is_a_line_every_half_minute(clock, monkeypatch):
+def test_without_a_terminal_there_is_a_line_every_half_minute(clock, begun):
     """A log file gets no control characters, and two lines a minute however many parts are done."""
     log = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", log)
-    bar = ProgressBar()
+    bar = begun(log, 1_000)
 
-    begin(bar, 1_000)
     for number in range(100):
         clock.now += 1
         bar.on_part_done(part(number))
@@ -144,7 +142,7 @@ def test_without_a_terminal_there_is_a_line_every_half_minute(clock, monkeypatch
     assert "complete" in summary
 
 
-def test_notebook_gets_one_display_and_nothing_on_the_pink_stream(clock, monkeypatch, capsys):
+def test_notebook_gets_one_display_and_nothing_on_the_pink_stream(clock, begun, monkeypatch):
     """The display is replaced each time, and by the summary in the end."""
     shown = []
 
@@ -161,9 +159,9 @@ def test_notebook_gets_one_display_and_nothing_on_the_pink_stream(clock, monkeyp
     shell = types.SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    bar = ProgressBar()
+    pink = io.StringIO()
+    bar = begun(pink, 20)
 
-    begin(bar, 20)
     bar.on_part_done(part(0))
     clock.now += 1
     bar.on_part_done(part(1))
@@ -173,7 +171,7 @@ def test_notebook_gets_one_display_and_nothing_on_the_pink_stream(clock, monkeyp
     assert len(shown) == 1
     assert "20/20 samples" in between["text/plain"]
     assert "complete" in shown[0]["text/plain"] and shown[0]["text/html"].startswith("<pre>")
-    assert capsys.readouterr() == ("", "")
+    assert pink.getvalue() == ""
 
 
 def test_summary_is_shown_once_where_the_logger_shows_it_too(tmp_path, capfd):
@@ -184,19 +182,8 @@ def test_summary_is_shown_once_where_the_logger_shows_it_too(tmp_path, capfd):
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        Materializer(small_pairs.Pairs(), source, tmp_path / "out", logger=logger).run()
+        small_pairs.job(source, tmp_path / "out", logger=logger).run()
     finally:
         logger.removeHandler(handler)
 
     assert capfd.readouterr().err.count("complete: 3 records") == 1
-
-
-def test_program_without_a_standard_error_runs(clock, monkeypatch):
-    """`pythonw` has none."""
-    monkeypatch.setattr(sys, "stderr", None)
-    bar = ProgressBar()
-
-    begin(bar, 10)
-    clock.now += 60
-    bar.on_part_done(part(0))
-    bar.on_run_end(ended())

@@ -10,7 +10,7 @@ import pytest
 from datamat import OutputError
 from datamat.directory.ledger import FailedRow
 from datamat.directory.rows import IndexRow
-from datamat.run.quarantine import kept_names, quarantine, release, safe_name
+from datamat.run.quarantine import quarantine, safe_name
 
 
 def failed(key):
@@ -21,28 +21,7 @@ def failed(key):
 def row(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a b.png").write_bytes(b"picture")
-    fields = {"image": str(tmp_path / "in" / "a b.png"), "mask": str(tmp_path / "in" / "gone.png"), "speed": 3.5}
-    return IndexRow("0001", "train", fields, "train.txt:1")
-
-
-def test_sample_is_kept_with_its_files_and_reason(tmp_path, row):
-    """Files that cannot be read are named."""
-    quarantine(tmp_path, row, failed("0001"), "Traceback ...\nsomewhere")
-
-    folder = tmp_path / "quarantine" / "train" / "0001"
-    stored = json.loads((folder / "sample.json").read_text())
-    assert (folder / "image-a b.png").read_bytes() == b"picture"
-    assert (folder / "traceback.txt").read_text() == "Traceback ...\nsomewhere"
-    assert (stored["key"], stored["error"], stored["attempts"], stored["origin"]) == (
-        "0001",
-        "InputError",
-        2,
-        "train.txt:1",
-    )
-    assert stored["fields"] == row.fields
-    assert stored["files"]["image"] == {"path": row.fields["image"], "kept": "image-a b.png", "num_bytes": 7}
-    assert stored["files"]["mask"]["kept"] is None and "No such file" in stored["files"]["mask"]["reason"]
-    assert os.listdir(tmp_path / "quarantine" / "train") == ["0001"]
+    return IndexRow("0001", "train", {"image": str(tmp_path / "in" / "a b.png")}, "train.txt:1")
 
 
 def test_later_failure_replaces_an_earlier_one(tmp_path, row):
@@ -84,16 +63,3 @@ def test_quarantine_is_not_kept_behind_a_link(tmp_path, row, name):
     with pytest.raises(OutputError, match="is a link"):
         quarantine(tmp_path, row, failed("0001"), "")
     assert os.listdir(tmp_path / "elsewhere") == []
-
-
-def test_sample_that_is_good_now_is_released(tmp_path, row):
-    """Other samples stay."""
-    quarantine(tmp_path, row, failed("0001"), "")
-    quarantine(tmp_path, row._replace(key="0002"), failed("0002"), "")
-    assert kept_names(tmp_path, "train") == {"0001", "0002"}
-
-    release(tmp_path, "train", "0001")
-    release(tmp_path, "train", "0003")
-
-    assert kept_names(tmp_path, "train") == {"0002"}
-    assert kept_names(tmp_path, "val") == set()

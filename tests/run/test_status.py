@@ -11,7 +11,7 @@ import sys
 import pytest
 import small_pairs
 
-from datamat import SampleError
+from datamat import OutputLockedError, SampleError
 from datamat.directory.files import locked
 from datamat.plan.changes import NOT_MADE
 from datamat.run.status import read_status
@@ -62,7 +62,7 @@ def test_finished_directory_is_complete_and_up_to_date(source, output):
 
 
 def test_live_run_is_reported_from_another_process(source, tmp_path):
-    """Status says which process works and how far it is; once it is killed, that it is dead, and how far it came."""
+    """A spine test: a second run is refused; status says who works and how far it is, and, once it is killed, was."""
     output = tmp_path / "out"
     script = tmp_path / "held.py"
     script.write_text(HELD)
@@ -77,6 +77,8 @@ def test_live_run_is_reported_from_another_process(source, tmp_path):
     ) as run:
         assert run.stdout.readline() == "held\n"
         alive = read_status(output)
+        with pytest.raises(OutputLockedError, match=f"process {run.pid} on"):
+            small_pairs.job(source, output).run(progress=False)
         os.killpg(run.pid, signal.SIGKILL)
     dead = read_status(output)
 
@@ -116,9 +118,8 @@ def test_status_of_the_holding_process_keeps_its_lock(source, output):
     """Closing any descriptor of the lock file would release it: the process that asks may be the holder itself."""
     with locked(output / ".datamat" / "lock"):
         status = read_status(output)
-        asked = subprocess.run(
-            [sys.executable, "-m", "datamat.cli", "status", output], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "datamat.cli", "status", output]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert status.is_running and f"process {os.getpid()} on" in status.holder
     assert f"being written by process {os.getpid()} on" in asked.stdout
@@ -131,18 +132,14 @@ def test_damage_is_reported_and_hides_nothing(output, damage):
     ledger = output / ".datamat" / "ledger.jsonl"
     if damage == "manifest":
         os.truncate(output / "manifest.json", 100)
-    elif damage == "ledger":
-        ledger.write_bytes(b"\x80\x04\n" * 3)
-    else:
-        ledger.unlink()
+        status = read_status(output)
+        assert status.state == "damaged" and "repair()" in str(status)
+        return
+    ledger.write_bytes(b"\x80\x04\n" * 3) if damage == "ledger" else ledger.unlink()
 
     status = read_status(output)
 
-    assert status.state == ("damaged" if damage == "manifest" else "complete")
-    if damage == "manifest":
-        assert "repair()" in str(status) and "is not JSON" in str(status)
-    else:
-        assert "24 records" in str(status) and bool(status.note) is (damage == "ledger")
+    assert status.is_complete and "24 records" in str(status) and bool(status.note) is (damage == "ledger")
 
 
 def test_part_of_a_plan_is_counted(source, tmp_path):
@@ -156,7 +153,7 @@ def test_part_of_a_plan_is_counted(source, tmp_path):
     assert len(small_pairs.job(source, tmp_path / "out", include="train-00000").status().changes) == 1
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"failed": [], "retried": [], "files": [{}]}', '"text"'])
+@pytest.mark.parametrize("content", ["{}", '{"failed": [], "retried": [], "files": [{}]}', '"text"'])
 def test_receipt_of_another_version_is_skipped(source, tmp_path, content):
     """Status reads whatever is there, whoever wrote it, and raises nothing."""
     job = small_pairs.job(source, tmp_path / "out")
