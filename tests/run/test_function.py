@@ -8,8 +8,7 @@ import importlib
 import os
 import pathlib
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 
 import numpy as np
 import pytest
@@ -36,14 +35,17 @@ from datamat import (
     verify,
 )
 from datamat.directory.ledger import read_ledger
-from datamat.writers.function import function_writer, keys_of
+from datamat.testing import InlineExecutor
+from datamat.writers.function import keys_of
 
-METHODS = ("fork", "forkserver", "spawn")
+
+def _made(fn, inputs, output, *, workers=None, **options):
+    """Call `materialize`, in this process unless it is given workers."""
+    where = {"workers": workers} if workers else {"executor": InlineExecutor()}
+    return materialize(fn, inputs, output, progress=False, **where, **options)
 
 
-def _made(fn, inputs, output, *, num_workers=2, start_method="fork", sample_timeout_s=None, **options):
-    workers = WorkerOptions(num_workers=num_workers, start_method=start_method, sample_timeout_s=sample_timeout_s)
-    return materialize(fn, inputs, output, progress=False, workers=workers, **options)
+TWO_WORKERS = WorkerOptions(num_workers=2, start_method="fork")
 
 
 def test_items_that_failed_are_retried_with_rerun_failed(tmp_path):
@@ -56,17 +58,17 @@ def test_items_that_failed_are_retried_with_rerun_failed(tmp_path):
             raise OSError("not now")
         return {"x": item}
 
-    report = _made(make_sample, range(20), tmp_path / "out", errors="skip")
+    report = _made(make_sample, range(10), tmp_path / "out", errors="skip")
     assert "materialize(..., retry_failed=True) tries them again" in str(report)
     with pytest.raises(IncompleteRunError, match=r"fix them and call materialize\(\.\.\., retry_failed=True\), which"):
-        _made(make_sample, range(20), tmp_path / "out")
+        _made(make_sample, range(10), tmp_path / "out")
     with pytest.raises(IncompleteRunError, match=r"raise max_errors, or fix them and call materialize\(\.\.\., retry"):
-        _made(make_sample, range(20), tmp_path / "other", errors=ErrorPolicy("skip", max_errors=0))
+        _made(make_sample, range(10), tmp_path / "other", errors=ErrorPolicy("skip", max_errors=0))
     bad.unlink()
 
-    assert _made(make_sample, range(20), tmp_path / "out", errors="skip").num_failed == 1
-    assert _made(make_sample, range(20), tmp_path / "out", retry_failed=True).num_failed == 0
-    assert sorted(sample["x"] for sample in load(tmp_path / "out")) == list(range(20))
+    assert _made(make_sample, range(10), tmp_path / "out", errors="skip").num_failed == 1
+    assert _made(make_sample, range(10), tmp_path / "out", retry_failed=True).num_failed == 0
+    assert sorted(sample["x"] for sample in load(tmp_path / "out")) == list(range(10))
 
 
 # ---- keys
@@ -85,18 +87,16 @@ def test_key_of_text_depends_on_the_text_alone():
     assert set(keys_of(items[::-1], None)) == set(keys)
 
 
-def test_items_without_text_have_their_positions_as_keys():
-    """Objects that give items by position are not iterated."""
+def test_other_items_have_their_positions_as_keys_or_what_key_gives():
+    """Objects that give items by position are not iterated; `key` is a function or a field."""
     assert keys_of([1, 2], None) is None
     assert keys_of([("a.png", 1)], None) is None
     assert keys_of(np.array(["a", "b"]), None) is None
     assert keys_of([1, "a"], None) == ["00000000", "a"]
+    with pytest.raises(SourceError, match="one of the texts is the position of another item; pass key="):
+        keys_of([7, "00000000"], None)
 
-
-def test_key_may_be_a_function_or_a_field():
-    """Whole numbers become text."""
     items = [{"id": 7, "x": 1}, {"id": np.int64(8), "x": 2}]
-
     assert keys_of(items, "id") == ["7", "8"]
     assert keys_of(items, lambda item: f"row{item['x']}") == ["row1", "row2"]
 
@@ -133,8 +133,8 @@ def test_keys_that_no_file_can_have_are_stored_in_a_safe_form(shard_format, tmp_
     ]
     items = [{"id": key, "x": number} for number, key in enumerate(keys)]
 
-    materialize(lambda item: {"key": item["id"], "x": item["x"]}, items, tmp_path / "a", key="id", format=shard_format)
-    materialize(lambda item: {"x": item["x"]}, items, tmp_path / "b", key="id", copies=2, format=shard_format)
+    _made(lambda item: {"key": item["id"], "x": item["x"]}, items, tmp_path / "a", key="id", format=shard_format)
+    _made(lambda item: {"x": item["x"]}, items, tmp_path / "b", key="id", copies=2, format=shard_format)
 
     found = load(tmp_path / "a")
     assert {original_key(sample["key"]): int(sample["x"]) for sample in found} == {key: n for n, key in enumerate(keys)}
@@ -144,20 +144,19 @@ def test_keys_that_no_file_can_have_are_stored_in_a_safe_form(shard_format, tmp_
     assert verify(tmp_path / "a", deep=True).ok and verify(tmp_path / "b").ok
 
 
-@pytest.mark.parametrize("place", [0, 20, 40])
 @pytest.mark.parametrize(
-    ("make", "options"),
+    ("make", "options", "place"),
     [
-        (lambda number: f"texts/{number:02d}.txt", {}),
-        (lambda number: pathlib.Path(f"{number:02d}.txt"), {}),
-        (lambda number: {"id": number, "of": f"{number}"}, {"key": "id"}),
-        (lambda number: np.str_(f"texts/{number:02d}.txt"), {}),
+        (lambda number: f"texts/{number:02d}.txt", {}, 0),
+        (lambda number: pathlib.Path(f"{number:02d}.txt"), {}, 10),
+        (lambda number: {"id": number, "of": f"{number}"}, {"key": "id"}, 5),
+        (lambda number: np.str_(f"texts/{number:02d}.txt"), {}, 20),
     ],
     ids=["text", "path", "key", "numpy text"],
 )
 def test_one_item_more_concerns_one_shard(make, options, place, tmp_path):
-    """The position of the new item does not matter."""
-    items = [make(number) for number in range(40)]
+    """Wherever the new item stands."""
+    items = [make(number) for number in range(20)]
 
     def make_sample(item):
         return {"text": str(item)}
@@ -166,16 +165,16 @@ def test_one_item_more_concerns_one_shard(make, options, place, tmp_path):
     items.insert(place, make(99))
     report = _made(make_sample, items, tmp_path / "out", shards=ShardOptions(num_shards=4), **options)
 
-    assert (report.num_shards_reused, report.num_shards_written, report.num_records) == (3, 1, 41)
+    assert (report.num_shards_reused, report.num_shards_written, report.num_records) == (3, 1, 21)
     assert sorted(sample["text"] for sample in load(tmp_path / "out")) == sorted(map(str, items))
 
 
 @pytest.mark.parametrize("kind", [str, object, bytes])
 def test_array_of_paths_has_the_keys_of_its_elements(kind, tmp_path):
     """As for a list of them, one more path concerns one shard."""
-    for number in range(41):
+    for number in range(21):
         (tmp_path / f"{number:02d}.txt").write_text("x")
-    paths = [str(tmp_path / f"{number:02d}.txt") for number in range(41)]
+    paths = [str(tmp_path / f"{number:02d}.txt") for number in range(21)]
     items = np.array([os.fsencode(path) for path in paths] if kind is bytes else paths, None if kind is bytes else kind)
 
     def make_sample(item):
@@ -192,180 +191,106 @@ def test_changed_item_is_noticed_under_the_key_that_it_had(tmp_path):
     """The content of each item counts in the fingerprint of its shard: a tuple, a dict, an array, a long text."""
     items = [{"id": 1, "x": [1, (2, "a")]}, {"id": 2, "x": np.zeros(3)}, {"id": 3, "x": "long" * 1000}]
 
+    def make():
+        return _made(make_sample, items, tmp_path / "out", key="id", shards=ShardOptions(num_shards=3))
+
     def make_sample(item):
         return {"x": repr(item["x"])}
 
-    shards = ShardOptions(num_shards=3)
-    _made(make_sample, items, tmp_path / "out", key="id", shards=shards)
-    assert _made(make_sample, items, tmp_path / "out", key="id", shards=shards).num_shards_written == 0
+    make()
+    assert make().did_nothing
     for item, value in zip(items, ([1, (2, "b")], np.ones(3), "long" * 999 + "Long"), strict=True):
         item["x"] = value
-        assert _made(make_sample, items, tmp_path / "out", key="id", shards=shards).num_shards_written == 1
-    assert {sample["key"]: sample["x"] for sample in load(tmp_path / "out")} == {
-        str(item["id"]): make_sample(item)["x"] for item in items
-    }
-
-
-def test_equal_items_are_all_kept(tmp_path):
-    """Each has a key of its own."""
-    _made(lambda item: {"x": item}, ["a", "a", "b/c", "b/c", "a"], tmp_path / "out")
-
-    assert sorted(sample["x"] for sample in load(tmp_path / "out")) == ["a", "a", "a", "b/c", "b/c"]
+        assert make().num_shards_written == 1
+    found = {sample["key"]: sample["x"] for sample in load(tmp_path / "out")}
+    assert found == {str(item["id"]): repr(item["x"]) for item in items}
 
 
 # ---- features
-
-
-def _segfault(item):
-    return ctypes.string_at(0)
-
-
-def _exit(item):
-    os._exit(3)
-
-
-def _leave(item):
-    sys.exit(3)
 
 
 def _fail(item):
     raise ValueError("bad item")
 
 
-def _loop(item):
-    while True:
-        pass
-
-
 FATES = {
-    "segfault": (_segfault, r"SIGSEGV"),
-    "exit": (_exit, r"exit code 3"),
-    "leave": (_leave, r"SystemExit: 3"),
-    "fail": (_fail, r"ValueError: bad item"),
-    "loop": (_loop, r"TaskTimeout: it ran longer than sample_timeout_s=2"),
+    "segfault": (lambda: ctypes.string_at(0), "fork", r"SIGSEGV"),
+    "exit": (lambda: os._exit(3), "forkserver", r"exit code 3"),
+    "leave": (lambda: sys.exit(3), "spawn", r"SystemExit: 3"),
+    "loop": (lambda: time.sleep(600), "fork", r"TaskTimeout: it ran longer than sample_timeout_s=1"),
 }
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("fate", FATES)
-def test_first_item_that_fails_is_an_error_with_its_key(fate, method, tmp_path):
-    """A worker makes the sample from which features are inferred: the caller's process survives."""
-    ill, message = FATES[fate]
+@pytest.mark.parametrize(("deed", "method", "message"), FATES.values(), ids=FATES)
+def test_first_item_that_fails_is_an_error_with_its_key(deed, method, message, tmp_path):
+    """A worker makes the sample from which features are inferred: the caller's process survives. A spine test."""
 
     def first_fails(item):
-        return ill(item) if item == "first" else {"x": len(item)}
+        return deed() if item == "first" else {"x": len(item)}
 
+    workers = WorkerOptions(num_workers=1, start_method=method, sample_timeout_s=1)
     with pytest.raises(SampleError, match=f"sample 'first': .*{message}") as caught:
-        _made(first_fails, ["first", "second"], tmp_path / "out", start_method=method, sample_timeout_s=2)
+        _made(first_fails, ["first", "second"], tmp_path / "out", workers=workers)
     assert caught.value.key == "first"
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("fate", ["segfault", "fail"])
-def test_features_come_from_the_first_item_that_works(fate, tmp_path):
-    """Under a policy that continues, the ledger records the items that fail before it."""
-    ill = FATES[fate][0]
-
-    def some_fail(item):
-        return ill(item) if item in {"a", "b"} else {"x": np.float32(len(item))}
-
-    report = _made(some_fail, list("abcd"), tmp_path / "out", errors="skip")
-
-    assert (report.num_failed, report.num_records) == (2, 2)
-    assert load(tmp_path / "out").features["x"] == Scalar("float32")
-    failed = [
-        entry
-        for entry in read_ledger(tmp_path / "out" / ".datamat" / "ledger.jsonl")
-        if entry.event == "sample_skipped"
-    ]
-    assert {entry.values["key"] for entry in failed} == {"a", "b"}
-
-
-@pytest.mark.parametrize("fn", [({"x": n} for n in range(3)), None, {"x": 1}])
-def test_what_is_no_function_is_refused(fn, tmp_path):
-    """The error says what was given, and what takes whole samples."""
-    with pytest.raises(
-        OptionError, match=rf"fn is a {type(fn).__name__}, .*; want a function of one item.*Materializer"
-    ):
-        materialize(fn, range(3), tmp_path / "out")
 
 
 def test_caller_does_none_of_the_items(tmp_path):
     """The first one is no exception."""
     done_here = []
 
-    _made(lambda item: done_here.append(item) or {"x": item}, range(5), tmp_path / "out")
+    _made(lambda item: done_here.append(item) or {"x": item}, range(5), tmp_path / "out", workers=TWO_WORKERS)
 
     assert done_here == []
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_first_sample_sees_modules_as_the_program_has_set_them(method, tmp_path, monkeypatch):
+def test_first_sample_sees_modules_as_the_program_has_set_them(tmp_path, monkeypatch):
     """As in the run, values that argparse has put into a module decide the schema."""
-    name = f"sizes_of_{method}"
-    (tmp_path / f"{name}.py").write_text(
+    (tmp_path / "sizes.py").write_text(
         "import numpy as np\nSIZE = None\ndef make(item):\n    return {'x': np.zeros((SIZE, 1))}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module(name)
+    module = importlib.import_module("sizes")
     module.SIZE = 3
 
-    _made(module.make, range(3), tmp_path / "out", start_method=method)
+    _made(module.make, range(3), tmp_path / "out", workers=WorkerOptions(num_workers=1, start_method="spawn"))
 
     assert load(tmp_path / "out")[0]["x"].shape == (3, 1)
 
 
-def test_text_that_is_the_position_of_another_item_is_refused():
-    """Two items cannot have one key."""
-    with pytest.raises(SourceError, match="one of the texts is the position of another item; pass key="):
-        keys_of([7, "00000000"], None)
-
-
-def test_executor_of_the_caller_makes_the_first_sample_too(tmp_path):
-    """The caller's process makes no sample."""
-    names = set()
-
-    def note(item):
-        names.add(threading.current_thread().name)
-        return {"x": item}
-
-    with ThreadPoolExecutor(1, thread_name_prefix="mine") as executor:
-        materialize(note, range(5), tmp_path / "out", executor=executor, progress=False)
-
-    assert names == {"mine_0"}
-
-
 def test_error_of_the_last_item_is_given_where_none_works(tmp_path):
-    """The run ends after all items, or after more failures than the policy allows."""
+    """The run ends after all items, or after more failures than the policy allows; `fn` must be a function."""
     with pytest.raises(
         IncompleteRunError, match=r"all 3 inputs failed.* the last: sample '00000002': ValueError: bad item"
     ):
         _made(_fail, range(3), tmp_path / "out", errors="skip")
     with pytest.raises(SampleError, match="sample '00000000': SchemaError: field 'x' holds a object"):
         _made(lambda item: {"x": object()}, range(3), tmp_path / "out")
+    with pytest.raises(OptionError, match=r"fn is a dict, .*; want a function of one item.*Materializer"):
+        _made({"x": 1}, range(3), tmp_path / "out")
 
 
 def _end_all_but_one(item):
     if item == 0:
         raise ValueError("bad item")
-    os._exit(3)
+    if item < 3:
+        os._exit(3)
+    return {"x": np.float32(item)}
 
 
 def test_items_that_end_their_workers_are_counted_once_and_beside_others(tmp_path):
-    """However often each is tried, each counts once, and its neighbours are stored."""
+    """However often each is tried, each counts once; features come from the first that works, and it is stored."""
     with pytest.raises(IncompleteRunError, match=r"all 3 inputs failed.* the last: sample '00000002': .*exit code 3"):
-        _made(_end_all_but_one, range(3), tmp_path / "all", errors="skip")
+        _made(_end_all_but_one, range(3), tmp_path / "all", errors="skip", workers=TWO_WORKERS)
+    policy = ErrorPolicy("skip", max_errors=1)
     with pytest.raises(IncompleteRunError, match=r"2 inputs failed, more than max_errors=1 allows; the last: .*00001'"):
-        _made(_end_all_but_one, range(3), tmp_path / "two", errors=ErrorPolicy("skip", max_errors=1))
+        _made(_end_all_but_one, range(3), tmp_path / "two", errors=policy, workers=TWO_WORKERS)
 
+    report = _made(_end_all_but_one, range(5), tmp_path / "out", errors="skip", workers=TWO_WORKERS)
 
-def test_writer_without_features_says_so():
-    """Without features it is no plug-in yet."""
-    writer = function_writer(len, ["a"], name="data")
-
-    with pytest.raises(Exception, match="features are not known yet"):
-        _ = writer.features
+    assert (report.num_failed, report.num_records) == (3, 2)
+    assert load(tmp_path / "out").features["x"] == Scalar("float32")
+    failed = [entry for entry in read_ledger(tmp_path / "out/.datamat/ledger.jsonl") if entry.event == "sample_skipped"]
+    assert {entry.values["key"] for entry in failed} == {"00000000", "00000001", "00000002"}
 
 
 def test_features_are_inferred_of_whatever_json_and_numpy_hold(tmp_path):
@@ -375,7 +300,7 @@ def test_features_are_inferred_of_whatever_json_and_numpy_hold(tmp_path):
         when = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         return {"boxes": [{"label": number}], "meta": {"size": (4, None)}, "when": when, "level": np.float32(number)}
 
-    materialize(annotated, range(3), tmp_path / "out", progress=False)
+    _made(annotated, range(3), tmp_path / "out")
 
     dataset = load(tmp_path / "out")
     assert dataset.features == Features(
@@ -384,7 +309,7 @@ def test_features_are_inferred_of_whatever_json_and_numpy_hold(tmp_path):
     found = {int(sample["level"]): (sample["boxes"], sample["meta"]) for sample in dataset}
     assert found == {number: ([{"label": number}], {"size": [4, None]}) for number in range(3)}
     with pytest.raises(SampleError, match="read returned None for the field 'x'; want a value"):
-        materialize(lambda number: {"x": None}, range(3), tmp_path / "none", progress=False)
+        _made(lambda number: {"x": None}, range(3), tmp_path / "none")
 
 
 FIRST_LISTS = {
@@ -432,7 +357,7 @@ def test_items_that_end_their_workers_are_passed_over_in_the_search_for_a_list(t
             raise ValueError("bad item")
         return {"x": [number] if number == 7 else []}
 
-    report = _made(make, range(9), tmp_path / "out", errors=ErrorPolicy("skip", max_errors=3))
+    report = _made(make, range(9), tmp_path / "out", errors=ErrorPolicy("skip", max_errors=3), workers=TWO_WORKERS)
 
     assert (report.num_failed, report.num_records) == (3, 6)
     assert load(tmp_path / "out").features["x"] == Sequence(Scalar("int64"))
@@ -446,14 +371,13 @@ def test_lists_that_stay_empty_are_json_and_the_log_says_so(tmp_path, caplog):
         calls.append(number)
         return {"x": [] if number < 100 else [number]}
 
-    with ThreadPoolExecutor(1) as executor:
-        materialize(make, range(102), tmp_path / "out", executor=executor, progress=False)
-        assert "lists in field 'x' of the first 100 samples are empty, so lists of this field are" in caplog.text
-        assert load(tmp_path / "out").features["x"] == Json()
-        assert calls[:101] == [0, *range(100)]
-        caplog.clear()
-        materialize(make, range(50), tmp_path / "few", executor=executor, progress=False)
-        assert "empty" not in caplog.text
+    _made(make, range(102), tmp_path / "out")
+    assert "lists in field 'x' of the first 100 samples are empty, so lists of this field are" in caplog.text
+    assert load(tmp_path / "out").features["x"] == Json()
+    assert calls[:101] == [0, *range(100)]
+    caplog.clear()
+    _made(make, range(50), tmp_path / "few")
+    assert "empty" not in caplog.text
 
 
 def test_none_in_the_first_sample_shows_no_type(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,7 @@ import types
 
 import pytest
 
-from datamat import DatasetWriter, Features, FingerprintError, IndexRow, Scalar
+from datamat import FingerprintError
 from datamat.plan.pipeline import Pipeline
 from datamat.run.module_state import ModuleState, _settled
 
@@ -113,11 +112,11 @@ def program(folder, executor, method, *, extra="pass", settings=SETTINGS):
 @pytest.mark.parametrize(
     ("executor", "method"),
     [
-        ("own", "fork"),
+        pytest.param("own", "fork", marks=pytest.mark.long),
         ("own", "forkserver"),
-        ("own", "spawn"),
-        ("futures", "fork"),
-        ("futures", "forkserver"),
+        pytest.param("own", "spawn", marks=pytest.mark.long),
+        pytest.param("futures", "fork", marks=pytest.mark.long),
+        pytest.param("futures", "forkserver", marks=pytest.mark.long),
         ("futures", "spawn"),
     ],
 )
@@ -128,10 +127,9 @@ def test_every_start_method_sees_what_the_program_has_set(tmp_path, executor, me
     assert done.stdout.strip() == str([(1000, 3, 7, 9, 1000, 51, 12)]), done.stderr
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path, method):
+def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path):
     """The error uses the code's name for it. What is the same in a worker does no harm, sent or not: see above."""
-    done = program(tmp_path, "own", method, extra="settings.HANDLE = settings.Handle(2)")
+    done = program(tmp_path, "own", "forkserver", extra="settings.HANDLE = settings.Handle(2)")
 
     assert done.returncode != 0
     assert "FingerprintError: writer.read -> settings.HANDLE: not the same in this worker" in done.stderr
@@ -192,42 +190,30 @@ def writer_of(expression):
     return module.Writer()
 
 
-def change_name(settings):
+def change(settings):
+    """Change all that code may read: names, an object in place, a class, a function."""
     settings.K = 5
-
-
-def change_in_place(settings):
     settings.OPTIONS["more"] = [1]
-
-
-def change_class(settings):
-    settings.Config.size = 4
-    settings.Config.other = 5
-
-
-def change_function(settings):
+    settings.Config.size, settings.Config.other = 4, 5
     settings.patched = settings.helper
-
-
-def change_object(settings):
     settings.args = argparse.Namespace(size=3, names={"a"})
 
 
 @pytest.mark.parametrize(
-    ("expression", "change"),
+    "expression",
     [
-        ("settings.K", change_name),
-        ("settings.helper(2)", change_name),
-        ("settings.OPTIONS", change_in_place),
-        ("settings.Config().size", change_class),
-        ("settings.Config.other", change_class),
-        ("settings.patched(2)", change_function),
-        ("settings.args.size", change_object),
-        ("__import__('importlib') and local()", change_name),
+        "settings.K",
+        "settings.helper(2)",
+        "settings.OPTIONS",
+        "settings.Config().size",
+        "settings.Config.other",
+        "settings.patched(2)",
+        "settings.args.size",
+        "__import__('importlib') and local()",
     ],
 )
-def test_what_code_reads_of_modules_is_set_in_a_worker(settings, expression, change):
-    """Nothing else changes, and values that are equal stay the same objects."""
+def test_what_code_reads_of_modules_is_set_in_a_worker(settings, expression):
+    """And nothing else."""
     writer = writer_of(expression)
     change(settings)
     wanted = writer.read(None)
@@ -260,40 +246,3 @@ def test_what_differs_and_cannot_be_sent_is_named(settings):
 
     with pytest.raises(FingerprintError, match=r"^writer\.read -> settings\.HANDLE: not the same in this worker"):
         state.settle(Pipeline.of(writer, None, 0))
-
-
-def test_other_packages_in_a_worker_are_refused(settings, monkeypatch):
-    """As on another host: one run would mix records of two versions of a library."""
-    from datamat.fingerprint import code
-
-    writer = writer_of("settings.K, __import__('google_crc32c').value(b'')")
-    state = ModuleState.of(Pipeline.of(writer, None, 0), is_own_pool=False)
-    monkeypatch.setattr(code, "_look_up", lambda top: ((top, "99"),))
-    code._version.cache_clear()
-    code.origin_of_file.cache_clear()
-    try:
-        with pytest.raises(FingerprintError, match=r"here google.crc32c 99, there "):
-            state.settle(Pipeline.of(writer, None, 0))
-    finally:
-        monkeypatch.undo()
-        code._version.cache_clear()
-        code.origin_of_file.cache_clear()
-
-
-class Plain(DatasetWriter):
-    features = Features({"n": Scalar("int64")})
-
-    def index(self, source):
-        return [IndexRow("a", fields={"n": 1})]
-
-    def read(self, row):
-        return {"n": os.getpid() * 0 + row.fields["n"]}
-
-
-def test_state_is_compared_once_in_a_process(settings, monkeypatch):
-    """Executors that send the job with each part would otherwise pay for it with each part."""
-    state = ModuleState.of(Pipeline.of(Plain(), None, 0), is_own_pool=True)
-    state.settle(Pipeline.of(Plain(), None, 0))
-    monkeypatch.setattr(ModuleState, "_differing", None)
-
-    state.settle(Pipeline.of(Plain(), None, 0))

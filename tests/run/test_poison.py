@@ -1,4 +1,7 @@
-"""Samples that end their worker: found, retried, and handled by the policy; all other samples are stored."""
+"""Samples that end their worker: found, retried, and handled by the policy; all other samples are stored.
+
+These are spine tests: only a real worker can die.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from datamat import (
     verify,
 )
 from datamat.directory.ledger import read_ledger
+from datamat.testing import InlineExecutor
 
 
 class Poisonous(small_pairs.Pairs):
@@ -71,12 +75,13 @@ class Poisonous(small_pairs.Pairs):
             eaten.append(bytearray(self.crumb))  # to the last byte; `eaten` lives as long as the error's traceback
 
 
-DEEDS = {"train003": "crash", "train007": "leave", "train011": "die", "val001": "crash"}
+NUM_TRAIN, NUM_VAL = 8, 2
+DEEDS = {"train003": "crash", "train005": "leave", "train007": "die", "val001": "crash"}
 
 
 @pytest.fixture
 def place(tmp_path):
-    small_pairs.make_pairs(tmp_path / "source")
+    small_pairs.make_pairs(tmp_path / "source", NUM_TRAIN, NUM_VAL)
     (tmp_path / "marks").mkdir()
     return tmp_path
 
@@ -99,31 +104,25 @@ def entries(place, output, *events):
     return [e.values for e in read_ledger(place / output / ".datamat" / "ledger.jsonl") if e.event in events]
 
 
-@pytest.mark.parametrize("copies", [1, {"train": 2}])
-def test_row_that_ends_its_worker_is_left_out_after_the_second_attempt(place, copies):
-    """The ledger has signal or exit code, and peak memory; all other rows are stored."""
-    report = job(place, "out", copies=copies).run(progress=False)
+def test_row_that_ends_its_worker_is_left_out_after_the_second_attempt(place):
+    """The ledger has signal or exit code, and peak memory; the bytes are those of a run whose rows raise an error."""
+    report = job(place, "out", copies={"train": 2}).run(progress=False)
 
     skipped = {values["key"]: values for values in entries(place, "out", "sample_skipped")}
     assert {key: path.stat().st_size for key in DEEDS if (path := place / "marks" / key)} == dict.fromkeys(DEEDS, 2)
     assert skipped.keys() == DEEDS.keys() and report.num_failed == len(DEEDS)
     assert {(values["error"], values["attempts"]) for values in skipped.values()} == {("WorkerDied", 2)}
     assert re.search(r"signal 11 \(SIGSEGV\), peak memory [1-9]\d+ MiB.*in read", skipped["train003"]["message"], re.S)
-    assert "exit code 7, peak memory" in skipped["train007"]["message"]
+    assert "exit code 7, peak memory" in skipped["train005"]["message"]
     assert (
         "signal 9 (SIGKILL, as the kernel's out-of-memory killer sends it), peak memory"
-        in skipped["train011"]["message"]
+        in skipped["train007"]["message"]
     )
     assert len(entries(place, "out", "worker_died")) == 2 * len(DEEDS)
     assert {key.partition("#")[0] for key in load(place / "out").keys()} == {  # noqa: SIM118 -- not a dict
-        f"{split}{number:03d}" for split, count in (("train", 20), ("val", 4)) for number in range(count)
+        f"{split}{number:03d}" for split, count in (("train", NUM_TRAIN), ("val", NUM_VAL)) for number in range(count)
     } - DEEDS.keys()
     assert verify(place / "out").ok
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_bytes_do_not_depend_on_who_was_killed(place, num_workers):
-    """The bytes are those of a run in which the same rows raise an error."""
 
     class Failing(small_pairs.Pairs):
         name = "poisonous"
@@ -133,23 +132,17 @@ def test_bytes_do_not_depend_on_who_was_killed(place, num_workers):
                 raise ValueError("cannot be read")
             return super().read(row)
 
-    workers = WorkerOptions(num_workers=num_workers)
-    shards = ShardOptions(num_shards=2)
-    job(place, "out", num_workers=num_workers).run(progress=False)
-    Materializer(Failing(), place / "source", place / "reference", errors="skip", shards=shards, workers=workers).run(
-        progress=False
-    )
-
+    options = {"errors": "skip", "copies": {"train": 2}, "transform": small_pairs.jitter}
+    small_pairs.job(place / "source", place / "reference", Failing(), **options).run(progress=False)
     shards = {name: digest for name, digest in small_pairs.digests(place / "out").items() if name != "manifest.json"}
     assert shards.items() <= small_pairs.digests(place / "reference").items()
 
 
-@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (2, 3)])
-def test_number_of_attempts_can_be_chosen(place, retries, attempts):
+def test_number_of_attempts_can_be_chosen(place):
     """`max_retries` counts for each row."""
-    job(place, "out", {"train003": "die", "train004": "die"}, max_retries=retries).run(progress=False)
+    job(place, "out", {"train003": "die", "train004": "die"}, max_retries=0).run(progress=False)
 
-    assert [(place / "marks" / key).stat().st_size for key in ("train003", "train004")] == [attempts, attempts]
+    assert [(place / "marks" / key).stat().st_size for key in ("train003", "train004")] == [1, 1]
 
 
 def test_sample_that_never_ends_is_stopped_and_its_stack_kept(place):
@@ -167,12 +160,19 @@ def test_sample_that_never_ends_is_stopped_and_its_stack_kept(place):
     assert kept["mask-train003.png"] == (place / "source" / "trainannot" / "train003.png").read_bytes()
 
 
-def test_sample_that_never_ends_stops_a_run_under_raise(place):
-    """The error gives key and stack; the timeout is its cause."""
-    with pytest.raises(SampleError, match=r"(?s)'train003': TaskTimeout: it ran longer than.*in loop") as caught:
-        job(place, "out", {"train003": "loop"}, policy="raise", sample_timeout_s=0.3).run(progress=False)
+@pytest.mark.parametrize(
+    ("deed", "cause", "message"),
+    [
+        ("loop", TaskTimeout, "it ran longer than.*in loop"),
+        ("die", WorkerDied, r".* signal 9 \(SIGKILL.* peak memory \d+"),
+    ],
+)
+def test_sample_that_ends_its_worker_stops_a_run_under_raise(place, deed, cause, message):
+    """The error gives key, stack, signal and memory; that of the worker is its cause."""
+    with pytest.raises(SampleError, match=rf"(?s)'train003': {cause.__name__}: {message}") as caught:
+        job(place, "out", {"train003": deed}, policy="raise", sample_timeout_s=0.3).run(progress=False)
 
-    assert isinstance(caught.value.__cause__, TaskTimeout)
+    assert isinstance(caught.value.__cause__, cause)
 
 
 def test_sample_that_eats_the_memory_fails_alone_under_a_limit(place):
@@ -184,8 +184,15 @@ def test_sample_that_eats_the_memory_fails_alone_under_a_limit(place):
     assert not entries(place, "out", "worker_died")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("crumb", [40, 4096])
+@pytest.mark.parametrize(
+    ("method", "crumb"),
+    [
+        ("fork", 4096),
+        pytest.param("fork", 40, marks=pytest.mark.long),
+        pytest.param("forkserver", 40, marks=pytest.mark.long),
+        pytest.param("spawn", 4096, marks=pytest.mark.long),
+    ],
+)
 def test_sample_that_eats_the_last_byte_is_left_out_too(place, method, crumb, monkeypatch):
     """Where not even its error can be sent, its worker ends, and the crash note names the row."""
     monkeypatch.setattr(Poisonous, "crumb", crumb)
@@ -195,7 +202,7 @@ def test_sample_that_eats_the_last_byte_is_left_out_too(place, method, crumb, mo
     (entry,) = entries(place, "out", "sample_skipped")
     assert entry["key"] == "train003" and entry["error"] in {"MemoryError", "WorkerDied"}
     assert {died["key"] for died in entries(place, "out", "worker_died")} <= {"train003"}
-    assert len(load(place / "out")) == 23 and verify(place / "out").ok
+    assert len(load(place / "out")) == NUM_TRAIN + NUM_VAL - 1 and verify(place / "out").ok
 
 
 class WhichProcess(DatasetWriter):
@@ -211,15 +218,12 @@ class WhichProcess(DatasetWriter):
         return {"pid": os.getpid()}
 
 
-@pytest.mark.parametrize(("max_rss", "one_each"), [(1, True), (1 << 40, False)])
-def test_worker_over_its_memory_limit_is_replaced_between_parts(tmp_path, max_rss, one_each):
+def test_worker_over_its_memory_limit_is_replaced_between_parts(tmp_path):
     """That is no death: nothing is retried."""
-    options = WorkerOptions(num_workers=2, max_rss=max_rss)
-    job = Materializer(WhichProcess(), None, tmp_path / "out", shards=ShardOptions(num_shards=2), workers=options)
-    report = job.run(progress=False)
+    options = WorkerOptions(num_workers=2, max_rss=1)
+    report = small_pairs.job(None, tmp_path / "out", WhichProcess(), workers=options).run(progress=False)
 
-    pids = {int(sample["pid"]) for sample in load(tmp_path / "out")}
-    assert (len(pids) == report.num_parts_written) is one_each
+    assert len({int(sample["pid"]) for sample in load(tmp_path / "out")}) == report.num_parts_written
     assert not [e for e in read_ledger(tmp_path / "out" / ".datamat" / "ledger.jsonl") if e.event == "worker_died"]
 
 
@@ -234,7 +238,7 @@ class Blocks(DatasetWriter):
         self.only_in_blocks = only_in_blocks
 
     def index(self, source):
-        return [IndexRow(f"{number:04d}", fields={"number": number}) for number in range(2000)]
+        return [IndexRow(f"{number:04d}", fields={"number": number}) for number in range(1000)]
 
     def read_block(self, keys, fields):
         if 777 in fields["number"]:
@@ -255,17 +259,18 @@ class Blocks(DatasetWriter):
 @pytest.mark.parametrize("deed", ["fail", "die"])
 def test_bad_row_of_a_block_is_found(tmp_path, deed):
     """The rows of its block are then read one at a time, and only that one is left out."""
-    Materializer(Blocks(deed), None, tmp_path / "out", errors="skip").run(progress=False)
+    where = {"workers": WorkerOptions(num_workers=1)} if deed == "die" else {}
+    small_pairs.job(None, tmp_path / "out", Blocks(deed), errors="skip", **where).run(progress=False)
 
     (entry,) = [e.values for e in read_ledger(tmp_path / "out" / ".datamat" / "ledger.jsonl") if "skip" in e.event]
     assert entry["key"] == "0777"
-    assert sorted(int(sample["x"]) for sample in load(tmp_path / "out")) == [n for n in range(2000) if n != 777]
+    assert sorted(int(sample["x"]) for sample in load(tmp_path / "out")) == [n for n in range(1000) if n != 777]
 
 
 def test_block_that_fails_though_none_of_its_rows_does_ends_the_run(tmp_path):
     """A writer whose blocks differ from its rows is an error under any policy."""
     with pytest.raises(SampleError, match="in a block of"):
-        Materializer(Blocks("fail", only_in_blocks=True), None, tmp_path / "out", errors="skip").run(progress=False)
+        small_pairs.job(None, tmp_path / "out", Blocks("fail", only_in_blocks=True), errors="skip").run(progress=False)
 
 
 def test_worker_that_dies_before_any_row_ends_the_run(place):
@@ -282,9 +287,5 @@ def test_worker_that_dies_before_any_row_ends_the_run(place):
 @pytest.mark.parametrize("options", [{"sample_timeout_s": 1.0}, {"max_rss": 1 << 30}])
 def test_limits_of_workers_need_datamats_own(place, options):
     """Processes of another executor cannot be replaced."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as executor, pytest.raises(OptionError, match="only datamat's own workers"):
-        Materializer(
-            small_pairs.Pairs(), place / "source", place / "out", executor=executor, workers=WorkerOptions(**options)
-        )
+    with pytest.raises(OptionError, match="only datamat's own workers"):
+        small_pairs.job(place / "source", place / "out", executor=InlineExecutor(), workers=WorkerOptions(**options))
