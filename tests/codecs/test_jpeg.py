@@ -110,16 +110,6 @@ def test_broken_exif_is_no_reason_to_refuse(block):
     assert decode_image(data).shape == (12, 20, 3)
 
 
-def test_first_exif_block_counts():
-    """A second APP1 with another orientation is ignored."""
-    data = pillow_jpeg(picture(), exif=b"Exif\0\0" + exif(3))
-    second = b"Exif\0\0" + exif(6)
-    at = data.index(b"\xff\xdb")
-    data = data[:at] + b"\xff\xe1" + struct.pack(">H", 2 + len(second)) + second + data[at:]
-
-    assert probe(data).orientation == 3
-
-
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
 def test_every_truncation_is_noticed(options):
     """A file truncated anywhere is refused, to decode or to keep; libjpeg would warn and fill with grey."""
@@ -253,15 +243,6 @@ def test_encode_jpeg_is_what_cv2_writes(channels):
     assert encode_jpeg(array[::-1][::-1], quality=90) == expected
 
 
-def test_encode_jpeg_is_close_at_high_quality():
-    """Quality 100 keeps a smooth grey image within two levels after decoding."""
-    array = np.add.outer(np.arange(40), np.arange(50)).astype(np.uint8)
-
-    decoded = decode_image(encode_jpeg(array, quality=100), channels=1)
-
-    assert np.abs(decoded[..., 0].astype(int) - array).max() <= 2
-
-
 @pytest.mark.parametrize(
     ("array", "options", "found"),
     [
@@ -359,7 +340,7 @@ def test_what_libjpeg_calls_damaged_is_refused(kind, damage):
     assert not refusal(decode_image, sound) and not refusal(check_pixels, sound)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(0, 1 << 20), max_size=2))
 def test_pixels_and_refusals_do_not_depend_on_the_decoder(kind, flips):
     """Without simplejpeg, cv2 decodes, and damage is still found."""

@@ -57,7 +57,7 @@ def pillow(data, mode):
         return np.asarray(picture.convert(mode))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pictures(), st.sampled_from(COMBINATIONS))
 def test_decode_image_gives_the_pixels_of_pillow(picture, missing_modules):
     """Any colour type, depth, filter, interlacing and transparency decodes as in Pillow, with any library."""
@@ -74,7 +74,7 @@ def test_decode_image_gives_the_pixels_of_pillow(picture, missing_modules):
     assert opaque is None or np.array_equal(opaque, pillow(data, "RGB"))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pictures([(0, 8), (2, 8)]))
 def test_decode_image_gives_the_pixels_of_cv2(picture):
     """Grey and RGB files decode as with cv2 alone."""
@@ -86,7 +86,7 @@ def test_decode_image_gives_the_pixels_of_cv2(picture):
     assert np.array_equal(pixels, np.broadcast_to(samples, pixels.shape))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pictures([kind for kind in KINDS if kind[0] in {0, 3}]), st.sampled_from(COMBINATIONS))
 def test_decode_mask_gives_stored_samples(picture, missing_modules):
     """Unscaled grey values and palette indices survive at every depth, interlaced or not."""
@@ -145,14 +145,6 @@ def test_encode_png_takes_views():
         assert np.array_equal(decode_image(encode_png(view)), view)
 
 
-def test_encode_png_of_a_mask_is_smaller_than_by_cv2():
-    """A mask of regions takes no more bytes than cv2's default."""
-    rows, columns = np.mgrid[:360, :480]
-    mask = ((rows // 37 + (columns + rows // 3) // 53) % 12).astype(np.uint8)
-
-    assert len(encode_png(mask)) < len(cv2.imencode(".png", mask)[1])
-
-
 @pytest.mark.skipif("ng" in zlib.ZLIB_RUNTIME_VERSION, reason="zlib-ng in place of zlib deflates differently")
 def test_encode_png_gives_the_same_bytes_on_every_machine(missing):
     """Golden digests: a zlib that deflates differently shows here, not in somebody's resumed run."""
@@ -180,15 +172,19 @@ def test_encode_png_refuses_other_arrays(array, found):
         encode_png(array)
 
 
+def flipped(data, bit):
+    found = bytearray(data)
+    found[bit // 8] ^= 1 << bit % 8
+    return bytes(found)
+
+
 def test_every_flipped_bit_is_noticed(missing):
     """No flipped bit of a PNG file goes unnoticed, in the header, the data, a CRC or the end."""
     data = build_png(np.arange(36).reshape(3, 4, 3) * 7, filters=(0, 1, 4))
 
     for bit in range(8 * len(data)):
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(InputError):
-            decode_image(bytes(damaged), channels=4)
+            decode_image(flipped(data, bit), channels=4)
 
 
 def test_every_truncation_is_noticed(missing):
@@ -305,9 +301,8 @@ def test_wrong_transparent_colour_is_refused():
         decode_image(data, channels=4)
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("place", "order"), [("before", "<"), ("after", ">")])
 def test_image_and_mask_are_turned_alike(orientation, place, order):
     """An eXIf chunk, on either side of the data, turns images and masks in the same way as in Pillow."""
     mask = np.arange(6).reshape(2, 3, 1)
@@ -325,6 +320,7 @@ def test_image_and_mask_are_turned_alike(orientation, place, order):
     assert pixels.flags.c_contiguous
 
 
+@pytest.mark.sample(4)
 def test_large_picture_decodes(missing):
     """Rows of 75 MB, above libspng's limit for other chunks, and a row of 300,000 pixels decode."""
     tall = np.random.default_rng(1).integers(0, 256, (5000, 1), dtype=np.uint8) * np.ones(5001 * 3, np.uint8)
@@ -335,48 +331,41 @@ def test_large_picture_decodes(missing):
 
 
 @pytest.mark.parametrize("filters", [[0], [1], [2], [1, 0, 0, 1], [0, 1, 2]])
-@pytest.mark.parametrize("colour", [0, 2, 4, 6])
-@pytest.mark.parametrize("width", [1, 2, 7, 130])
-@pytest.mark.parametrize("strip_bytes", [1, 300, 1 << 20])
-def test_uniform_filters_give_the_samples(filters, colour, width, strip_bytes, monkeypatch):
+@pytest.mark.parametrize(("width", "strip_bytes"), [(1, 300), (2, 1), (7, 300), (130, 1), (130, 1 << 20)])
+def test_uniform_filters_give_the_samples(filters, width, strip_bytes, monkeypatch):
     """Uniform filters are undone for many rows at once; mixed filters are not."""
     monkeypatch.setattr(png, "_STRIP_BYTES", strip_bytes)
-    samples = np.random.default_rng(width).integers(0, 256, (9, width, SAMPLES[colour]), dtype=np.uint8)
-    data = build_png(samples, colour=colour, depth=8, filters=filters)
-    channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
+    for colour, channels in {0: 1, 2: 3, 4: 4, 6: 4}.items():
+        samples = np.random.default_rng(width).integers(0, 256, (9, width, SAMPLES[colour]), dtype=np.uint8)
+        data = build_png(samples, colour=colour, depth=8, filters=filters)
 
-    found = decode_image(data, channels=channels)
-
-    wanted = samples if colour != 4 else samples[..., [0, 0, 0, 1]]
-    assert np.array_equal(found, wanted)
+        wanted = samples if colour != 4 else samples[..., [0, 0, 0, 1]]
+        assert np.array_equal(decode_image(data, channels=channels), wanted)
 
 
-@pytest.mark.parametrize("colour", [0, 2, 4, 6])
-def test_threads_do_not_block_each_other(colour, monkeypatch):
+def test_threads_do_not_block_each_other(monkeypatch):
     """In threads, cv2 replaces libspng, which holds the interpreter's lock, and gives the same pixels."""
-    samples = np.random.default_rng(colour).integers(0, 256, (9, 130, SAMPLES[colour]), dtype=np.uint8)
-    data = build_png(samples, colour=colour, depth=8, filters=[4, 3, 0, 1, 2])
-    channels = {0: 1, 2: 3, 4: 4, 6: 4}[colour]
-    wanted = decode_image(data, channels=channels)
+    samples = np.random.default_rng(0).integers(0, 256, (9, 130, 3), dtype=np.uint8)
+    data = build_png(samples, filters=[4, 3, 0, 1, 2])
+    wanted = decode_image(data)
 
     monkeypatch.setattr(png, "load_pyspng", lambda: pytest.fail("asked of a thread"))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        found = pool.submit(decode_image, data, channels=channels).result()
+        found = pool.submit(decode_image, data).result()
 
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.long  # columns of eight million pixels take seconds
 @pytest.mark.parametrize("height", [8_421_503, 8_421_504])
 def test_long_columns_decode(height):
     """The longest row whose sum fits 32 bits is decoded here, a longer one by libraries. Each difference is 255."""
-    filtered = np.full((height, 2), 255, np.uint8)
-    filtered[:, 0] = 2
-    assert (png.undo_uniform_filters(filtered, 1) is None) == (height > 8_421_503)
     column = (height - np.arange(height, dtype=np.int64)).astype(np.uint8)[:, None]
 
     assert np.array_equal(decode_mask(encode_png(column)), column)
 
 
+@pytest.mark.sample(4)
 def test_small_file_of_many_pixels_decodes(missing):
     """A stream says little about its size: 65 kB hold 64 MB."""
     pixels = np.zeros((8000, 8000), np.uint8)
@@ -389,10 +378,7 @@ def test_file_that_is_kept_is_checked_as_one_that_is_decoded(missing):
     """The walk that keeps a file refuses every flipped bit, truncation and wrong order, and says which."""
     data = build_png(np.arange(90).reshape(5, 6, 3), filters=(0, 1, 4), split=9)
     damaged = [data[:length] for length in range(8, len(data))]
-    for bit in range(8 * 8, 8 * len(data)):
-        changed = bytearray(data)
-        changed[bit // 8] ^= 1 << bit % 8
-        damaged.append(bytes(changed))
+    damaged += [flipped(data, bit) for bit in range(8 * 8, 8 * len(data))]
     start, stop = data.index(b"IDAT") - 4, data.index(b"IEND") - 4
     damaged.append(data[:start] + data[stop:])
     damaged.append(data[:start] + chunk(b"ABCD", b"") + data[start:])
