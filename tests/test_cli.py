@@ -20,6 +20,8 @@ from datamat import verify
 from datamat.cli import COMMANDS, build_parser, main
 from datamat.readers.speed import measure_reading
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 

@@ -17,6 +17,8 @@ import pytest
 import datamat
 from datamat import materialize
 
+pytestmark = pytest.mark.timeout(300)
+
 HEAVY = ("albumentations", "av", "cv2", "pyarrow", "soundfile", "tensorflow", "torch")
 NOT_AT_FIRST = (*HEAVY, "dill", "multiprocess", "numpy", "pandas", "pathos", "scipy", "tqdm", "xxhash")
 
@@ -25,7 +27,7 @@ def _run(code: str, folder) -> str:
     """Run code in a new process; return what it prints."""
     (folder / "program.py").write_text(code)
     found = subprocess.run(
-        [sys.executable, "program.py"], capture_output=True, text=True, check=False, cwd=folder, timeout=100
+        [sys.executable, "program.py"], capture_output=True, text=True, check=False, cwd=folder, timeout=280
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
@@ -36,6 +38,7 @@ STEPS = {
     "import datamat.parallel.worker": (*HEAVY, "numpy", "pathos", "ppft", "pox"),
     "from datamat import PathosExecutor": (*HEAVY, "numpy", "pandas", "scipy"),
     "from datamat import Materializer, DatasetWriter, load, verify, materialize": (*HEAVY, "asyncio", "ssl"),
+    "import datamat.testing": ("pytest",),
 }
 """What a program imports, one after the other, and what is not loaded then."""
 
@@ -61,7 +64,7 @@ def item(number):
     import sys
     return {{"number": number, "loaded": json.dumps({LOADED})}}
 
-for method in ("fork", "forkserver", "spawn"):
+for method in ("forkserver", "spawn"):
     options = datamat.WorkerOptions(num_workers=1, start_method=method)
     datamat.materialize(item, range(3), method, workers=options, progress=False)
     print(datamat.load(method)[0]["loaded"])

@@ -17,8 +17,6 @@ from datamat.directory.keys import (
     is_shard_file,
     key_hash,
     original_key,
-    records_by_row,
-    row_runs,
     safe_key,
     safe_keys,
 )
@@ -55,14 +53,6 @@ def test_records_of_a_row_are_found_by_the_keys_that_they_get(copies, augmented)
     assert [names.place_of(key) for key in keys] == list(range(copies))
     others = {RecordKey("a"), RecordKey("a", 0), RecordKey("a", copies), RecordKey("a", 0, 0)} - set(keys)
     assert {names.place_of(key) for key in others} == {None}
-
-
-def test_rows_of_records_are_counted_in_their_order():
-    """A row that comes twice is two runs."""
-    keys = ["a#0", "a#1", "b#0-0", "a#2"]
-
-    assert list(row_runs(keys)) == [("a", 0, 2), ("b", 2, 1), ("a", 3, 1)]
-    assert records_by_row(keys[:3]) == {"a": (0, 2), "b": (2, 1)}
 
 
 @pytest.mark.parametrize("name", ["set-train-00000-of-00001", "a-b-c-train_x-00012-of-00345"])
@@ -136,10 +126,3 @@ def test_every_key_has_a_safe_form_of_its_own(keys):
             assert safe_key(key) == key
         elif bad_key([key]) is not None and "#" not in key:
             assert RecordKey.parse(f"{key}#3-1").stored == RecordKey(safe_key(key), 3, 1)
-
-
-@pytest.mark.parametrize("bad", ["", "a/b", "a\\b", "a#1", "a..b", "a\nb", "\x7f", "\ud800", 7, None])
-def test_first_bad_key_of_a_row_is_found(bad):
-    """It is found among good ones."""
-    assert bad_key(["a", "b"]) is None
-    assert bad_key(["a", bad, "c", bad]) == 1

@@ -6,7 +6,7 @@ import pytest
 import small_pairs
 import xxhash
 
-from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, Materializer, Scalar, WorkerOptions
+from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, Scalar
 from datamat.directory.index_files import column_of_field, field_of_column, read_index
 
 
@@ -34,7 +34,7 @@ def test_every_field_has_a_column_of_its_own(tmp_path):
     for number in range(3):
         (source / f"f{number}").write_bytes(b"x" * number)
 
-    Materializer(Odd(), source, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
+    small_pairs.job(source, tmp_path / "out", Odd()).run(progress=False)
 
     table = read_index(tmp_path / "out", "_index/train.index")
     rows = sorted(table.to_pylist(), key=lambda row: row["key"])
@@ -71,8 +71,7 @@ def test_readers_of_tables_do_not_take_the_index_for_data(tmp_path):
     source = small_pairs.make_pairs(tmp_path / "source", 3, 1)
     for name in ("tfrecord", "parquet"):
         output = tmp_path / name
-        options = {"format": name, "workers": WorkerOptions(num_workers=1)}
-        Materializer(small_pairs.Pairs(), source, output, **options).run(progress=False)
+        small_pairs.job(source, output, format=name).run(progress=False)
         shards = {path.name for path in output.glob("*.parquet")}
 
         assert {path.name for path in output.rglob("*.parquet")} == shards
@@ -83,7 +82,7 @@ def test_readers_of_tables_do_not_take_the_index_for_data(tmp_path):
 def test_index_of_a_removed_split_is_removed(tmp_path):
     """No other file in the folder is."""
     source = small_pairs.make_pairs(tmp_path / "source", 3, 1)
-    job = Materializer(small_pairs.Pairs(), source, tmp_path / "out", workers=WorkerOptions(num_workers=1))
+    job = small_pairs.job(source, tmp_path / "out")
     job.run(progress=False)
     (tmp_path / "out" / "_index" / "mine.txt").write_text("mine")
     (source / "val.txt").unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import struct
 import tarfile
 import tracemalloc
 
@@ -14,7 +13,7 @@ import pytest
 import small_pairs
 
 import datamat.directory.inspect
-from datamat import Image, InputError, Materializer, OptionError, OutputError, Scalar, ShardOptions, Tensor, Text, load
+from datamat import Image, InputError, OptionError, OutputError, Scalar, Tensor, Text, load
 from datamat.cli import main
 from datamat.codecs import encode_jpeg, encode_png
 from datamat.directory.inspect import inspect
@@ -113,6 +112,7 @@ def test_sequence_examples_are_recognized(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_tensorflow_agrees_about_sequence_examples(tmp_path):
     """The report fits what TensorFlow writes."""
     tf = pytest.importorskip("tensorflow", reason="it writes the file")
@@ -174,20 +174,8 @@ def test_damage_is_reported_with_its_place_and_the_records_before_it(tmp_path, p
     assert "3 records can be read before it" in str(damaged)
     assert (cut.num_records, cut.problem.partition(":")[0]) == (4, "record 4")
     assert torn.problem
-
-
-def test_file_of_no_records_is_a_tfrecord(tmp_path):
-    """TensorFlow, too, reads it as one."""
-    found = inspect(written(tmp_path / "empty.tfrecord", b""))
-
-    assert (found.num_records, found.ok, found.fields) == (0, True, ())
-
-
-def test_first_record_may_be_the_damaged_one(tmp_path):
-    """The file's name then says what it should be."""
-    found = inspect(written(tmp_path / "x.tfrecord-00000-of-00001", b"\x01" * 100))
-
-    assert found.problem.startswith("record 0: at byte 0: the checksum of the length")
+    assert inspect(written(tmp_path / "x.tfrecord", b"\x01" * 100)).problem.startswith("record 0: at byte 0: ")
+    assert inspect(written(tmp_path / "empty.tfrecord", b"")).ok
 
 
 @pytest.mark.parametrize("name", ["parquet", "webdataset", "tfrecord.gz", "arrayrecord"])
@@ -196,9 +184,7 @@ def test_finished_directories_and_their_files_are_inspected(tmp_path, name):
     if name == "arrayrecord":
         pytest.importorskip("array_record", reason="the format arrayrecord needs it")
     source = small_pairs.make_pairs(tmp_path / "source")
-    Materializer(small_pairs.Pairs(), source, tmp_path / "out", format=name, shards=ShardOptions(num_shards=2)).run(
-        progress=False
-    )
+    small_pairs.job(source, tmp_path / "out", format=name).run(progress=False)
 
     whole = inspect(tmp_path / "out")
     shard = inspect(load(tmp_path / "out").files[0])
@@ -336,6 +322,7 @@ def test_fields_of_very_many_records_come_from_the_first(tmp_path, monkeypatch):
     assert damaged.problem.startswith("record 4: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["records", "members"])
 def test_memory_does_not_grow_with_the_file(tmp_path, kind):
     """It keeps none of 32 records of 1 MB, and nothing of thousands of small members."""
@@ -356,15 +343,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path, kind):
 
     assert found.num_records == (32 if kind == "records" else 4000)
     assert peak < (8 << 20 if kind == "records" else 1 << 20)
-
-
-def test_pictures_are_not_decoded(tmp_path):
-    """Only their headers are read: a picture with damaged pixels and a huge claimed size is still listed."""
-    picture = bytearray(encode_png(PIXELS))
-    picture[16:24] = struct.pack(">II", 40_000, 30_000)
-    path = written(tmp_path / "x.tfrecord", framed([encode_example({"a": bytes(picture)}, {"a": "bytes"})]))
-
-    assert "png, height 30,000, width 40,000" in inspect(path).fields[0].details
 
 
 def test_what_cannot_be_inspected_is_refused(tmp_path):

@@ -55,17 +55,6 @@ def test_lines_of_an_event_are_skipped_by_its_name_alone(tmp_path):
     assert [entry.event for entry in read_ledger(path)] == ["run_started", "part_committed", "run_failed"]
 
 
-def test_later_runs_append(tmp_path):
-    """Each run has a number of its own."""
-    for _ in range(2):
-        written(tmp_path / "ledger.jsonl", "run_started", "run_finished")
-
-    entries = list(read_ledger(tmp_path / "ledger.jsonl"))
-
-    assert [entry.event for entry in entries] == ["run_started", "run_finished"] * 2
-    assert len({entry.run for entry in entries}) == 2
-
-
 def test_reader_sees_lines_while_the_writer_is_open(tmp_path):
     """A line is visible as soon as it is written."""
     ledger = Ledger(tmp_path / "ledger.jsonl")

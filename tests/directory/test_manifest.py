@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamat.directory import manifest
-from datamat.directory.files import digest_file
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
     FilePart,
@@ -112,15 +111,6 @@ def test_manifest_is_set_aside_with_its_entries(tmp_path):
     assert not (tmp_path / "manifest.json").exists()
     assert Manifest.read(tmp_path / "work" / "shards") == _manifest()
     assert read_entry(tmp_path / "work" / "shards" / "set-train-00000-of-00001.json") == _manifest().shards
-
-
-def test_index_entry_describes_the_file(tmp_path):
-    """It gives size, checksum and kind."""
-    path = tmp_path / "train.keys"
-    path.write_bytes(b"12345")
-
-    assert IndexInfo.of_file(path) == IndexInfo("train", 5, digest_file(path), "keys")
-    assert IndexInfo("train", 5, digest_file(path)).file == "_index/train.index"
 
 
 def test_missing_manifest_tells_an_unfinished_run_from_a_foreign_folder(tmp_path):

@@ -19,6 +19,7 @@ from PIL import Image
 
 from datamat import InputError, Materializer, OptionError, RunHook, SampleError, SourceError, Text, WorkerOptions, load
 from datamat.directory.mirror import FetchAhead, _Entry, mirrored
+from datamat.testing import InlineExecutor
 from datamat.writers.table import TableWriter
 
 
@@ -141,7 +142,7 @@ def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):
     for name in ("cat/0.png", "cat/1.png"):
         (folder / name).parent.mkdir(exist_ok=True)
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / name)
-    place = {"scratch": tmp_path / "scratch", "workers": WorkerOptions(num_workers=1)}
+    place = {"scratch": tmp_path / "scratch", "executor": InlineExecutor()}
     removes = Removes()
     job = Materializer("image_folder", url, tmp_path / "out", errors="skip", **place, hooks=[removes])
     removes.path = f"{job.job.mirror.path}/cat/1.png"
@@ -170,12 +171,13 @@ def test_run_over_a_web_server(web, tmp_path):
     for number in range(12):
         (folder / f"cat{number % 2}").mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(folder / f"cat{number % 2}/{number:02d}.png")
-    job = Materializer("image_folder", url, tmp_path / "out", scratch=tmp_path / "scratch")
+    two = WorkerOptions(num_workers=2, start_method="fork")
+    job = Materializer("image_folder", url, tmp_path / "out", scratch=tmp_path / "scratch", workers=two)
 
     report = job.run(progress=False)
     again = job.run(progress=False)
 
-    local = Materializer("image_folder", folder, tmp_path / "local")
+    local = Materializer("image_folder", folder, tmp_path / "local", executor=InlineExecutor())
     local.run(progress=False)
     files = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     assert report.is_complete
@@ -223,6 +225,7 @@ def update_often(source):
     return number + 1
 
 
+@pytest.mark.long
 def test_processes_that_list_a_source_at_once_do_not_disturb_each_other(web, tmp_path):
     """What one removes another may have removed, and a folder may go before a file is put there."""
     folder, url, _ = web
@@ -262,7 +265,11 @@ def test_file_whose_size_no_server_says(unsized, tmp_path):
     folder, url = unsized
     (folder / "export.csv").write_text("key,text\na,one\nb,two\n")
     job = Materializer(
-        TableWriter(features={"text": Text()}), f"{url}/export.csv", tmp_path / "out", scratch=tmp_path / "scratch"
+        TableWriter(features={"text": Text()}),
+        f"{url}/export.csv",
+        tmp_path / "out",
+        scratch=tmp_path / "scratch",
+        executor=InlineExecutor(),
     )
 
     def texts():
@@ -341,7 +348,7 @@ def test_errors_name_files_by_their_urls(web, tmp_path):
     (folder / "set/cat").mkdir(parents=True)
     (folder / "set/cat/1.png").write_bytes(b"\x89PNG\r\n\x1a\n, and no more")
     (folder / "a.tar").write_bytes(b"no archive, but long enough to be read as the header of one" * 20)
-    place = {"scratch": tmp_path / "scratch", "workers": WorkerOptions(num_workers=1)}
+    place = {"scratch": tmp_path / "scratch", "executor": InlineExecutor()}
 
     with pytest.raises(SourceError) as opened:
         Materializer("webdataset", f"{url}/a.tar", tmp_path / "tar", **place)

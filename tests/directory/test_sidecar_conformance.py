@@ -29,6 +29,7 @@ class TestFirstBytes(testing.SidecarConformance):
         return first_bytes
 
 
+@pytest.mark.sample(5)
 class TestBuiltIn(testing.SidecarConformance):
     """Each as if a user had written it: in a process in which no sidecar is built in."""
 
