@@ -25,9 +25,8 @@ class TestTFRecord(ShardFormatConformance):
         return get_format("tfrecord")
 
 
-class TestGzipTFRecord(ShardFormatConformance):
+class TestGzipTFRecord(TestTFRecord):
     hides_cuts = False
-    shows_missing_tail = False
 
     def make_format(self):
         return get_format("tfrecord.gz")
@@ -46,9 +45,7 @@ class TestParquet(ShardFormatConformance):
 
 
 @needs_array_record
-class TestArrayRecord(ShardFormatConformance):
-    hides_cuts = False
-
+class TestArrayRecord(TestParquet):
     def make_format(self):
         return get_format("arrayrecord")
 
@@ -71,6 +68,7 @@ class TestThirdParty(ShardFormatConformance):
         monkeypatch.syspath_prepend(str(info.parent))
 
 
+@pytest.mark.long  # writes two gigabytes
 @pytest.mark.timeout(300)
 # Not of tfrecord.gz: deflating so much takes minutes, and its offsets are joined as those of tfrecord.
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from open_files import no_descriptors
 
 from datamat.errors import CorruptDataError
 from datamat.features import Features, Tensor
-from datamat.formats import Offsets, arrayrecord, get_format
+from datamat.formats import Offsets, get_format
 from datamat.formats.example import ExampleEncoder, varint
 from datamat.testing import MIXED, mixed
 
@@ -162,16 +162,6 @@ def test_part_that_ends_in_a_header_gets_no_trailer():
     """A part ends with a block."""
     with pytest.raises(CorruptDataError, match="the data ends inside the header of a chunk, at byte 0"):
         get_format("arrayrecord").trailer(io.BytesIO(bytes(20)), [(0, 131_072)])
-
-
-def test_sizes_of_the_package_and_of_chunks_are_compared(tmp_path, monkeypatch):
-    """They differ where the positions at the end of a file are not those of its own records."""
-    path = shard_of(tmp_path, 3)
-    real = arrayrecord._chunks
-    monkeypatch.setattr(arrayrecord, "_chunks", lambda *args: itertools.islice(real(*args), 2))
-
-    with pytest.raises(CorruptDataError, match=r"record 1 at byte .* has None bytes, but the package reads"):
-        list(get_format("arrayrecord").read(path))
 
 
 def test_records_are_groups_of_one(tmp_path):

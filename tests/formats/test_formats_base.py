@@ -166,33 +166,31 @@ def test_plug_in_without_its_package_says_what_to_install(plug_in):
         get_format("mine")
 
 
-@pytest.mark.parametrize(
-    ("name", "loaded"), [("parquet", ["pyarrow"]), ("tfrecord", []), ("tfrecord.gz", []), ("webdataset", [])]
-)
-def test_format_imports_no_more_than_it_needs(name, loaded):
+def test_format_imports_no_more_than_it_needs():
     """Workers write, and readers read, without TensorFlow and protobuf in memory; pyarrow is Parquet's alone."""
     code = """
 import io, sys
 import numpy as np
 import datamat.features, datamat.formats as formats
 features = datamat.features.Features({"n": datamat.features.Scalar("int64")})
-shard_format, file = formats.get_format(sys.argv[1]).with_features(features), io.BytesIO()
-writer = shard_format.writer(file, features.columns)
-writer.append({"key": b"a", "n": np.array([1])})
-writer.append_block({"key": [b"b"], "n": np.array([2])})
-offsets = writer.finish()
-if shard_format.joins_parts:
+for name in ("tfrecord", "tfrecord.gz", "webdataset", "parquet"):
+    shard_format, file = formats.get_format(name).with_features(features), io.BytesIO()
+    writer = shard_format.writer(file, features.columns)
+    writer.append({"key": b"a", "n": np.array([1])})
+    writer.append_block({"key": [b"b"], "n": np.array([2])})
+    writer.finish()
     size = file.tell()
     trailer = shard_format.trailer(file, [(0, size)])
     file.seek(size)
     file.write(trailer)
     file.seek(0)
     assert [record["key"] for record, _ in shard_format.read_file(file, path="")] == [[b"a"], [b"b"]]
-print(sorted({"tensorflow", "google.protobuf", "pyarrow", "cv2", "torch"} & sys.modules.keys()))
+    print(name, sorted({"tensorflow", "google.protobuf", "pyarrow", "cv2", "torch"} & sys.modules.keys()))
 """
-    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
-    assert (done.stdout, done.stderr) == (f"{loaded}\n", "")
+    wanted = ["tfrecord []", "tfrecord.gz []", "webdataset []", "parquet ['pyarrow']"]
+    assert (done.stdout.splitlines(), done.stderr) == (wanted, "")
 
 
 def test_format_without_its_package_says_what_to_install(monkeypatch):
@@ -208,28 +206,3 @@ def test_format_that_stores_features_asks_for_them(name):
     """Columns without features are refused, and the message says how to give them."""
     with pytest.raises(OptionError, match=r"stores features, not columns; use get_format\(.*with_features"):
         get_format(name).writer(io.BytesIO(), {"key": "bytes"})
-
-
-@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz"])
-def test_read_opens_a_local_file(tmp_path, name):
-    """The path form of reading gives the same records as the file form."""
-    shard_format, path = get_format(name), tmp_path / "shard"
-    with open(path, "wb", buffering=0) as file:
-        writer = shard_format.writer(file, {"n": "int64"})
-        writer.append_block({"n": np.arange(5)})
-        writer.finish()
-
-    records = [record["n"].tolist() for record in shard_format.read(path)]
-
-    assert records == [[0], [1], [2], [3], [4]]
-
-
-@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz"])
-def test_find_offsets_of_an_empty_file_finds_none(name):
-    """A shard without records is valid."""
-    shard_format = get_format(name)
-    file = io.BytesIO()
-    offsets = shard_format.writer(file, {"n": "int64"}).finish()
-
-    assert file.getvalue() == b""
-    assert shard_format.find_offsets(file, path="empty") == offsets == Offsets.from_text("")

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat.errors import CorruptDataError, OptionError, OutputError, SchemaError
-from datamat.formats import Offsets, get_format
+from datamat.errors import CorruptDataError, OutputError
+from datamat.formats import get_format
 from datamat.formats.example import encode_example
 
 tf = pytest.importorskip("tensorflow")  # which has no wheels for the newest Python
@@ -134,16 +134,8 @@ def test_tf_data_reads_joined_parts(tmp_path, name, compression):
         assert tf.sparse.to_dense(item["boxes"]).numpy().tolist() == record(index)["boxes"].tolist()
 
 
-def test_empty_gzip_shard_opens_in_tf_data(tmp_path):
-    """A shard without records is an empty file, which tf.data accepts."""
-    path = tmp_path / "empty"
-    path.write_bytes(b"")
-
-    assert list(tf.data.TFRecordDataset(str(path), compression_type="GZIP")) == []
-
-
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("size", [0, 20, 30_000, 200_000, 2**20 + 1])
+@pytest.mark.parametrize("size", [0, 200_000, 2**20 + 1])
 def test_records_read_back_in_order_and_by_offset(name, size):
     """Small, large and larger-than-buffer values come back, from a stream and one by one."""
     shard_format = get_format(name)
@@ -163,23 +155,6 @@ def test_offsets_equal_tfrecord2idx(payloads):
     offsets, data = shard(get_format("tfrecord"), [{"a": payload} for payload in payloads], {"a": "bytes"})
 
     assert offsets.to_text() == tfrecord2idx(data)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_joined_parts_have_joined_offsets(name):
-    """Random access works in a shard made of parts, with the offsets of the parts shifted."""
-    shard_format = get_format(name)
-    parts = [
-        shard(shard_format, [record(index, size=30_000) for index in range(start, start + 5)]) for start in (0, 5, 10)
-    ]
-
-    joined = Offsets.joined([(offsets, len(data)) for offsets, data in parts])
-
-    data = b"".join(data for _, data in parts)
-    assert [found["key"] for found in read_by_offsets(shard_format, data, joined)] == [
-        [b"key-%d" % i] for i in range(15)
-    ]
-    assert shard_format.find_offsets(io.BytesIO(data), path="s") == joined
 
 
 def test_gzip_members_hold_whole_records_of_64_kib():
@@ -296,44 +271,6 @@ def test_index_of_another_file_is_noticed(name):
         read_by_offsets(shard_format, data, other)
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (5, "record 0 at byte 0 is damaged: the data ends inside the header, after 5 of its 12 bytes"),
-        (20, "the data ends inside the record, 8 bytes after its header, which needs"),
-    ],
-)
-def test_file_that_is_cut_off_says_where(size, message):
-    """As a copy that was interrupted leaves it."""
-    shard_format = get_format("tfrecord")
-    _, data = shard(shard_format, [record(0)])
-
-    with pytest.raises(CorruptDataError, match=message):
-        list(shard_format.read_file(io.BytesIO(data[:size]), path="s"))
-
-
-def test_member_that_does_not_inflate_is_named():
-    """Its last bytes, which hold its checksum, are zeros."""
-    shard_format = get_format("tfrecord.gz")
-    _, data = shard(shard_format, [record(0)])
-
-    with pytest.raises(CorruptDataError, match="the gzip member does not inflate: "):
-        list(shard_format.read_file(io.BytesIO(data[:-8] + bytes(8)), path="s"))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"label": [1]}, "column 'label' holds list; want a numpy array of .*; convert it before appending"),
-        ({"image": np.array([1])}, r"column 'image' holds int64 \(1,\); want bytes .*; convert it before appending"),
-    ],
-)
-def test_column_of_another_type_is_refused(change, message):
-    """Which no feature gives."""
-    with pytest.raises(SchemaError, match=message):
-        shard(get_format("tfrecord"), [{**record(0), **change}])
-
-
 def test_range_longer_than_its_record_is_noticed():
     """A valid record that the index gives another length is not accepted."""
     shard_format = get_format("tfrecord")
@@ -433,31 +370,3 @@ def test_writer_memory_stays_flat(name):
     tracemalloc.stop()
 
     assert peak < 3 << 20
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_writer_is_over_after_finish(name):
-    """A record appended too late is refused, not lost."""
-    writer = get_format(name).writer(io.BytesIO(), KINDS)
-    writer.finish()
-
-    with pytest.raises(OptionError, match="finish was called"):
-        writer.append(record(0))
-    with pytest.raises(OptionError, match="finish was called"):
-        writer.append_block({})
-    with pytest.raises(OptionError, match="finish was called"):
-        writer.finish()
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_refused_record_leaves_no_trace(name):
-    """A record of another form can be skipped, and the file is as if it never came."""
-    shard_format, file = get_format(name), io.BytesIO()
-    writer = shard_format.writer(file, KINDS)
-
-    writer.append(record(0))
-    with pytest.raises(SchemaError, match="column 'label' holds list"):
-        writer.append({**record(1), "label": [1]})
-    writer.append(record(2))
-
-    assert (writer.finish(), file.getvalue()) == shard(shard_format, [record(0), record(2)])

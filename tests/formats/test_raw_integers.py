@@ -8,10 +8,11 @@ import os
 import numpy as np
 import pytest
 
-from datamat import Features, ShardOptions, Tensor, WorkerOptions, load, materialize
+from datamat import Features, ShardOptions, Tensor, load, materialize
 from datamat.formats.example import encode_example
+from datamat.testing import InlineExecutor
 
-OPTIONS = {"shards": ShardOptions(num_shards=1), "workers": WorkerOptions(num_workers=1), "progress": False}
+OPTIONS = {"shards": ShardOptions(num_shards=1), "executor": InlineExecutor(), "progress": False}
 SHAPE = (4, 5, 6)
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 VOLUMES = np.random.default_rng(0).integers(-3000, 3000, (9, *SHAPE), np.int16)
@@ -24,17 +25,10 @@ VOLUMES = np.random.default_rng(0).integers(-3000, 3000, (9, *SHAPE), np.int16)
         ((None, 65), "int32", "bytes"),
         ((None, 64), "int32", "int64"),
         ((None, None), "int32", "bytes"),
-        ((None,), "int16", "bytes"),
-        ((None,), "uint8", "bytes"),
-        ((None,), "int32", "int64"),
-        ((None,), "int64", "int64"),
-        ((None,), "uint32", "int64"),
-        *(((65,), dtype, "bytes") for dtype in INTEGERS),
-        *(((None, None), dtype, "bytes") for dtype in INTEGERS),
-        *(((64,), dtype, "int64") for dtype in INTEGERS[:-1]),
-        ((64,), "bool", "int64"),
-        ((65,), "bool", "bytes"),
-        ((None, None), "bool", "bytes"),
+        *(((None,), dtype, "bytes") for dtype in ("int16", "uint8")),
+        *(((None,), dtype, "int64") for dtype in ("int32", "int64", "uint32")),
+        *((shape, dtype, "bytes") for dtype in (*INTEGERS, "bool") for shape in ((65,), (None, None))),
+        *(((64,), dtype, "int64") for dtype in (*INTEGERS[:-1], "bool")),
         ((2,), "float16", "bytes"),
         ((65,), "float32", "float32"),
     ],
@@ -83,11 +77,11 @@ def test_integers_of_every_type_take_no_more_in_any_format(name, tmp_path):
     if name == "arrayrecord":
         pytest.importorskip("array_record")
     rng = np.random.default_rng(0)
-    values = {dtype: np.frombuffer(rng.bytes(200_000), dtype).reshape(100, -1) for dtype in INTEGERS}
+    values = {dtype: np.frombuffer(rng.bytes(200_000), dtype).reshape(25, -1) for dtype in INTEGERS}
     features = Features({dtype: Tensor(array.shape[1:], dtype) for dtype, array in values.items()})
     make = lambda n: {dtype: array[n] for dtype, array in values.items()}  # noqa: E731
 
-    materialize(make, range(100), tmp_path / "out", features=features, format=name, **OPTIONS)
+    materialize(make, range(25), tmp_path / "out", features=features, format=name, **OPTIONS)
 
     data = load(tmp_path / "out")
     num_bytes = sum(array.nbytes for array in values.values())
@@ -115,23 +109,6 @@ def output(tmp_path_factory):
     return write
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord"])
-def test_every_format_returns_them(output, name):
-    if name == "parquet":
-        pytest.importorskip("pyarrow")
-    if name == "arrayrecord":
-        pytest.importorskip("array_record")
-    data = load(output(name))
-
-    for sample in data:
-        number = int(sample["key"])
-        np.testing.assert_array_equal(sample["x"], VOLUMES[number])
-        np.testing.assert_array_equal(sample["open"], VOLUMES[number, : number % 4])
-        assert sample["x"].dtype == sample["open"].dtype == np.int16
-    (batch,) = data.to_numpy(9)
-    np.testing.assert_array_equal(batch["x"], VOLUMES[list(map(int, batch["key"]))])
-
-
 def test_they_take_two_bytes_each(output):
     def num_bytes(folder):
         return sum(path.stat().st_size for path in folder.glob("data-*.tfrecord"))
@@ -141,16 +118,6 @@ def test_they_take_two_bytes_each(output):
     numbers = VOLUMES.nbytes + sum(VOLUMES[n, : n % 4].nbytes for n in range(9))
     assert numbers < raw < 1.5 * numbers
     assert num_bytes(output("tfrecord", "list")) > 2.4 * raw
-
-
-def test_parquet_holds_typed_numbers(output):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    (path,) = output("parquet").glob("data-*.parquet")
-
-    column = parquet.read_table(path).column("x")
-
-    assert "int16" in str(column.type)
-    assert column[3].as_py() == VOLUMES[3].tolist()
 
 
 def test_tensorflow_reads_them(output):
@@ -169,20 +136,3 @@ def test_tensorflow_reads_them(output):
     for sample in found:
         numbers = tf.reshape(tf.io.decode_raw(sample["x"], tf.int16), SHAPE)
         np.testing.assert_array_equal(numbers, VOLUMES[int(sample["key"].numpy())])
-
-
-def test_tfds_reads_them(output):
-    tfds = pytest.importorskip("tensorflow_datasets")
-
-    for sample in tfds.builder_from_directory(output("tfrecord")).as_dataset(split="train").as_numpy_iterator():
-        np.testing.assert_array_equal(sample["x"], VOLUMES[int(sample["key"])])
-
-
-def test_hugging_face_reads_them(output, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    pytest.importorskip("pyarrow")
-
-    found = datasets.load_dataset(str(output("parquet")), cache_dir=str(tmp_path), split="train")
-
-    for sample in found:
-        np.testing.assert_array_equal(sample["x"], VOLUMES[int(sample["key"])])
