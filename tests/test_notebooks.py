@@ -27,7 +27,6 @@ def execute(text: str, folder: pathlib.Path) -> str:
     return "".join(out.get("text", "") for cell in book.cells for out in cell.get("outputs", []))
 
 
-@pytest.mark.long
 def test_notebooks_are_made_of_the_documentation():
     """`python docs/notebooks.py` renews them; sources and what the cells print are compared."""
     done = subprocess.run([sys.executable, ROOT / "docs/notebooks.py", "--check"], check=False)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import small_pairs
 
-import datamat.directory.inspect
 from datamat import Image, InputError, OptionError, OutputError, Scalar, Tensor, Text, load
 from datamat.cli import main
 from datamat.codecs import encode_jpeg, encode_png
@@ -110,30 +109,6 @@ def test_sequence_examples_are_recognized(tmp_path):
         "id": ("text", (1, 1), "1 bytes"),
         "tokens[]": ("int64", (2, 2), "values 5, 300"),
     }
-
-
-@pytest.mark.long
-def test_tensorflow_agrees_about_sequence_examples(tmp_path):
-    """The report fits what TensorFlow writes."""
-    tf = pytest.importorskip("tensorflow", reason="it writes the file")
-    integers = [tf.train.Feature(int64_list=tf.train.Int64List(value=[number, 7])) for number in range(3)]
-    message = tf.train.SequenceExample(
-        context=tf.train.Features(
-            feature={"name": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a", b"b"]))}
-        ),
-        feature_lists=tf.train.FeatureLists(feature_list={"steps": tf.train.FeatureList(feature=integers)}),
-    )
-    with tf.io.TFRecordWriter(str(tmp_path / "x"), options="GZIP") as writer:
-        writer.write(message.SerializeToString())
-        writer.write(tf.train.Example(features=message.context).SerializeToString())
-
-    found = inspect(tmp_path / "x", records=2)
-
-    assert found.contents == {"tf.train.SequenceExample": 1, "tf.train.Example": 1}
-    assert {field.name: field.lengths for field in found.fields} == {"name": (2, 2), "steps[]": (6, 6)}
-    assert found.records[0] == (
-        "record 0, tf.train.SequenceExample:\n  name: ['a', 'b']\n  steps[]: [0, 7, 1, 7, 2, 7]"
-    )
 
 
 @pytest.mark.parametrize(
@@ -307,19 +282,6 @@ def test_archive_with_false_sizes_is_reported(tmp_path, size):
     found = inspect(path)
 
     assert "its header says" in found.problem and "want 0 to" in found.problem
-
-
-def test_fields_of_very_many_records_come_from_the_first(tmp_path, monkeypatch):
-    """The rest is read, checked and counted; the report says so."""
-    monkeypatch.setattr(datamat.directory.inspect, "_LOOKED_INTO", 3)
-    payloads = [example(number) for number in range(5)]
-
-    found = inspect(written(tmp_path / "x.tfrecord", framed(payloads)))
-    damaged = inspect(written(tmp_path / "y.tfrecord", framed(payloads)[:-1]))
-
-    assert (found.num_records, found.num_looked_into) == (5, 3)
-    assert "fields as in the first 3 records" in str(found)
-    assert damaged.problem.startswith("record 4: ")
 
 
 @pytest.mark.long

@@ -40,21 +40,6 @@ def test_lines_are_read_as_they_were_written(tmp_path):
     assert abs(first.time - before) < datetime.timedelta(seconds=60) and first.time.tzinfo == datetime.UTC
 
 
-def test_lines_of_an_event_are_skipped_by_its_name_alone(tmp_path):
-    """A search for the last run does not parse a line for each part; a name quoted in a message is no event."""
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.write("run_started")
-    ledger.write("part_committed", shard="a", part=0)
-    ledger.write("run_failed", message='a worker wrote {"event": "part_committed"}')
-    ledger.close()
-    with open(path, "ab") as file:
-        file.write(b'{"time": "2026", "event": "part_committed"')  # torn
-
-    assert [entry.event for entry in read_ledger(path, without="part_committed")] == ["run_started", "run_failed"]
-    assert [entry.event for entry in read_ledger(path)] == ["run_started", "part_committed", "run_failed"]
-
-
 def test_reader_sees_lines_while_the_writer_is_open(tmp_path):
     """A line is visible as soon as it is written."""
     ledger = Ledger(tmp_path / "ledger.jsonl")

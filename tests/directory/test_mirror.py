@@ -8,7 +8,6 @@ import http.server
 import multiprocessing
 import os
 import pathlib
-import pickle
 import threading
 
 import fsspec
@@ -151,18 +150,6 @@ def test_placeholder_that_is_gone_is_a_matter_of_its_row(web, tmp_path):
 
     assert report.num_failed == 1
     assert len(load(tmp_path / "out")) == 1
-
-
-def test_another_process_has_it_by_pickle(web, tmp_path):
-    """A copy needs the folder and the URL alone."""
-    folder, url, _ = web
-    (folder / "a.bin").write_bytes(b"12345")
-    mirror = mirrored(url, None, tmp_path)
-
-    again = pickle.loads(pickle.dumps(mirror))
-    again.fetch(f"{mirror.path}/a.bin")
-
-    assert is_here(f"{mirror.path}/a.bin")
 
 
 def test_run_over_a_web_server(web, tmp_path):

@@ -133,17 +133,6 @@ def test_a_row_may_have_no_file_in_a_field(tmp_path):
     assert store.input_bytes().tolist() == [4, 0]
 
 
-def test_columns_give_arrays_without_rows(tmp_path):
-    """This is what a writer's `read_block` gets."""
-    store = _store(tmp_path, [IndexRow(f"{n}", fields={"n": n, "x": n / 2, "t": f"t{n}"}) for n in range(5)])
-
-    columns = dict(store.columns(np.array([4, 1])))
-
-    assert columns["n"].dtype == np.int64
-    assert columns["x"].tolist() == [2.0, 0.5]
-    assert columns["t"] == ["t4", "t1"]
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -315,6 +315,7 @@ print("cv2" in sys.modules)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("mode", "method"), [("text", "fork"), ("mask", "spawn")])
 def test_manifest_does_not_depend_on_what_else_is_imported(tmp_path, mode, method):
     """TensorFlow bundles another zlib, whose version must not count; text does not load OpenCV."""
