@@ -241,6 +241,7 @@ def test_batches_of_torch_hold_lists_with_none(tmp_path):
     assert dict(zip(batch["key"], batch["tags"], strict=True))["02"] == ["tag 0", "tag 1"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("format_name", "batch_size"), [("tfrecord", None), ("parquet", 4)])
 def test_tf_data_gets_one_value_or_none(tmp_path, format_name, batch_size):
     """None has a first dimension of size 0; batches are ragged."""
@@ -582,7 +583,7 @@ def test_batches_of_torch_hold_dicts_of_tensors(tmp_path):
     ],
     ids=["batches", "seeded transform", "transform", "samples"],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_tf_data_has_dicts_of_tensors(tmp_path, format_name, transform, batch_size):
     """Ragged where they vary in length."""
     pytest.importorskip("tensorflow")

@@ -114,7 +114,7 @@ def tensors(draw):
     return Tensor(declared, dtype.name, draw(st.sampled_from([None, "raw"]))), array
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(tensors())
 def test_tensors_come_back_bit_for_bit(case):
     """Values, dtype and shape survive; the result is contiguous, native and writable."""

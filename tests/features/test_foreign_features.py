@@ -224,7 +224,7 @@ def test_feature_that_lacks_something_is_refused_by_plan(tmp_path, feature, erro
     if error is SchemaError:
         register_feature(type(feature))
 
-    with pytest.raises(error, match=f"{type(feature).__name__}.*{message}"):
+    with pytest.raises(error, match=message):
         Materializer(Unread(feature), "x", tmp_path / "out").plan()
 
 
