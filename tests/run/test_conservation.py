@@ -108,6 +108,7 @@ class Numbered(DatasetWriter):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_many_bad_files_cost_no_good_one(tmp_path):
     """Each row is accounted for once, as a record or in the ledger, and memory does not grow."""
     total, bad = 6_000, 5_000

@@ -138,7 +138,9 @@ def rebuilt(job, **options):
     return {name for name in after if after[name] != before.get(name)}, reasons_given
 
 
-@pytest.fixture(params=[SMALL, pytest.param(LARGE, marks=pytest.mark.long)], ids=["small", "large"])
+@pytest.fixture(
+    params=[SMALL, pytest.param(LARGE, marks=[pytest.mark.long, pytest.mark.timeout(300)])], ids=["small", "large"]
+)
 def scale(request):
     """The size of a dataset: of a few files, and of thousands."""
     return request.param

@@ -117,7 +117,7 @@ def program(folder, executor, method, *, extra="pass", settings=SETTINGS):
         pytest.param("own", "spawn", marks=pytest.mark.long),
         pytest.param("futures", "fork", marks=pytest.mark.long),
         pytest.param("futures", "forkserver", marks=pytest.mark.long),
-        ("futures", "spawn"),
+        pytest.param("futures", "spawn", marks=pytest.mark.long),
     ],
 )
 def test_every_start_method_sees_what_the_program_has_set(tmp_path, executor, method):
@@ -127,6 +127,7 @@ def test_every_start_method_sees_what_the_program_has_set(tmp_path, executor, me
     assert done.stdout.strip() == str([(1000, 3, 7, 9, 1000, 51, 12)]), done.stderr
 
 
+@pytest.mark.long
 def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path):
     """The error uses the code's name for it. What is the same in a worker does no harm, sent or not: see above."""
     done = program(tmp_path, "own", "forkserver", extra="settings.HANDLE = settings.Handle(2)")

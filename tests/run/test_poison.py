@@ -33,6 +33,8 @@ from datamat import (
 from datamat.directory.ledger import read_ledger
 from datamat.testing import InlineExecutor
 
+pytestmark = pytest.mark.timeout(180)  # workers that die are started again and again
+
 
 class Poisonous(small_pairs.Pairs):
     """Does to its process what the key demands; leaves a mark for each attempt."""

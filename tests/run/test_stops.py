@@ -203,7 +203,9 @@ def test_signal_that_python_swallows_is_raised_at_the_next_part(source, tmp_path
     assert job(source, tmp_path / "out").run(progress=False).is_complete
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", -signal.SIGINT), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGINT", -signal.SIGINT), pytest.param("SIGTERM", 143, marks=pytest.mark.long)]
+)
 def test_signal_during_a_fork_ends_the_run(source, tmp_path, name, code):
     """Python swallows it there, while `logging` holds its lock: a function that runs at the fork raises it."""
     script = f"""
@@ -217,7 +219,7 @@ Materializer(small_pairs.Pairs(), sys.argv[1], sys.argv[2], workers=options).run
 """
     done = subprocess.run(
         [sys.executable, "-c", script, source, tmp_path / "out"], capture_output=True, text=True, check=False,
-        timeout=30, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 
     assert done.returncode == code
