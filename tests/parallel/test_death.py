@@ -273,7 +273,7 @@ def stop_oneself():
 
 def test_timeout_of_a_stopped_worker_kills_it(method):
     """It cannot write its stack, but it is replaced all the same."""
-    with PathosExecutor(1, start_method=method, task_timeout_s=0.3) as pool:
+    with PathosExecutor(1, start_method=method, task_timeout_s=1.5) as pool:
         with pytest.raises(TaskTimeout):
             pool.submit(stop_oneself).result(timeout=20)
         assert pool.submit(abs, -5).result(timeout=20) == 5

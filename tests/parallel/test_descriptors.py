@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fresh import python
+from fresh import METHODS, python
 
 from datamat.parallel import PathosExecutor
 from datamat.parallel.channel import Descriptor, no_forks
@@ -161,6 +161,7 @@ def inherited_by_a_program(_=None):
     return set(subprocess.run(command, close_fds=False, capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_program_that_a_task_starts_has_no_end_of_the_pool(method):
     """`os.system` passes on whatever is inheritable, and a program may outlive its worker."""

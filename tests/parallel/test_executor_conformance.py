@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
+import pytest
+
 from datamat import PathosExecutor, testing
 
 
@@ -13,6 +15,7 @@ class TestInline(testing.ExecutorConformance):
         return testing.InlineExecutor()
 
 
+@pytest.mark.long
 class TestThreads(testing.ExecutorConformance):
     def make_executor(self):
         return ThreadPoolExecutor(2)
@@ -28,11 +31,13 @@ class TestFork(testing.ExecutorConformance):
         return PathosExecutor(2, start_method="fork")
 
 
+@pytest.mark.long
 class TestForkServer(testing.ExecutorConformance):
     def make_executor(self):
         return PathosExecutor(2, start_method="forkserver")
 
 
+@pytest.mark.long
 class TestSpawn(testing.ExecutorConformance):
     def make_executor(self):
         return PathosExecutor(2, start_method="spawn")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 import threading
 
 import numpy as np
 import pytest
+from fresh import python
 
 from datamat.parallel import PathosExecutor
 
@@ -68,30 +70,30 @@ def test_torch_objects_work_in_workers(chosen):
     assert found == learner.look([1.0, 2.0, 3.0])
 
 
-class Network:
-    """Holds TensorFlow objects that are in use, and what cannot travel."""
-
-    def __init__(self):
-        import tensorflow as tf
-
-        self.weights = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
-        self.bias = tf.constant([10.0, 20.0])
-        self.dataset = tf.data.Dataset.range(3)
-
-    def predict(self, x):
-        import tensorflow as tf
-
-        return tf.matmul([x], self.weights).numpy()[0] + self.bias.numpy()
-
-
-@pytest.mark.long  # test_native_threads.py has a program that uses TensorFlow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.long  # TensorFlow takes seconds to import; test_native_threads.py has another program that uses it
 def test_live_tensorflow_is_not_forked():
-    """A matmul in a forked child would hang, so the pool takes a forkserver."""
-    network = Network()
+    """A matmul in a forked child would hang, so the pool takes a forkserver; what cannot travel says so."""
+    program = """
+        import warnings
 
-    with pytest.warns(UserWarning, match=r"self\.dataset: .*Dataset"), PathosExecutor(1) as pool:
-        result = pool.submit(network.predict, [1.0, 1.0]).result(timeout=100)
+        import tensorflow as tf
+        from datamat.parallel import PathosExecutor
 
-    assert pool.stats().start_method == "forkserver"
-    assert result.tolist() == [14.0, 26.0]
+        class Network:
+            def __init__(self):
+                self.weights = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+                self.bias = tf.constant([10.0, 20.0])
+                self.dataset = tf.data.Dataset.range(3)
+
+            def predict(self, x):
+                return tf.matmul([x], self.weights).numpy()[0] + self.bias.numpy()
+
+        with warnings.catch_warnings(record=True) as caught, PathosExecutor(1) as pool:
+            warnings.simplefilter("always")
+            result = pool.submit(Network().predict, [1.0, 1.0]).result(timeout=100)
+        print(result.tolist(), pool.stats().start_method, any("self.dataset: " in str(each.message) for each in caught))
+    """
+
+    done = python("-c", textwrap.dedent(program), timeout=110)
+
+    assert done.stdout == "[14.0, 26.0] forkserver True\n", done.stderr

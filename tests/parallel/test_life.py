@@ -60,7 +60,7 @@ def test_pools_leave_nothing_behind(request, method, monkeypatch):
     before = snapshot()
 
     for _ in range(
-        {"fork": 20, "forkserver": 5, "spawn": 2}[method] * (1 if request.config.getoption("--commit") else 25)
+        {"fork": 20, "forkserver": 5, "spawn": 2}[method] * (1 if request.config.getoption("--commit") else 10)
     ):
         use_pool(method)
 

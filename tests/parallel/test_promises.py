@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -195,8 +196,6 @@ def test_closing_an_unordered_map_cancels_what_has_not_begun(tmp_path):
 
 def pass_gate(folder, number):
     """Return item 0 at once, and the others when the gate is open."""
-    import time
-
     while number and not pathlib.Path(folder, "gate").exists():
         time.sleep(0.001)
     return leave_mark(pathlib.Path(folder, "marks"), number)
@@ -241,8 +240,6 @@ def test_callback_may_submit_while_a_map_reads_its_source(method):
 
 def wait_for_the_others(folder, count, number):
     """Let item 0 end only when all others have left their marks."""
-    import time
-
     while number == 0 and len(os.listdir(folder)) < count - 1:
         time.sleep(0.001)
     return leave_mark(folder, number)
@@ -273,8 +270,6 @@ def test_call_that_waits_for_a_later_one_does_not_keep_it(method, tmp_path):
 
 
 def wait_for_marks(folder, count):
-    import time
-
     while len(os.listdir(folder)) < count:
         time.sleep(0.001)
 
@@ -297,8 +292,6 @@ def test_two_maps_and_calls_share_the_workers(method):
 
 
 def sleep_on(folder, number):
-    import time
-
     if number == 700:
         time.sleep(60)
     return leave_mark(folder, number)

@@ -137,7 +137,7 @@ def test_server_in_use_is_not_idle(monkeypatch):
     with pool_with("wave") as pool:
         pid = server_of(pool)
         with pytest.raises(psutil.TimeoutExpired):
-            psutil.Process(pid).wait(timeout=3)
+            psutil.Process(pid).wait(timeout=2.5)  # it looks once a second
         os.kill(pool.stats().workers[0].pid, signal.SIGKILL)
 
         assert server_of(pool) == pid

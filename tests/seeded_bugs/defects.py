@@ -235,7 +235,7 @@ DEFECTS = {
             "the offsets of a joined shard begin a byte late from its second part on",
             "datamat.formats.offsets:Offsets.joined",
             replace("__base += __num_bytes", "__base += __num_bytes + 1"),
-            "tests/run/test_shards.py::test_shard_holds_the_records_of_its_parts_in_their_order",
+            "tests/formats/test_formats_base.py::test_joined_offsets_are_those_of_the_joined_file",
         ),
         Defect(
             "parts-in-order-of-arrival",
@@ -910,7 +910,7 @@ DEFECTS = {
             "a program that a task starts keeps the sockets of the pool open",
             "datamat.parallel.worker:_hide_descriptors",
             lambda hide: lambda: None,
-            "tests/parallel/test_descriptors.py::test_program_that_a_task_starts_has_no_end_of_the_pool[fork]",
+            "tests/parallel/test_descriptors.py::test_program_that_a_task_starts_has_no_end_of_the_pool[spawn]",
         ),
         Defect(
             "sub-interpreter-forks",
@@ -1649,14 +1649,14 @@ DEFECTS = {
             "of two tasks that uploaded a shard, the later one counts: it may lack rows of which the other has all",
             "datamat.run.slices:TaskBucket.finish",
             replace("self._store.create(__name, note)", "self._store.put(__name, note)"),
-            "tests/interop/test_shared_bucket.py::test_later_of_two_that_made_a_shard_does_not_count",
+            "tests/run/test_task_bucket.py::test_later_of_two_that_made_a_shard_does_not_count",
         ),
         Defect(
             "tasks-upload-to-one-name",
             "a task that was stopped in an upload replaces a shard after the manifest that names another one",
             "datamat.run.upload:RemoteOutput.task",
             replace('self._made or (f"{_HELD}/" if is_held else "")', '(f"{_HELD}/" if is_held else "")'),
-            "tests/interop/test_shared_bucket.py::test_later_of_two_that_made_a_shard_does_not_count",
+            "tests/run/test_task_bucket.py::test_later_of_two_that_made_a_shard_does_not_count",
         ),
         Defect(
             "upload-without-condition",
@@ -1712,7 +1712,7 @@ DEFECTS = {
             "a shard that is gone from the store counts as uploaded: the manifest names what is not there",
             "datamat.run.upload:RemoteOutput._is_whole",
             lambda is_whole: lambda self, name, wanted: True,
-            "tests/interop/test_upload.py::test_lost_object_is_made_again",
+            "tests/run/test_upload.py::test_lost_object_is_made_again",
         ),
     )
 }
