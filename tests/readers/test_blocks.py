@@ -131,7 +131,7 @@ def test_row_groups_of_another_size_are_shuffled_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_LARGE_ROWS", 2)
     monkeypatch.setattr(parquet, "_SMALL_ROWS", 2)
     monkeypatch.setattr(parquet, "_MOST_KEPT_BYTES", 0)  # as if they were large
-    data = written(tmp_path, 0, NUM_ROWS, 1, parquet.ParquetFormat(row_group_rows=40))
+    data = written(tmp_path, 0, 800, 1, parquet.ParquetFormat(row_group_rows=40))
     sizes = [
         metadata.row_group(group).num_rows
         for metadata in map(pq.read_metadata, data.files)

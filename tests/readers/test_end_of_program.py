@@ -10,7 +10,7 @@ import sys
 import numbered_rows
 import pytest
 
-pytestmark = pytest.mark.timeout(180)  # programs import TensorFlow
+pytestmark = pytest.mark.timeout(400)  # programs import TensorFlow
 TF_HELD = """
 batches = iter(data.to_tf(2, repeat=True))
 next(batches)
@@ -108,7 +108,7 @@ def run(code, output, format_name="tfrecord"):
         [sys.executable, "-W", "ignore", "-c", program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env=environment,
         check=False,
     )

@@ -104,6 +104,7 @@ def test_damaged_shard_is_an_error_that_names_it(tf, pairs, copied, address):
             list(dataset)
 
 
+@pytest.mark.long
 def test_epoch_that_is_over_is_an_error(tf, many_shards, address):
     """TensorFlow silently gives a late consumer nothing; another job starts from the beginning.
 

@@ -1,17 +1,14 @@
-"""Reads `to_tf` in many ways at once, for the tests: is killed in the middle of all of them, or continues there.
+"""Reads `to_tf` in many ways at once, for the tests: saves all iterators in mid-epoch, reads on, and kills itself.
 
-    python tf_reader.py save PAIRS ROWS CHECKPOINTS WAY...  saves the iterators in mid-epoch, reads on, and kills itself
-    python tf_reader.py rest PAIRS ROWS CHECKPOINTS WAY...  restores them, and writes down what is left
+    python tf_reader.py PAIRS ROWS CHECKPOINT WAY...
 
-`digests` without a checkpoint gives those of all batches.
+`left` restores them in another process.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import pathlib
 import signal
 import sys
 
@@ -74,27 +71,30 @@ def digests(folders, names):
     return {name: [digest(batch) for batch in dataset] for name, dataset in datasets(folders, names).items()}
 
 
-def main():
+def saved_with(iterators):
+    """Return a checkpoint of iterators."""
     import tensorflow as tf
 
-    mode, pairs, rows, checkpoints, *names = sys.argv[1:]
+    return tf.train.Checkpoint(**{name.replace(" ", "_"): one for name, one in iterators.items()})
+
+
+def left(folders, names, checkpoint):
+    """Restore the iterators of each way, and return the digests of what is left."""
+    iterators = {name: iter(dataset) for name, dataset in datasets(folders, names).items()}
+    saved_with(iterators).read(checkpoint).assert_consumed()
+    return {name: [digest(batch) for batch in iterator] for name, iterator in iterators.items()}
+
+
+def main():
+    pairs, rows, checkpoint, *names = sys.argv[1:]
     iterators = {name: iter(dataset) for name, dataset in datasets({"pairs": pairs, "rows": rows}, names).items()}
-    step = tf.Variable(0, dtype=tf.int64)
-    checkpoint = tf.train.Checkpoint(step=step, **{name.replace(" ", "_"): one for name, one in iterators.items()})
-    manager = tf.train.CheckpointManager(checkpoint, checkpoints, max_to_keep=2)
-    if mode == "save":
-        for name, iterator in iterators.items():
-            for _ in range(WAYS[name][2]):
-                next(iterator)
-        step.assign_add(1)
-        manager.save()
-        for iterator in iterators.values():
+    for name, iterator in iterators.items():
+        for _ in range(WAYS[name][2]):
             next(iterator)
-        os.kill(os.getpid(), signal.SIGKILL)
-    checkpoint.restore(manager.latest_checkpoint).assert_consumed()
-    assert step.numpy() == 1
-    left = {name: [digest(batch) for batch in iterator] for name, iterator in iterators.items()}
-    pathlib.Path(checkpoints, "left.json").write_text(json.dumps(left))
+    saved_with(iterators).write(checkpoint)
+    for iterator in iterators.values():
+        next(iterator)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
