@@ -85,9 +85,11 @@ def make_source(folder, num_rows=40):
 
 
 def job(source, output, **options):
-    """Return the job."""
-    options = {"shards": ShardOptions(num_shards=NUM_SHARDS), "copies": 2, **options}
-    return Materializer(Numbers(), source, output, transform=add_noise, workers=WorkerOptions(num_workers=1), **options)
+    """Return the job; it has one worker, unless it is given an executor."""
+    options = {"shards": ShardOptions(num_shards=NUM_SHARDS), "copies": 2, "transform": add_noise, **options}
+    if "executor" not in options:
+        options["workers"] = WorkerOptions(num_workers=1)
+    return Materializer(Numbers(), source, output, **options)
 
 
 def run_task(source, output, index, count, lease_s, *, deadline=None, **options):

@@ -1,0 +1,348 @@
+"""Runs whose output is in a store: what a later run makes of what an earlier one, or another beside it, has left there.
+
+The store is an S3 in memory, and a run is ended, or another begun, when a request arrives: nothing waits. In
+`interop/test_upload.py`, programs write to servers, and are killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+
+import pyarrow as pa
+import pytest
+from memory_s3 import MemoryS3, s3
+
+from datamat import Materializer, OptionError, OutputError, OutputLockedError, ShardOptions, load, materialize
+from datamat.directory.files import digest_file
+from datamat.directory.stores import ObjectStore
+from datamat.run import upload
+from datamat.run.upload import RemoteOutput
+from datamat.testing import InlineExecutor
+
+__all__ = ["s3"]
+
+URL = "s3://bucket/sets/one"
+ROOT = "bucket/sets/one/"
+KEPT = {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
+
+
+def row_of(number):
+    """Return a row; one of them fails where errors may be left out."""
+    if number == 3:
+        raise ValueError("three")
+    return {"number": number}
+
+
+@pytest.fixture
+def make(s3, tmp_path):
+    """Give a function that makes the output with the scratch folder of a machine."""
+
+    def make(num_rows, machine, num_shards=2, url=URL, **options):
+        options = {"scratch": tmp_path / machine, "errors": "skip", "executor": InlineExecutor(), **options}
+        options |= {"shards": ShardOptions(num_shards=num_shards), "progress": False}
+        if not url.startswith("s3:"):
+            del options["scratch"]
+        return materialize(row_of, list(range(num_rows)), url, **options)
+
+    return make
+
+
+class _Stopped(BaseException):
+    """Ends a run at one place, as a kill would."""
+
+
+@pytest.fixture
+def stopped(make, monkeypatch):
+    """Give a function that stops a run where it calls a function of a module or a class."""
+
+    def stop(*_, **__):
+        raise _Stopped
+
+    def stopped(where, name, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, stop)
+            with pytest.raises(_Stopped):
+                make(*args)
+
+    return stopped
+
+
+def there(s3):
+    """Return the visible objects, and the names of what is in `.datamat`."""
+    found = {path[len(ROOT) :]: one.content for path, one in s3.objects.items() if path.startswith(ROOT)}
+    inner = {name.removeprefix(".datamat/") for name in found if name.startswith(".datamat/")}
+    return {name: content for name, content in found.items() if not name.startswith(".datamat/")}, inner
+
+
+def check(s3, make, tmp_path, num_rows, num_shards=2, **options):
+    """Assert that the store holds what a local run gives, and nothing is left over."""
+    make(num_rows, "", num_shards, url=str(tmp_path / "local"), **options)
+    found, inner = there(s3)
+    local = {path.relative_to(tmp_path / "local"): path for path in (tmp_path / "local").rglob("*") if path.is_file()}
+    assert found == {str(name): path.read_bytes() for name, path in local.items() if ".datamat" not in name.parts}
+    assert inner <= KEPT
+    assert not s3.uploads
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "parquet", ["tfrecord.gz", "webdataset"]], ids=str)
+def test_bucket_holds_the_bytes_of_a_local_run(s3, make, tmp_path, name):
+    """A second run, also on another machine, finds all of it, and sends no shard; the samples are those of the job."""
+    make(20, "one", format=name)
+    check(s3, make, tmp_path, 20, format=name)
+
+    for machine in ("one", "other"):
+        first = len(s3.seen)
+        assert make(20, machine, format=name).did_nothing
+        assert not [path for what, path in s3.seen[first:] if what == "put_object" and "data-train" in str(path)]
+    data = load(URL, "train", cache_dir=tmp_path / "cache")
+    assert sorted(int(sample["number"]) for sample in data) == [*range(3), *range(4, 20)]
+
+
+@pytest.mark.parametrize("has_old", [False, True], ids=["new", "replaced"])
+def test_kill_at_any_request_loses_nothing(s3, make, tmp_path, request, has_old):
+    """Readers find the old dataset, the new one, or no manifest; the next run, on any machine, makes the new one."""
+    if has_old:
+        make(20, "old")
+    before, old = dict(s3.objects), there(s3)[0]
+    first = len(s3.seen)
+    make(30, "whole")
+    new, count = there(s3)[0], len(s3.seen) - first
+    step = 20 if request.config.getoption("--commit") else 2
+
+    for at in range(1 + request.config.option.sample_seed % step, count, step):
+        s3.objects = dict(before)
+        begun = len(s3.seen)
+
+        def meet(operation, path, last=begun + at):
+            if len(s3.seen) > last:
+                raise _Stopped
+
+        s3.meet = meet
+        with pytest.raises((_Stopped, OutputError)):
+            make(30, f"killed-{at}")
+        s3.meet = lambda operation, path: None
+        found = there(s3)[0]
+        if "manifest.json" in found:
+            known = new if found["manifest.json"] == new["manifest.json"] else old
+            assert {name: found.get(name) for name in known} == known, f"killed at request {at}"
+        make(30, f"after-{at}" if at % 2 else f"killed-{at}")
+        assert there(s3)[0] == new
+        assert there(s3)[1] <= KEPT
+
+
+def test_faults_that_pass_are_met_by_trying_again(s3, make, tmp_path, monkeypatch):
+    """Each seventh request fails, and the run is as if none had."""
+    monkeypatch.setattr("datamat.directory.remote.time.sleep", lambda _: None)
+    faults = itertools.cycle([500, 503, "lose"])
+    s3.meet = lambda operation, path: next(faults) if len(s3.seen) % 7 == 0 else None
+
+    make(30, "one")
+
+    s3.meet = lambda operation, path: None
+    check(s3, make, tmp_path, 30)
+
+
+def test_lost_object_is_made_again(s3, make):
+    """So is one that somebody has replaced by as many other bytes; nothing else is."""
+    make(20, "one", 3)
+    expected = there(s3)[0]
+    first, second, _ = sorted(name for name in expected if name.endswith(".tfrecord"))
+    MemoryS3().rm_file(f"{ROOT}{first}")
+    MemoryS3().pipe_file(f"{ROOT}{second}", bytes(len(expected[second])))
+
+    report = make(20, "one", 3)
+
+    assert there(s3)[0] == expected
+    assert report.num_shards_written == 2
+
+
+def test_waiting_shards_of_a_lost_machine_are_taken_over(s3, make, stopped, tmp_path):
+    """By one that has the dataset before, or nothing; a kill at it deletes none of them."""
+    make(20, "old")
+    stopped(RemoteOutput, "withdraw", 30, "lost")
+    held = {name for name in there(s3)[1] if name.startswith("held/")}
+    stopped(upload, "write_entry", 30, "new")
+
+    assert len(held) == 6
+    assert {name for name in there(s3)[1] if name.startswith("held/")} == held
+    for machine in ("new", "old"):
+        report = make(30, machine)
+        assert (report.is_complete, report.num_shards_written) == (True, 0)
+    check(s3, make, tmp_path, 30)
+
+
+def test_named_shards_of_a_lost_machine_are_taken_over(make, stopped):
+    """By one whose disk has the dataset that they replace."""
+    make(20, "old")
+    stopped(RemoteOutput, "finish", 30, "lost")
+
+    report = make(30, "old")
+
+    assert (report.is_complete, report.num_shards_written) == (True, 0)
+
+
+def test_dataset_without_its_list_of_objects_is_whole(s3, make):
+    """A kill came between the manifest and that list, which is of the dataset before."""
+    make(20, "old")
+    before = s3.objects[f"{ROOT}.datamat/objects.json"]
+    make(30, "lost")
+    s3.objects[f"{ROOT}.datamat/objects.json"] = before
+
+    report = make(30, "new")
+
+    assert (report.is_complete, report.num_shards_written) == (True, 0)
+
+
+def test_shard_that_vanishes_while_it_waits_ends_the_run(s3, make):
+    """No manifest names what is not there; the next run makes it again."""
+    make(20, "one")
+
+    def meet(operation, path):
+        if operation == "delete_object" and path == f"{ROOT}manifest.json":
+            for held in [one for one in s3.objects if "/held/" in one and one.endswith("2.tfrecord")][:1]:
+                del s3.objects[held]
+
+    s3.meet = meet
+
+    with pytest.raises(OutputError, match=r"held/.*2\.tfrecord was uploaded, and is gone or another one now; "):
+        make(30, "one")
+    s3.meet = lambda operation, path: None
+    assert "manifest.json" not in there(s3)[0]
+    assert make(30, "one").num_shards_written == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "path"),
+    [("put_object", rf"{ROOT}manifest\.json"), ("delete_object", rf"{ROOT}data-train-.*\.tfrecord")],
+    ids=["manifest", "deletion"],
+)
+def test_run_that_another_follows_changes_nothing_of_it(s3, make, operation, path):
+    """It is late with its manifest, or with deleting a shard that is replaced; the other has done all in between."""
+    make(20, "one")
+    expected = {}
+
+    def meet(found, where):
+        if found == operation and re.fullmatch(path, where):
+            s3.meet = lambda operation, path: None
+            make(40, "two")
+            expected.update(there(s3)[0])
+
+    s3.meet = meet
+
+    with pytest.raises(OutputLockedError, match="is being written by another run"):
+        make(30, "one")
+    assert there(s3)[0] == expected != {}
+
+
+def test_run_that_another_follows_ends_none_of_its_uploads(s3, make, monkeypatch):
+    """They are no leftovers."""
+
+    def followed(self, *_):
+        MemoryS3().pipe_file(f"{ROOT}.datamat/run", b'{"run": "other", "pid": 7, "host": "there"}')
+        s3.create_multipart_upload(f"{ROOT}data-train-00000-of-00002.tfrecord")
+        raise _Stopped
+
+    monkeypatch.setattr(RemoteOutput, "show_plan", followed)
+
+    with pytest.raises(_Stopped):
+        make(20, "one")
+    assert len(s3.uploads) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_shards_of_another_plan_go(s3, make, tmp_path, times):
+    """Of a machine that was lost: whole shards that no manifest names."""
+    seen = itertools.count(1)
+
+    def meet(operation, path):
+        if operation == "put_object" and re.match(r".*/shards/.*\.json", path) and next(seen) == times:
+            raise _Stopped
+
+    s3.meet = meet
+    with pytest.raises(_Stopped):
+        make(20, "lost", 4)
+    s3.meet = lambda operation, path: None
+
+    make(20, "other", 3)
+
+    check(s3, make, tmp_path, 20, 3)
+
+
+def test_small_objects_are_put_back(s3, make):
+    """Offsets, index files and sidecars that somebody has deleted; nothing else is sent."""
+    make(20, "one")
+    expected = there(s3)[0]
+    gone = [name for name in expected if name.endswith(".idx") or "index/" in name]
+    assert len(gone) >= 3
+    for name in gone:
+        del s3.objects[f"{ROOT}{name}"]
+
+    make(20, "one")
+
+    assert there(s3)[0] == expected
+
+
+@pytest.mark.parametrize("machine", ["one", "new"])
+def test_index_of_another_dataset_is_replaced(s3, make, tmp_path, machine):
+    """Whoever runs next; its size and metadata are as they should be of another."""
+    make(20, "one")
+    expected = there(s3)[0]
+    (tmp_path / "other").write_bytes(b"of another dataset")
+    ObjectStore(URL).upload(tmp_path / "other", "_index/train.index", digest_file(tmp_path / "other"))
+
+    make(20, machine)
+
+    assert there(s3)[0] == expected
+
+
+def test_ledger_goes_on_from_another_machine(s3, make):
+    """It says why rows failed, whoever runs last."""
+    make(20, "one")
+    make(20, "two")
+
+    ledger = s3.objects[f"{ROOT}.datamat/ledger.jsonl"].content.decode()
+    assert [json.loads(line)["event"] for line in ledger.splitlines()].count("sample_skipped") == 1
+
+
+def test_refusals_come_before_any_work(s3, make):
+    """They name place and remedy."""
+    with pytest.raises(OutputError, match=r"s3://nowhere/out/.* cannot be (read|written): .* make the bucket"):
+        make(3, "one", url="s3://nowhere/out")
+    s3.meet = lambda operation, path: 403 if operation in {"put_object", "create_multipart_upload"} else None
+    with pytest.raises(OutputError, match=rf"{URL}/.datamat/run cannot be written: .* credentials"):
+        make(3, "one")
+    assert not s3.objects
+
+
+def test_memory_is_a_store_of_this_process(tmp_path):
+    """The driver itself writes there, whatever workers make the shards."""
+    url = f"memory://{tmp_path.name}/out"
+
+    report = materialize(lambda n: {"n": n}, range(20), url, scratch=tmp_path, shards=ShardOptions(num_shards=2))
+
+    assert (report.is_complete, report.output) == (True, url)
+    assert len(load(url, cache_dir=tmp_path / "cache")) == 20
+
+
+def test_what_a_url_cannot_do_is_refused(tmp_path):
+    """The message says what to do instead."""
+    table = pa.table({"number": [1, 2]})
+    job = Materializer(table, output="memory://x/out")
+
+    for work in (job.repair, job.verify):
+        with pytest.raises(OutputError, match=r"memory://x/out holds no manifest.json; .* finish its run"):
+            work()
+    with pytest.raises(OptionError, match="scratch is given, but output"):
+        Materializer(table, output=tmp_path / "out", scratch=tmp_path)
+    with pytest.raises(OptionError, match="can be read, not written"):
+        Materializer(table, output="https://host/out")
+
+
+def test_file_url_is_a_folder(make, tmp_path):
+    """It is written as any local output."""
+    make(5, "", url=f"file://{tmp_path}/out")
+
+    assert os.path.isfile(tmp_path / "out/manifest.json")
