@@ -664,6 +664,18 @@ class FeatureConformance:
             found, expected = (_normal(one.encode("value", value)) for one in (pickled, feature))
             _compare(found, expected, f"columns of {_preview(value)}, from the feature that was pickled")
 
+    def test_block_equals_its_values(self) -> None:
+        """`encode_block` gives the columns that `encode` gives for each value."""
+        features, values = self._features(), self.make_values()
+        keys = [f"{number:04d}" for number in range(len(values))]
+
+        block = features.encode_block({"key": keys, "value": values})
+
+        for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+            expected = _normal(features.encode({"key": key, "value": value}))
+            found = _normal({name: _row_of(column, number) for name, column in block.items()})
+            _compare(found, expected, f"columns of {_preview(value)}, in a block")
+
     def test_declaration_survives_the_manifest(self) -> None:
         """The arguments, through JSON, make an equal feature."""
         feature = self.make_feature()
@@ -742,6 +754,15 @@ def _kind_of(column: Any) -> str:
     return (
         column.dtype.name if isinstance(column, np.ndarray) else "bytes_list" if isinstance(column, list) else "bytes"
     )
+
+
+def _row_of(column: Any, number: int) -> Any:
+    """Return one row of a column of a block, as `encode` gives it."""
+    found = column[number]
+    if isinstance(found, np.ndarray | np.generic):
+        found = np.ravel(found)
+        return found.tolist() if found.dtype == object else found
+    return found
 
 
 def _bits(value: Any) -> Any:

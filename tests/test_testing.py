@@ -333,6 +333,11 @@ class DecodesOnce(Seconds):
         return super().decode_into(name, columns, out, are_intact=are_intact) + 1
 
 
+class EncodesBlocksInSeconds(Seconds):
+    def encode_block(self, name, values):
+        return {name: np.array([round(value) for value in values])}
+
+
 class OtherInBlocks(Seconds):
     def decode_block(self, name, columns):
         return np.array([row[0] for row in columns[name].rows()]) / 999
@@ -613,6 +618,7 @@ DEFECTS = {
             "columns of 1.234, stored again: 'value'",
         ),
         "test_equal_features_encode_equally": (NeverEqual, "feature, pickled: .* expected it to be equal"),
+        "test_block_equals_its_values": (EncodesBlocksInSeconds, "columns of 1.234, in a block: 'value'"),
         "test_declaration_survives_the_manifest": (ForgetsItsArgument, "feature, from its JSON: .* expected it to be"),
         "test_wrong_value_is_refused": (
             RaisesAnything,
