@@ -17,7 +17,6 @@ from PIL import Image
 from png_builder import exif
 
 from datamat.codecs import can_keep_image, check_pixels, decode_image, decode_mask, encode_jpeg, probe
-from datamat.codecs.headers import find_damage
 from datamat.errors import InputError, OptionError
 
 
@@ -429,24 +428,6 @@ def test_odd_header_is_no_damage_and_hides_none(odd):
     assert not refusal(check_pixels, data)
     assert "Corrupt JPEG data" in refusal(decode_image, damaged)
     assert refusal(check_pixels, damaged)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_walk_finds_nothing_in_sound_files_and_all_that_libjpeg_finds(kind):
-    """The walk is as strict as the decoder with codes, lengths, restart markers and progressions."""
-    sound = pillow_jpeg(RNG_PICTURE, **KINDS[kind])
-    rng = np.random.default_rng(1)
-    start = sound.index(b"\xff\xda") + 14
-
-    verdicts = []
-    for damage in (flipped, lost, inserted, zeroed, doubled) * 6:
-        data = damage(sound, int(rng.integers(start, len(sound) - 2)), rng)
-        if not refusal(functools.partial(probe, whole=True), data):
-            verdicts.append((bool(complaint(data)), bool(find_damage(data))))
-
-    assert find_damage(sound) == ""
-    assert (True, True) in verdicts
-    assert (True, False) not in verdicts
 
 
 def _decoded_or_refusal(data, channels, missing):

@@ -83,35 +83,22 @@ def test_files_over_the_limit_are_refused_unread(tmp_path):
         read_file(path)
 
 
-@pytest.mark.parametrize("change", [3, 9])
-def test_file_that_changes_size_while_read_is_refused(tmp_path, monkeypatch, change):
-    """A file that another program is writing, or has truncated, is refused."""
-    path = tmp_path / "a"
-    path.write_bytes(b"12345")
-    read = os.read
-
-    def read_then_change(descriptor, size):
-        os.truncate(path, change)
-        return read(descriptor, size)
-
-    monkeypatch.setattr(os, "read", read_then_change)
-    with pytest.raises(InputError, match=r"size changed while it was read \(5 bytes at first\); want a finished file"):
-        read_file(path)
-
-
-def test_size_that_changes_after_the_bytes_came_is_noticed(tmp_path, monkeypatch):
-    """The size is checked again at the end."""
+@pytest.mark.parametrize(("change", "is_before"), [(3, True), (9, True), (9, False)])
+def test_file_that_changes_size_while_read_is_refused(tmp_path, monkeypatch, change, is_before):
+    """A file that another program is writing, or has truncated, is refused; also where all its bytes had come."""
     path = tmp_path / "a"
     path.write_bytes(b"12345")
     read = os.read
 
     def read_and_change(descriptor, size):
+        if is_before:
+            os.truncate(path, change)
         data = read(descriptor, size)
-        os.truncate(path, 9)
+        os.truncate(path, change)
         return data
 
     monkeypatch.setattr(os, "read", read_and_change)
-    with pytest.raises(InputError, match="size changed"):
+    with pytest.raises(InputError, match="size changed while it was read"):
         read_file(path)
 
 
