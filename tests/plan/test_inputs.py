@@ -29,7 +29,7 @@ from datamat import (
     verify,
 )
 from datamat.codecs import read_file
-from datamat.directory.rows import nested_paths, write_rows
+from datamat.directory.rows import write_rows
 from datamat.testing import InlineExecutor
 
 NUM_FILES = 24
@@ -438,18 +438,6 @@ def read_item(item):
     return {"text": _content(os.fsdecode(item))}
 
 
-@dataclasses.dataclass
-class Item:
-    """Holds paths as many people's items do; it may hold itself."""
-
-    image: object
-    label: int = 1
-    itself: object = None
-
-    def __post_init__(self):
-        self.itself = [self]
-
-
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """Paths below a dataclass."""
@@ -495,15 +483,6 @@ def test_an_edited_input_of_materialize_is_noticed(source, tmp_path, monkeypatch
     (source / "007.txt").write_text("7007")
     assert make() == 1
     assert sorted(sample["text"] for sample in load(tmp_path / "out"))[-1] == "7007"
-
-
-def test_paths_are_found_in_a_fixed_order():
-    """A set's order changes between processes; an object that holds itself is searched once."""
-    names = [f"{number}.txt" for number in range(99)]
-
-    assert list(nested_paths({1, *names, ("z.txt",)})) == sorted([*names, "z.txt"])
-    assert list(nested_paths(Item(Item("a.txt")))) == ["a.txt"]
-    assert list(nested_paths([b"raw", b"\x89PNG\r\n", b"a/b", b"c.txt", bytes(9999)])) == ["a/b", "c.txt"]
 
 
 def test_words_among_items_are_no_folders(source, tmp_path, monkeypatch):

@@ -158,6 +158,7 @@ def test_only_data_near_source_and_code_counts(tmp_path, monkeypatch):
     assert Neighbourhood.of(None, [], without=[]).roots == (), "else everything would lie below it"
 
 
+@pytest.mark.long
 def test_process_of_the_user_gets_no_hook(tmp_path):
     """A hook cannot be removed: threads and the caller's own process run without one."""
     program = """

@@ -57,7 +57,7 @@ class Scale:
 
 
 SMALL = Scale(rows=60, shards=4)
-LARGE = Scale(rows=5_000, shards=64, changed=3, added=40, removed=10)
+LARGE = Scale(rows=2_000, shards=32, changed=3, added=40, removed=10)
 
 
 class Job:
