@@ -62,6 +62,20 @@ def _make_folder(path):
     path.mkdir()
 
 
+def _spoil_entry(folder):
+    """Damage the entry of a shard in the manifest; the rest lists the others, and their checksums prove them."""
+    text = (folder / "manifest.json").read_text()
+    place = text.index('"checksum"', text.index('"shards"'))
+    (folder / "manifest.json").write_text(f"{text[:place]}\x00{text[place + 1 :]}")
+
+
+def _damage_several(folder):
+    """Damage a shard, the offsets of another, and the manifest, which counts only as far as checksums prove it."""
+    _flip(shard(folder, 1), 0.5)
+    shard(folder).with_suffix(".idx").write_text("0 16\n")
+    _flip(folder / "manifest.json", 0.1)
+
+
 DAMAGES = {
     "flipped bit": (lambda folder: _flip(shard(folder), 0.5), 1),
     "cut": (lambda folder: os.truncate(shard(folder), 1000), 1),
@@ -77,6 +91,8 @@ DAMAGES = {
     "manifest is a folder": (lambda folder: _make_folder(folder / "manifest.json"), 4),
     "sidecar is a link": (lambda folder: _link(folder / "features.json"), 0),
     "manifest flipped": (lambda folder: _flip(folder / "manifest.json", 0.1), 0),
+    "entry in the manifest": (_spoil_entry, 1),
+    "shard, offsets and manifest": (_damage_several, 2),
     "manifest cut": (lambda folder: os.truncate(folder / "manifest.json", 20), 4),
 }
 
@@ -96,35 +112,7 @@ def test_repair_restores_every_file_and_touches_no_other(source, template, outpu
     assert verify(output).ok and report.num_shards_written == num_shards
     kept = [name for name in whole if (output / name).stat().st_ino == before[name]]
     assert len(kept) >= len(before) - max(num_shards, 1)
-    assert sorted(path.name for path in (output / ".datamat").iterdir() if path.name != "quarantine") == [
-        "inputs",
-        "ledger.jsonl",
-        "lock",
-        "sidecars.json",
-    ]
-
-
-def test_unreadable_entry_of_a_shard_costs_that_shard_alone(source, template, output):
-    """The rest of the manifest lists the others, and their checksums prove them."""
-    text = (output / "manifest.json").read_text()
-    place = text.index('"checksum"', text.index('"shards"'))
-    (output / "manifest.json").write_text(f"{text[:place]}\x00{text[place + 1 :]}")
-
-    report = _job(source, output).repair(progress=False)
-
-    assert report.num_shards_written == 1
-    assert small_pairs.digests(output) == small_pairs.digests(template)
-
-
-def test_damaged_manifest_hides_no_damaged_shard(source, template, output):
-    """Its entries count only where a checksum proves them; repair examines the rest afterwards."""
-    _flip(output / "manifest.json", 0.1)
-    _flip(shard_of := next(output.glob("*-train-00001-*.tfrecord")), 0.5)
-    next(output.glob("*-train-00000-*.idx")).write_text("0 16\n")
-
-    _job(source, output).repair(progress=False)
-
-    assert small_pairs.digests(output) == small_pairs.digests(template) and shard_of.exists()
+    assert {*os.listdir(output / ".datamat")} - {"quarantine"} == {"inputs", "ledger.jsonl", "lock", "sidecars.json"}
 
 
 def test_whole_directory_is_left_alone(source, output):
@@ -230,6 +218,7 @@ class Failing(small_pairs.Pairs):
         return super().read(row)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shard_format", ["tfrecord", pytest.param("parquet", marks=pytest.mark.long)])
 def test_repair_that_is_killed_in_mid_part_is_repaired_by_the_next(source, tmp_path, shard_format):
     """Parts that the first one took over or made count, wherever they lie by then."""
@@ -241,7 +230,6 @@ def test_repair_that_is_killed_in_mid_part_is_repaired_by_the_next(source, tmp_p
         _flip_at(output / info.file, sum(sizes[:number]) + 40)
     for at in (3, 5):
         killed_job.run_until_killed(source, output, shard_format, at=at, call="repair")
-        assert not verify(output).ok if (output / "manifest.json").exists() else True
 
     report = killed_job.job(source, output, shard_format).repair(progress=False)
 
@@ -332,20 +320,21 @@ def test_source_that_gives_other_bytes_is_reported_and_its_old_entry_stays(sourc
     output = output.with_name("versioned")
     _job(source, output, version="1").run(progress=False)
     before = small_pairs.digests(output)
-    _flip(shard(output), 0.5)
+    name = shard(output).name
+    _flip(output / name, 0.5)
     _flip(shard(output, split="val"), 0.5)
+    broken = (output / name).read_bytes()
     if damage != "shard":
         _flip(output / "manifest.json", 0.1)
-    hurt = {shard(output).name, "manifest.json"} if damage == "shard" else set()
-    broken = shard(output).read_bytes() if damage == "shard" else b""
     other = _job(source, output, version="1", transform=lambda sample, rng: sample)
 
     with pytest.raises(OutputError, match=r"1 shards cannot be repaired, because .*00000-of"):
         other.repair(progress=False)
 
-    after = small_pairs.digests(output)
-    assert {name for name in before if after.get(name) != before[name]} == hurt - {"manifest.json"} or damage != "shard"
-    assert damage != "shard" or shard(output).read_bytes() == broken
+    if damage == "shard":
+        after = small_pairs.digests(output)
+        assert [file for file in before if after.get(file) != before[file]] == [name]
+        assert (output / name).read_bytes() == broken
     assert not verify(output).ok
     _job(source, output, version="1").repair(progress=False)
     assert small_pairs.digests(output) == before
@@ -484,6 +473,7 @@ def whole(source, tmp_path_factory):
     return whole
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("formats", FORMATS, ids=str)
 def test_random_damage_is_reported_or_harmless_and_repaired_to_the_same_bytes(

@@ -193,6 +193,7 @@ def test_one_shard_is_the_same_for_any_number_of_workers(source, whole, tmp_path
     assert small_pairs.digests(tmp_path / "out") == whole(name)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [*EACH, "tfrecord+parquet", "parquet+webdataset"])
 def test_killed_run_resumes_to_the_same_bytes(source, whole, tmp_path, name):

@@ -43,6 +43,7 @@ from datamat.formats.tfrecord import deflate_member, frame
 from datamat.formats.webdataset import member, parse_header
 from datamat.run.convert import convert
 from datamat.run.status import read_status
+from datamat.testing import InlineExecutor
 from datamat.writers.camvid import CamVidWriter
 
 
@@ -111,16 +112,17 @@ def test_extension_types_of_parquet_run_nothing(tmp_path):
 
 
 _FILES = [
-    "../x.tfrecord",
-    "/etc/passwd",
-    "a/b.tfrecord",
-    ".hidden",
-    "..",
-    "",
-    "a\0b",
-    "x\n-00000-of-00001.t",
-    "\x1b[2J",
-]
+    "../x.tfrecord", "/etc/passwd", "a/b.tfrecord", ".hidden", "..", "", "a\0b", "x\n-00000-of-00001.t", "\x1b[2J",
+]  # fmt: skip
+
+
+def _rewrite_manifest(output, change):
+    """Change the manifest as somebody does who can make digests."""
+    values = json.loads((output / "manifest.json").read_text())
+    change(values)
+    del values["digest"]
+    digest = xxhash.xxh3_128_hexdigest(render_json(values))
+    (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
 
 
 @pytest.mark.sample(5)
@@ -128,16 +130,13 @@ _FILES = [
 @pytest.mark.parametrize("where", ["file", "split", "checksum", "index split", "index checksum", "name"])
 def test_manifest_leads_nowhere_else(output, name, where):
     """No name in it may leave the directory: a shard's file, a split (index file), a checksum (copy), the dataset."""
-    values = json.loads((output / "manifest.json").read_text())
-    if where == "name":
-        values["name"] = name
-    elif where.startswith("index "):
-        values["index"][0][where.removeprefix("index ")] = name
-    else:
-        values["shards"][0][where] = name
-    del values["digest"]
-    digest = xxhash.xxh3_128_hexdigest(render_json(values))
-    (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
+
+    def change(values):
+        place, _, field = where.rpartition(" ")
+        entry = values if where == "name" else values[place or "shards"][0]
+        entry[field] = name
+
+    _rewrite_manifest(output, change)
 
     for read in (Manifest.read, load):
         with pytest.raises(DatamatError):
@@ -208,11 +207,7 @@ def test_offsets_that_claim_gigabytes_take_no_memory(output):
     offsets = shard.with_suffix(".idx").read_text().splitlines()
     offsets[3] = f"{offsets[3].split()[0]} {1 << 31}"
     shard.with_suffix(".idx").write_text("\n".join(offsets) + "\n")
-    values = json.loads((output / "manifest.json").read_text())
-    values["shards"][0]["num_bytes"] = 1 << 33
-    del values["digest"]
-    digest = xxhash.xxh3_128_hexdigest(render_json(values))
-    (output / "manifest.json").write_bytes(render_json({**values, "digest": digest}))
+    _rewrite_manifest(output, lambda values: values["shards"][0].update(num_bytes=1 << 33))
 
     assert _peak_of(lambda: load(output)[3]) < 64
     assert _peak_of(verify, output) < 64
@@ -236,6 +231,7 @@ def _damage_of(report):
     assert report.files
 
 
+_HERE = {"executor": InlineExecutor(), "progress": False}
 READERS = {
     "by number": lambda output, source: load(output)[0],
     "by key": lambda output, source: load(output)["train003"],
@@ -247,7 +243,7 @@ READERS = {
     "status": lambda output, source: small_pairs.job(source, output).status(),
     "provenance": lambda output, source: small_pairs.job(source, output).provenance("train003"),
     "export": lambda output, source: export(output),
-    "convert": lambda output, source: convert(output, f"{output}-converted", format="webdataset", progress=False),
+    "convert": lambda output, source: convert(output, f"{output}-2", shards=1, **_HERE),
 }
 _RECORDS = ("manifest.json", "shard", "idx")
 _NEEDED = {
@@ -456,14 +452,11 @@ def test_list_file_that_is_no_file_of_the_source_is_refused(tmp_path, kind):
         list(CamVidWriter().index(source))
 
 
-_PLANTED = ["_index", ".datamat", ".datamat/parts", ".datamat/shards", ".datamat/rows", ".datamat/ledger.jsonl"]
-_PLANTED += [".datamat/lock", "manifest.json", "pairs-train-00000-of-00002.tfrecord", "pairs-train-00000-of-00002.idx"]
-_PLANTED += [
-    "_index/train.index",
-    "_index/train.keys",
-    ".datamat/parts/pairs-train-00000-of-00002",
-    ".datamat/quarantine",
-]
+_PLANTED = [
+    "_index", "_index/train.index", "_index/train.keys", "manifest.json", ".datamat", ".datamat/parts",
+    ".datamat/parts/pairs-train-00000-of-00002", ".datamat/shards", ".datamat/rows", ".datamat/ledger.jsonl",
+    ".datamat/lock", ".datamat/quarantine", "pairs-train-00000-of-00002.tfrecord", "pairs-train-00000-of-00002.idx",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", _PLANTED)
