@@ -12,7 +12,7 @@ import pytest
 
 from datamat import load, verify
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -27,7 +27,7 @@ def street():
     del sys.modules["street"]
 
 
-def run(name, *arguments, folder, timeout_s=250) -> str:
+def run(name, *arguments, folder, timeout_s=550) -> str:
     """Run an example as a user would, in a folder of its own; return its output."""
     environment = {
         **os.environ,
