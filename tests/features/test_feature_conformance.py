@@ -157,6 +157,7 @@ CASES = {
     "optional number": Case(
         Optional(Scalar("float64")), [None, 0.1, float("inf"), None, -0.0], ["text", object(), [1.0]]
     ),
+    "optional int": Case(Optional(Scalar("int32")), [5, None, 7]),
     "optional text": Case(Optional(Text()), ["", None, "größer – 日本語"]),
     "optional tensor": Case(
         Optional(Tensor((None, 2), "int16")),

@@ -13,7 +13,6 @@ from datamat import (
     Bytes,
     ClassLabel,
     DatasetWriter,
-    Feature,
     Features,
     Image,
     IndexRow,
@@ -30,7 +29,6 @@ from datamat import (
     Text,
     Timestamp,
     load,
-    register_feature,
 )
 from datamat.testing import InlineExecutor
 
@@ -114,37 +112,6 @@ def test_wrong_values_are_named_with_their_place(feature, value, message):
     """The field, what is declared, and the item."""
     with pytest.raises(SchemaError, match=f"field 'x' is declared .*{message}"):
         feature.encode("x", value)
-
-
-BLOCKS = [
-    (Optional(Scalar("int32")), [5, None, 7]),
-    (Optional(Scalar("float64")), [None, 0.5, None]),
-    (Optional(Text()), [None, "", "größe"]),
-    (Optional(Tensor((None, 2), "int16")), [None, np.ones((2, 2), np.int16), np.empty((0, 2), np.int16)]),
-    (Optional(Tensor((2,), "float32")), [np.ones(2, np.float32), None, None]),
-    (Optional(Image((8, 6, 3))), [None, np.zeros((8, 6, 3), np.uint8)]),
-    (Optional(Text()), [None, None]),
-    (Sequence(Text()), [["a", "b"], [], ["größe"]]),
-    (Sequence(Text()), [[], []]),
-    (Sequence(Scalar("uint8")), [[1, 2], [], np.arange(3, dtype=np.uint8)]),
-    (Sequence(Timestamp()), [[NOON, NOON], [], [NOON]]),
-    (Sequence(Tensor((2,), "float32")), [[np.ones(2, np.float32)], [], [np.zeros(2, np.float32)] * 2]),
-    (Sequence(Bytes()), [[b"", b"\0"], []]),
-]
-
-
-@pytest.mark.parametrize(("feature", "values"), BLOCKS)
-def test_blocks_have_the_columns_of_single_values(feature, values):
-    """As `read_block` and gathered samples are encoded."""
-    features = Features({"x": feature})
-    keys = [str(number) for number in range(len(values))]
-
-    block = features.encode_block({"x": values, "key": keys})
-
-    for number, value in enumerate(values):
-        for column, expected in feature.encode("x", value).items():
-            found = block[column][number]
-            assert list(found) == list(expected), (column, number)
 
 
 class _Rows(DatasetWriter):
@@ -375,44 +342,6 @@ def test_previews_leave_lists_of_pictures_out():
     """A tile shows one picture."""
     assert Sequence(Image((8, 6, 3))).preview is None
     assert Optional(Image((8, 6, 3))).preview == "image"
-
-
-class Hundredths(Feature):
-    """A type of another package, without blocks."""
-
-    def columns(self, name):
-        return {name: "int64"}
-
-    def value_type(self):
-        return "float64", ()
-
-    def encode(self, name, value):
-        return {name: np.array([round(value * 100)])}
-
-    def decode(self, name, columns):
-        return np.float64(columns[name][0] / 100)
-
-    def arguments(self):
-        return {}
-
-    def __eq__(self, other):
-        return type(other) is Hundredths
-
-    def __hash__(self):
-        return 1
-
-
-def test_types_of_other_packages_may_be_missing(tmp_path):
-    """Also where their columns say nothing of how many numbers a value has."""
-    register_feature(Hundredths)
-    values = [36.6, None, -1.5]
-    features = Features({"t": Optional(Hundredths())})
-    assert [*features.foreign.values()] == [Hundredths()]
-
-    materialize(lambda n: {"t": values[n]}, range(3), tmp_path / "out", features=features)
-
-    found = {int(sample["key"]): sample["t"] for sample in load(tmp_path / "out")}
-    assert [found[number] for number in range(3)] == values
 
 
 NESTED = Features(

@@ -30,6 +30,7 @@ from datamat import (
     Text,
     Timestamp,
     Tokens,
+    Video,
 )
 from datamat.errors import SchemaError
 from datamat.features import as_bfloat16
@@ -477,6 +478,8 @@ WRONG_DECLARATIONS = [
     (Mask, {"names": [str(number) for number in range(257)]}),
     (Mask, {"names": [str(number) for number in range(65537)], "dtype": "uint16"}),
     (Mask, {"names": ("a", "b"), "palette": ((1, 2, 3),)}),
+    *((Video, arguments) for arguments in ({"shape": (1, 2, 3)}, {"fps": 0}, {"num_frames": 0}, {"stride": "two"})),
+    *((Video, arguments) for arguments in ({"stride": 2, "decoded": False}, {"decoded": 2})),
     *((Audio, arguments) for arguments in ({"sample_rate": 0}, {"num_channels": "two"}, {"encoding": "mp3"})),
 ]
 

@@ -20,6 +20,7 @@ from datamat import (
     Image,
     IndexRow,
     Materializer,
+    Optional,
     Scalar,
     WorkerOptions,
     register_feature,
@@ -72,13 +73,13 @@ def installed(tmp_path, monkeypatch):
 
 def sound(number):
     """Return the sample of a number."""
-    return {"sound": SOUNDS[number], "degrees": number / 4}
+    return {"sound": SOUNDS[number], "degrees": number / 4, "maybe": number / 4 if number % 2 else None}
 
 
 def write(folder, module, format_name):
     """Write six sounds and temperatures."""
     register_feature(Celsius)
-    features = Features({"sound": module.Waveform(channels=2), "degrees": Celsius()})
+    features = Features({"sound": module.Waveform(channels=2), "degrees": Celsius(), "maybe": Optional(Celsius())})
     materialize(sound, range(6), folder, features=features, format=format_name)
     return folder
 
@@ -106,6 +107,7 @@ def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installe
     assert dataset.features["sound"] == installed.Waveform(channels=2)
     for sample in dataset:
         check(sample, numbered(sample))
+    assert {numbered(sample): sample["maybe"] for sample in dataset} == {n: sound(n)["maybe"] for n in range(6)}
     (batch,) = dataset.to_numpy(batch_size=6)
     assert batch["degrees"].tolist() == [(len(one) - 1) / 4 for one in batch["sound"]]
     assert datamat.verify(folder).ok

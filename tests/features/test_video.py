@@ -5,7 +5,6 @@ from __future__ import annotations
 import fractions
 import functools
 import io
-import json
 
 import numpy as np
 import pytest
@@ -245,43 +244,12 @@ def test_every_cut_of_a_file_is_refused():
                 Video().encode("x", data[:size])
 
 
-def test_tags_in_any_encoding_are_no_damage():
-    """Cameras and old programs write Latin-1."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="avi") as container:
-        container.metadata["title"] = "groesser"
-        stream = container.add_stream("mpeg4", rate=25)
-        stream.height, stream.width, stream.pix_fmt = HEIGHT, WIDTH, "yuv420p"
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(FRAMES[0], format="rgb24")))
-        container.mux(stream.encode())
-    data = file.getvalue().replace(b"groesser", b"gr\xf6\xdfer  ")
-
-    assert b"\xf6\xdf" in data
-    assert len(Video().decode("x", Video().encode("x", data))) == 1
-
-
 def test_frames_of_two_sizes_are_refused():
     """As a stream holds whose sender changed its size."""
     parts = [encoded([drawn(0, size, size)] * 2, "mpegts", "mpeg2video") for size in (32, 64)]
 
     with pytest.raises(SchemaError, match=r"a video of \(32, 32\) in which frame \d is \(64, 64\); scale it in read"):
         Video().encode("x", b"".join(parts))
-
-
-def test_declarations_are_checked():
-    for arguments, message in (
-        ({"shape": (1, 2, 3)}, r"shape is \(1, 2, 3\); want \(height, width\) of a frame"),
-        ({"fps": 0}, "fps is 0; want a positive number, or None"),
-        ({"num_frames": 0}, "num_frames is 0; want a positive number"),
-        ({"stride": "two"}, "stride is 'two'; want an int"),
-        ({"stride": 2, "decoded": False}, "num_frames and stride choose frames, and decoded=False gives files"),
-        ({"decoded": 2}, "decoded is 2; want True or False"),
-    ):
-        with pytest.raises(SchemaError, match=message):
-            Video(**arguments)
-    every = Video((3, None), 29.97, 16, 2)
-    assert Features.from_json(json.loads(json.dumps(Features({"x": every}).to_json())))["x"] == every
-    assert (every.packages(drawn=True), Video().packages(drawn=True)) == ({"av"}, frozenset())
 
 
 def test_strip_of_four_frames_is_displayed():
@@ -352,27 +320,6 @@ def test_transforms_choose_clips_that_follow_the_seed(tmp_path):
     assert {n: len(frames) for n, frames in first.items()} == {n: min(size, 3) for n, size in enumerate(LENGTHS)}
     assert any(not np.array_equal(frames, second[n]) for n, frames in first.items())
     assert {n: frames.tobytes() for n, frames in workers.items()} == {n: one.tobytes() for n, one in first.items()}
-
-
-def test_transforms_that_write_store_what_they_made(tmp_path):
-    """All frames, without loss, whatever is read of them."""
-
-    def flip(sample):
-        return {**sample, "video": sample["video"][:, :, ::-1]}
-
-    features = Features({"video": Video(fps=25, num_frames=2), "n": Scalar("int64")})
-    materialize(
-        lambda n: {"video": of_length(n), "n": n},
-        range(3),
-        tmp_path / "out",
-        features=features,
-        transform=flip,
-    )
-
-    dataset = load(tmp_path / "out")
-    assert len(dataset) == 3
-    for row in dataset:
-        assert np.array_equal(row["video"], plainly_decoded(of_length(int(row["n"])))[[0, -1], :, ::-1])
 
 
 def test_broken_file_of_a_run_is_quarantined(tmp_path):

@@ -69,7 +69,7 @@ def test_readers_without_pax_see_a_short_name_with_its_extensions():
     assert all(len(short.encode()) <= 100 for short in headers.values())
 
 
-@pytest.mark.parametrize("place", range(0, BLOCK_BYTES, 7))
+@pytest.mark.parametrize("place", range(0, BLOCK_BYTES, 37))
 def test_damaged_header_is_refused(place):
     """A changed byte anywhere in a header is detected."""
     header = bytearray(stored("key.json")[:BLOCK_BYTES])
@@ -99,15 +99,6 @@ def test_other_pax_records_are_refused(data):
     message = "the name in the pax header is not UTF-8" if b"\xff" in data else "pax header"
     with pytest.raises(CorruptDataError, match=message):
         read_pax_path(data)
-
-
-def test_header_whose_checksum_is_another_is_refused():
-    """One letter of the name was changed."""
-    header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.USTAR_FORMAT))
-    header[0] ^= 1
-
-    with pytest.raises(CorruptDataError, match=r"the checksum of the tar header is b'.*', but b'.*' is stored"):
-        parse_header(bytes(header))
 
 
 def test_member_too_large_for_a_tar_is_refused():
