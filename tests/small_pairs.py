@@ -66,11 +66,6 @@ def job(source, output, writer=None, **options):
     )
 
 
-def count_as(job, other):
-    """Give a job the digests of another one for its fingerprints: their plug-ins differ in what must not count."""
-    object.__setattr__(job.job, "digests", other.job.digests)
-
-
 def digests(folder):
     """Return the digest of each visible file below a folder."""
     return {

@@ -133,8 +133,8 @@ def rebuilt(job, **options):
 
     after = job.files()
     assert report.num_shards_written == len(reasons_given)
-    assert job.job(**options).status().changes == ()
-    assert "up to date" in str(job.job(**options).status())
+    status = job.job(**options).status()
+    assert status.changes == () and "up to date" in str(status)
     return {name for name in after if after[name] != before.get(name)}, reasons_given
 
 
