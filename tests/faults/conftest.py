@@ -9,6 +9,8 @@ import small_pairs
 from fault_injection import JobServer, compiled
 from job import Job
 
+from datamat.testing import InlineExecutor
+
 EVERY = 20
 """On commit, one operation in so many is hit, by one of the kinds of faults."""
 EVERY_LONG = 10
@@ -47,7 +49,7 @@ def small_source(tmp_path_factory):
 def whole(small_source, tmp_path_factory):
     """The digests of the small job's output."""
     output = tmp_path_factory.mktemp("whole") / "out"
-    Job(str(small_source), str(output)).run()
+    Job(str(small_source), str(output)).run(InlineExecutor())
     return small_pairs.digests(output)
 
 

@@ -269,18 +269,28 @@ class JobServer:
 
     def run(self, job: Any, fault: Fault | None = None, *, limit_s: float = LIMIT_S) -> Ended:
         """Run a job under a fault to its end, and end what it leaves behind."""
-        assert self._process.stdin
         self.control.set(fault or Fault(kinds=()), job.output)
-        order = {"job": dataclasses.asdict(job), "log": str(self._log)}
+        order = {"job": dataclasses.asdict(job), "out": str(self._log), "err": str(self._log)}
+        code, num_orphans = self._run(order, limit_s)
+        said = self._log.read_text(errors="replace")
+        return Ended(code, said, num_orphans, self.control.count, self.control.fired)
+
+    def run_script(self, path: pathlib.Path, limit_s: float = LIMIT_S, **environment: str) -> tuple[Any, str, str, int]:
+        """Run a script in its folder; return its exit code, both streams, and how many processes it left behind."""
+        err = self._log.with_name("err")
+        order = {"script": str(path), "environment": environment, "out": str(self._log), "err": str(err)}
+        code, num_orphans = self._run(order, limit_s)
+        return code, self._log.read_text(), err.read_text(), num_orphans
+
+    def _run(self, order: dict[str, Any], limit_s: float) -> tuple[int | None, int]:
+        assert self._process.stdin
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         pid = self._answer(LIMIT_S)
         code = self._answer(limit_s)
         if code is None:
             os.killpg(pid, signal.SIGKILL)
             self._answer(LIMIT_S)
-        num_orphans = reap_below(psutil.Process(self._process.pid))
-        said = self._log.read_text(errors="replace")
-        return Ended(code, said, num_orphans, self.control.count, self.control.fired)
+        return code, reap_below(psutil.Process(self._process.pid))
 
     def close(self) -> None:
         """End the process."""

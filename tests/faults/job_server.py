@@ -1,18 +1,22 @@
-"""A process that has imported everything, and runs each job that it reads about in a fork of its own.
+"""A process that has imported everything, and runs each job or script that it reads about in a fork of its own.
 
-It is started with the shim preloaded, and saves half a second of imports for each of thousands of faults. For each job
-it reads one JSON line: the arguments of `Job`, and the file for its output. It writes two: the job's process, and how
-it ended. Processes that a job leaves behind become children of this one, where the tests find them.
+It saves half a second of imports for each of thousands of faults, for which it is started with the shim preloaded. For
+each job it reads one JSON line: the arguments of `Job` or the path of a script, and the files for its output. It writes
+two: the process, and how it ended. Processes that a job leaves behind become children of this one, for tests to find.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
+import threading
 import traceback
+import types
 
 import cv2  # noqa: F401 -- what a run imports is imported once, here
 import pyarrow.parquet  # noqa: F401
@@ -21,21 +25,42 @@ from job import Job
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 
-def run(job: Job, log: str) -> None:
-    """Run a job as a process of its own would; never returns."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((nothing, 0), (descriptor, 1), (descriptor, 2)):
+def run_script(path: str, environment: dict[str, str]) -> None:
+    """Run a script as `python SCRIPT` does in its folder, up to the end of the interpreter."""
+    folder = os.path.dirname(path)
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.argv, sys.path[0] = [os.path.basename(path)], folder
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__file__ = path
+    try:
+        with open(path) as file:
+            exec(compile(file.read(), path, "exec"), vars(main))
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def run(order: dict) -> None:
+    """Run a job or a script as a process of its own would; never returns."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    descriptors = [os.open(os.devnull, os.O_RDONLY), *(os.open(order[name], flags) for name in ("out", "err"))]
+    for new, old in enumerate(descriptors):
         os.dup2(old, new)
-    os.closerange(3, max(nothing, descriptor) + 1)
+    os.closerange(3, max(descriptors) + 1)
     code = 0
     try:
-        job.run()
+        if "script" in order:
+            run_script(order["script"], order["environment"])
+        else:
+            Job(**order["job"]).run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
         code = 1
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)
 
 
@@ -57,7 +82,7 @@ def main() -> None:
         pid = os.fork()
         if not pid:
             os.setsid()
-            run(Job(**order["job"]), order["log"])
+            run(order)
         print(json.dumps(pid), flush=True)
         status = wait_for(pid)
         print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)

@@ -17,6 +17,8 @@ import small_pairs
 from fault_injection import CHANGES, Fault, check_visible, left_behind
 from job import Job
 
+from datamat.testing import InlineExecutor
+
 READS = (*CHANGES, "read")
 FAULTS = {
     "kill": Fault("kill"),
@@ -104,7 +106,7 @@ def test_fault_while_recovering_is_recovered_from(job_server, small_source, whol
 def former(small_source, tmp_path_factory):
     """The output of an earlier run with another seed, and its digests."""
     output = tmp_path_factory.mktemp("former") / "out"
-    Job(str(small_source), str(output), seed=1).run()
+    Job(str(small_source), str(output), seed=1).run(InlineExecutor())
     return output, small_pairs.digests(output)
 
 

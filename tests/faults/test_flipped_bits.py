@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
 import pytest
 import small_pairs
 
-from datamat import Materializer, OutputError, ShardOptions, verify
+from datamat import OutputError, verify
 from datamat.directory.ledger import read_ledger
 from datamat.parallel.pickling import loads_data
 from datamat.run.receipts import Receipt, part_folder
+from datamat.testing import InlineExecutor
 
 FORMATS = ("tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord", ["parquet", "tfrecord", "webdataset"])
-METHODS = ("fork", "forkserver", "spawn")
+LATE = ("forkserver", "spawn")
 
 
-class Flipper(ProcessPoolExecutor):
+class Flipper(Executor):
     """Flips one bit of a part after its worker has finished it, and before the driver knows.
 
     Args:
-        method: start method of the workers.
+        executor: what makes the calls.
         output: the directory of the job.
         suffix: suffix of the files in which a bit is flipped.
         times: how often each part is hit.
     """
 
-    def __init__(self, method, output, suffix, times=1):
-        super().__init__(2, multiprocessing.get_context(method))
+    def __init__(self, executor, output, suffix, times=1):
+        self.executor = executor
         self.output, self.suffix, self.times = output, suffix, times
         self.draw, self.hits = random.Random(7), {}
 
     def submit(self, fn, /, *args, **kwargs):
         """Return the future of a call, which is done once the bit is flipped."""
         outer = Future()
-        super().submit(fn, *args, **kwargs).add_done_callback(lambda inner: self.pass_on(inner, outer))
+        self.executor.submit(fn, *args, **kwargs).add_done_callback(lambda inner: self.pass_on(inner, outer))
         return outer
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        """End what makes the calls."""
+        self.executor.shutdown(wait, cancel_futures=cancel_futures)
 
     def pass_on(self, inner, outer):
         """Flip a bit, and hand the result over."""
@@ -75,18 +80,8 @@ def job_of(source, output, formats, **options):
     """Return a job of two shards per split."""
     if "arrayrecord" in formats:
         pytest.importorskip("array_record")
-    copies = {"train": 2}
-    shards = ShardOptions(num_shards=2)
-    return Materializer(
-        small_pairs.Pairs(),
-        source,
-        output,
-        format=formats,
-        copies=copies,
-        transform=small_pairs.jitter,
-        shards=shards,
-        **options,
-    )
+    options = {"format": formats, "copies": {"train": 2}, "transform": small_pairs.jitter, **options}
+    return small_pairs.job(source, output, **{"executor": InlineExecutor(), **options})
 
 
 def check_healed(source, tmp_path, formats, flipper):
@@ -107,27 +102,24 @@ def check_healed(source, tmp_path, formats, flipper):
 @pytest.mark.parametrize("formats", FORMATS, ids=str)
 def test_part_with_a_flipped_bit_is_made_again(source, tmp_path, formats, suffix):
     """Each part is hit once, in its records or its offsets; the directory comes out the same."""
-    output = tmp_path / "out"
-    with Flipper("forkserver", output, suffix) as flipper:
-        check_healed(source, tmp_path, formats, flipper)
+    flipper = Flipper(InlineExecutor(), tmp_path / "out", suffix)
+
+    check_healed(source, tmp_path, formats, flipper)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in LATE)])
 def test_flipped_bit_is_found_whatever_the_start_method(source, tmp_path, method):
     """The digest that counts is the one that the worker computed while it wrote."""
-    with Flipper(method, tmp_path / "out", ".part") as flipper:
+    pool = ProcessPoolExecutor(2, multiprocessing.get_context(method))
+    with Flipper(pool, tmp_path / "out", ".part") as flipper:
         check_healed(source, tmp_path, "parquet", flipper)
 
 
 def test_machine_that_flips_bits_again_and_again_ends_the_run(source, tmp_path):
     """The error says so and names the part, and no shard holds wrong bytes."""
     output = tmp_path / "out"
-    with (
-        Flipper("forkserver", output, ".part", times=9) as flipper,
-        pytest.raises(
-            OutputError, match=r"part \d+: .*its receipt says.* the 4th time. Memory or disk of this machine"
-        ),
-    ):
+    flipper = Flipper(InlineExecutor(), output, ".part", times=9)
+    with pytest.raises(OutputError, match=r"part \d+: .*its receipt says.* Memory or disk of this machine"):
         job_of(source, output, "tfrecord", executor=flipper).run(progress=False)
 
     assert not list(output.glob("*.tfrecord"))

@@ -16,9 +16,10 @@ LOOP = pathlib.Path(__file__).parents[2] / "benchmarks" / "killloop.py"
 def test_kills_at_random_moments_lose_nothing(request):
     """They double, tear, hang and orphan nothing, and cost no more than a quarter of the work."""
     num_kills = 3 if request.config.getoption("--commit") else 40
+    formats = ["--formats", "tfrecord"] if request.config.getoption("--commit") else []
 
     ended = subprocess.run(
-        [sys.executable, LOOP, "--kills", str(num_kills), "--rows", "80", "--seed", "5"],
+        [sys.executable, LOOP, "--kills", str(num_kills), "--rows", "40", "--seed", "5", *formats],
         capture_output=True,
         text=True,
         check=False,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
-from concurrent.futures import ThreadPoolExecutor
 
 from job import Job
 
 from datamat.run.shards import PartFile
+from datamat.testing import InlineExecutor
 
 
 class Disk:
@@ -56,12 +57,29 @@ def test_nothing_has_a_final_name_before_it_is_flushed(small_source, whole, tmp_
     job = Job(str(small_source), str(tmp_path / "out"))
     disk = Disk(tmp_path / "out", monkeypatch)
 
-    with ThreadPoolExecutor(1) as executor:  # in this process, whose calls are observed
-        job.run(executor)
+    job.run(InlineExecutor())  # in this process, whose calls are observed
 
     assert sorted(disk.named) == sorted(pathlib.PurePath(name).name for name in whole)
     assert disk.named[-1] == "manifest.json"
     assert disk.is_flushed
+
+
+def test_manifest_is_away_while_shards_are_replaced(small_source, tmp_path, monkeypatch):
+    """A kill in between leaves none that lies."""
+    job = Job(str(small_source), str(tmp_path / "out"))
+    job.run(InlineExecutor())
+    replaced, replace = [], os.replace
+
+    def observed(source, target):
+        if pathlib.Path(target).parent == tmp_path / "out" and "-of-" in os.path.basename(target):
+            assert not (tmp_path / "out/manifest.json").exists()
+            replaced.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", observed)
+    dataclasses.replace(job, seed=1).run(InlineExecutor())
+
+    assert len(replaced) >= 4
 
 
 def test_part_begun_by_a_killed_process_starts_over(tmp_path):

@@ -24,12 +24,14 @@ MARGIN_S = 5.0  # what a loaded machine may add to it
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-METHODS = ("fork", "forkserver", "spawn")
+BY_METHOD = pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.long) for method in ("forkserver", "spawn"))]
+)
 INTERRUPTS = [
     ("fork", "parent", signal.SIGINT),
     ("fork", "group", signal.SIGTERM),
-    ("forkserver", "group", signal.SIGINT),
-    ("spawn", "parent", signal.SIGTERM),
+    pytest.param("forkserver", "group", signal.SIGINT, marks=pytest.mark.long),
+    pytest.param("spawn", "parent", signal.SIGTERM, marks=pytest.mark.long),
 ]
 
 
@@ -39,17 +41,23 @@ def job_by(small_source, tmp_path):
     return lambda method: Job(str(small_source), str(tmp_path / "out"), start_method=method)
 
 
-def resumed(job, folder, whole):
-    """Run the job again; check that it makes the same bytes and leaves nothing else."""
-    with Process(job, folder) as again:
-        ended = again.ended()
-    assert (ended.code, ended.num_orphans) == (0, 0), ended.said
-    assert small_pairs.digests(job.output) == whole
-    assert left_behind(pathlib.Path(job.output)) == []
+@pytest.fixture
+def check_resumed(job_server, whole):
+    """Give a function that runs a job again, and checks that it makes the same bytes and leaves nothing else."""
+
+    def check_resumed(job):
+        ended = job_server.run(job)
+        assert (ended.code, ended.num_orphans) == (0, 0), ended.said
+        assert small_pairs.digests(job.output) == whole
+        assert left_behind(pathlib.Path(job.output)) == []
+
+    return check_resumed
 
 
 @pytest.mark.parametrize(("method", "target", "number"), INTERRUPTS)
-def test_interrupt_ends_a_run_in_time_although_a_row_never_ends(job_by, tmp_path, whole, method, target, number):
+def test_interrupt_ends_a_run_in_time_although_a_row_never_ends(
+    job_by, tmp_path, whole, check_resumed, method, target, number
+):
     """Within five seconds, with an exit code other than 0, no process left, and work to resume from."""
     job = job_by(method)
     with Process(job, tmp_path, is_gated=True) as process:
@@ -61,7 +69,7 @@ def test_interrupt_ends_a_run_in_time_although_a_row_never_ends(job_by, tmp_path
     assert ended.num_orphans == 0
     assert not (pathlib.Path(job.output) / "manifest.json").exists()
     check_visible(pathlib.Path(job.output), whole)
-    resumed(job, tmp_path, whole)
+    check_resumed(job)
 
 
 PROGRAM = """
@@ -89,8 +97,9 @@ materialize(wait, range(4), output, features=Features({"x": Scalar()}), workers=
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+@pytest.mark.parametrize(
+    ("method", "number"), [("fork", signal.SIGINT), ("forkserver", signal.SIGTERM), ("spawn", None)]
+)
 def test_interrupted_program_leaves_its_garbage_to_the_system(tmp_path, method, number):
     """Collecting it takes a second of processor time where TensorFlow is imported; files are still flushed."""
     begun, written = tmp_path / "begun", tmp_path / "written"
@@ -122,9 +131,14 @@ def test_worker_that_is_stopped_for_a_while_costs_nothing(job_by, tmp_path, whol
 
 
 @pytest.mark.parametrize(
-    ("method", "number"), [("fork", signal.SIGKILL), ("forkserver", signal.SIGKILL), ("spawn", signal.SIGTERM)]
+    ("method", "number"),
+    [
+        ("fork", signal.SIGKILL),
+        pytest.param("forkserver", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("spawn", signal.SIGTERM, marks=pytest.mark.long),
+    ],
 )
-def test_stopped_worker_ends_with_its_run(job_by, tmp_path, whole, method, number):
+def test_stopped_worker_ends_with_its_run(job_by, tmp_path, check_resumed, method, number):
     """A stopped process notices nothing; yet it is gone two seconds after its parent."""
     job = job_by(method)
     with Process(job, tmp_path, is_gated=True) as process:
@@ -135,11 +149,11 @@ def test_stopped_worker_ends_with_its_run(job_by, tmp_path, whole, method, numbe
 
     assert ended.code not in {0, None}, ended.said
     assert ended.num_orphans == 0
-    resumed(job, tmp_path, whole)
+    check_resumed(job)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_killed_parent_takes_busy_workers_along(job_by, tmp_path, whole, method):
+@BY_METHOD
+def test_killed_parent_takes_busy_workers_along(job_by, tmp_path, check_resumed, method):
     """Two seconds after the parent, no worker lives, although one is in the middle of a row."""
     job = job_by(method)
     with Process(job, tmp_path, is_gated=True) as process:
@@ -148,7 +162,7 @@ def test_killed_parent_takes_busy_workers_along(job_by, tmp_path, whole, method)
         ended = process.ended(MARGIN_S)
 
     assert (ended.code, ended.num_orphans) == (-signal.SIGKILL, 0)
-    resumed(job, tmp_path, whole)
+    check_resumed(job)
 
 
 def test_second_run_on_an_output_is_refused_and_harms_nothing(small_source, tmp_path, whole):
@@ -167,8 +181,8 @@ def test_second_run_on_an_output_is_refused_and_harms_nothing(small_source, tmp_
     assert small_pairs.digests(job.output) == whole
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", [0, 1], ids=["same-job", "another-job"])
+@BY_METHOD
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)], ids=["same-job", "another-job"])
 def test_run_whose_lock_is_deleted_does_not_finish_beside_the_one_that_took_its_place(job_by, tmp_path, method, seed):
     """The second makes the whole output; the first wakes up after it, changes nothing and says why."""
     job = job_by(method)
@@ -211,7 +225,7 @@ def test_run_whose_lock_belongs_to_another_stops_and_lets_that_one_finish(job_by
     assert left_behind(pathlib.Path(job.output)) == []
 
 
-def test_deleted_lock_costs_no_finished_work(job_by, tmp_path, whole):
+def test_deleted_lock_costs_no_finished_work(job_by, tmp_path, check_resumed):
     """Nobody took its place, but the run cannot know that: it stops, and the next one resumes."""
     job = job_by("fork")
     with Process(job, tmp_path, is_gated=True) as process:
@@ -222,9 +236,10 @@ def test_deleted_lock_costs_no_finished_work(job_by, tmp_path, whole):
 
     assert ended.code not in {0, None}
     assert "/lock was deleted while this run" in ended.error
-    resumed(job, tmp_path, whole)
+    check_resumed(job)
 
 
+@pytest.mark.long
 def test_runs_started_at_once_end_with_one_output(small_source, tmp_path, whole):
     """One of them makes it; the others are refused, or find it finished."""
     job = Job(str(small_source), str(tmp_path / "out"))

@@ -11,10 +11,12 @@ Every program is run like this, and nothing but its directory is looked at from 
 
     a script, as it stands ────> out    the bytes that all the others must give
      ├─ again                           there is nothing to do, and no file is touched
-     ├─ fork, forkserver, spawn         with other numbers of workers, on copies of the same input; all under --stress,
-     │                                  in the suite one of them in turn, for every third program
+     ├─ fork, forkserver, spawn         with other numbers of workers, on copies of the same input
      ├─ killed, all processes at once   at a file operation of its own; run again by one of the start methods, in turn
      └─ in a notebook                   in a kernel that other programs have used before it
+
+On commit, it is a script that a process forks which has imported everything, by a start method that the sample seed
+chooses, twice; and a few programs are notebooks.
 """
 
 from __future__ import annotations
@@ -38,18 +40,21 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import small_pairs
-from faults.fault_injection import Control, Fault, compiled, left_behind
+from faults.fault_injection import Control, Fault, JobServer, compiled, left_behind
 
 from datamat import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = sorted((pathlib.Path(__file__).parent / "programs").glob("*.py"))
 METHODS = {"fork": 1, "forkserver": 3, "spawn": 2}
 """The start methods, each with another number of workers."""
+CHEAPLY = (*("fork",) * 10, "forkserver", "spawn")
+"""Those of the programs on commit, in turn: the others start interpreters."""
 
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "NO_ALBUMENTATIONS_UPDATE": "1"}
 LIMIT_S = 100
 PARAMETERS = "START_METHOD, NUM_WORKERS = None, None"
 MARK = "DATAMAT_ORDINARY"
@@ -137,11 +142,10 @@ class Ended:
 def run(folder: pathlib.Path, *arguments: str, stdin: str | None = None, **environment: str) -> Ended:
     """Run Python in a folder as a user would; end what it leaves behind."""
     mark = uuid.uuid4().hex
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "NO_ALBUMENTATIONS_UPDATE": "1"}
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, **quiet, "PYTHONPATH": str(ROOT), MARK: mark, **environment},
+        env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT), MARK: mark, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -223,6 +227,7 @@ class Story:
     Attributes:
         program: the program.
         folder: where it was run.
+        start: runs it there.
         first: result of that run.
         num_operations: number of operations on files below `out`; 0 without the shim.
         digests: digests of the files that it wrote.
@@ -230,6 +235,7 @@ class Story:
 
     program: Program
     folder: pathlib.Path
+    start: Callable[[], Ended]
     first: Ended
     num_operations: int
     digests: dict[str, str]
@@ -255,11 +261,24 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path | None:
     return None
 
 
-@pytest.fixture(scope="module", params=PROGRAMS, ids=lambda path: path.stem)
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobServer]:
+    """A process that forks scripts."""
+    server = JobServer(None, tmp_path_factory.mktemp("forks"))
+    yield server
+    server.close()
+
+
+SLOW = {"11_tf_example": [pytest.mark.long]}  # each of its processes imports TensorFlow
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(path, id=path.stem, marks=SLOW.get(path.stem, ())) for path in PROGRAMS]
+)
 def program(request: pytest.FixtureRequest) -> Program:
     text = request.param.read_text()
     for package in _packages_missing(text, request.param.with_suffix("")):
-        pytest.skip(f"{package} is not installed: make test-interop runs this program")
+        pytest.skip(f"{package} is not installed: make test-clients runs this program")
     return Program(request.param, text)
 
 
@@ -273,11 +292,26 @@ def _packages_missing(text: str, own: pathlib.Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def story(program: Program, tmp_path_factory: pytest.TempPathFactory, shim: pathlib.Path | None) -> Iterator[Story]:
+def story(
+    request: pytest.FixtureRequest, program: Program, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Story]:
     """The program, run once in a folder of its own."""
     base = tmp_path_factory.mktemp(program.path.stem)
     folder = base / "first"
+    if request.config.getoption("--commit"):
+        method = CHEAPLY[(program.turn + request.config.option.sample_seed) % len(CHEAPLY)]
+        program.lay_out(folder, method, METHODS[method])
+        script, forks = folder / program.path.name, request.getfixturevalue("forks")
+
+        def start() -> Ended:
+            return Ended(*forks.run_script(script, LIMIT_S, PYTHONPATH=str(ROOT), **QUIET))
+
+        first = start()
+        yield Story(program, folder, start, first, 0, small_pairs.digests(folder / "out"))
+        shutil.rmtree(base)
+        return
     program.lay_out(folder)
+    shim = request.getfixturevalue("shim")
     environment, count = {}, 0
     if shim:
         control = Control(base / "control")
@@ -287,7 +321,8 @@ def story(program: Program, tmp_path_factory: pytest.TempPathFactory, shim: path
     first = run(folder, program.path.name, **environment)
     if shim:
         count = control.count
-    yield Story(program, folder, first, count, small_pairs.digests(folder / "out") if (folder / "out").is_dir() else {})
+    start = functools.partial(run, folder, program.path.name)
+    yield Story(program, folder, start, first, count, small_pairs.digests(folder / "out"))
     shutil.rmtree(base)
 
 
@@ -303,7 +338,7 @@ def test_again(story: Story) -> None:
     """The same script in the same place has nothing to do and touches nothing, unless it makes its input again."""
     before = touched(story.folder)
 
-    ended = run(story.folder, story.program.path.name)
+    ended = story.start()
 
     check(story.program, ended)
     if "Again" not in story.program.promises:
@@ -312,20 +347,18 @@ def test_again(story: Story) -> None:
     check_outputs(story.folder, small_pairs.digests(story.folder / "out"))
 
 
-def test_start_methods(story: Story, request: pytest.FixtureRequest) -> None:
+@pytest.mark.long
+def test_start_methods(story: Story) -> None:
     """Each start method, with its own number of workers, gives the same bytes."""
-    methods = [*METHODS]
-    if request.config.getoption("--commit"):
-        methods = [methods[story.program.turn // 3 % len(methods)]]
-
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(story.by_method, methods))
+        found = list(threads.map(story.by_method, METHODS))
 
     for ended, folder in found:
         check(story.program, ended)
         check_elsewhere(story, folder)
 
 
+@pytest.mark.long
 def test_killed(story: Story, shim: pathlib.Path | None) -> None:
     """All processes are killed at once, somewhere; run again by a start method, it ends with the same bytes."""
     if not shim:
@@ -349,6 +382,7 @@ def test_killed(story: Story, shim: pathlib.Path | None) -> None:
     check_elsewhere(story, folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["module", "input"])
 def test_other_ways_to_start(tmp_path: pathlib.Path, way: str) -> None:
     """`python -m package.module` and standard input give what the script gives."""
@@ -377,11 +411,7 @@ class Kernel:
     def __init__(self, folder: pathlib.Path) -> None:
         from jupyter_client import KernelManager
 
-        quiet = {
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "NO_ALBUMENTATIONS_UPDATE": "1",
-            "PYTHONWARNINGS": "ignore:IProgress not found",  # what tqdm says of a kernel without ipywidgets
-        }
+        quiet = {**QUIET, "PYTHONWARNINGS": "ignore:IProgress not found"}  # as tqdm says without ipywidgets
         self._mark = uuid.uuid4().hex
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
@@ -425,6 +455,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     assert kernel.close() == 0, "the kernel left processes behind"
 
 
+@pytest.mark.sample(9)
 def test_notebook(story: Story, kernel: Kernel) -> None:
     """The cells of a notebook give the same bytes, by the start method that suits it."""
     folder = story.beside("notebook")

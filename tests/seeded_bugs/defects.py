@@ -982,7 +982,7 @@ DEFECTS = {
                     return self.broken is None
                 """,
             ),
-            "tests/parallel/test_scarcity.py::test_pool_that_gets_no_worker_says_why[fork]",
+            "tests/parallel/test_scarcity.py::test_pool_that_gets_no_worker_says_why[forkserver]",
         ),
         Defect(
             "all-workers-or-none",

@@ -1,0 +1,165 @@
+"""Tasks that share an output in a bucket: of two that made one shard, the first counts; what is left of others goes.
+
+The store is an S3 in memory, and the other task runs when a request of the first arrives. In
+`interop/test_shared_bucket.py`, the tasks are processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+import pytest
+import sliced_job
+from memory_s3 import s3
+
+from datamat import OptionError, OutputLockedError, get_logger
+from datamat.directory.files import locked
+from datamat.directory.stores import ObjectStore
+from datamat.run.slices import TaskBucket
+from datamat.testing import InlineExecutor
+
+__all__ = ["s3"]
+
+URL = "s3://bucket/sets/one"
+ROOT = "bucket/sets/one/"
+
+
+@pytest.fixture
+def source(tmp_path):
+    return sliced_job.make_source(tmp_path / "source", 12)
+
+
+@pytest.fixture
+def run(s3, source, tmp_path):
+    """Give a function that runs a task of two; each scratch folder is one of another host."""
+
+    def run(index, scratch, url=URL, lease_s=60, **options):
+        options = {"scratch": tmp_path / scratch, "executor": InlineExecutor(), **options}
+        return sliced_job.run_task(source, url, index, 2, lease_s, **options)
+
+    return run
+
+
+def names(s3, folder):
+    """Return the names of what the tasks of a session share."""
+    return sorted(name.rpartition("/")[2] for name in s3.objects if f"/{folder}/" in name)
+
+
+def check(s3, source, tmp_path, **options):
+    """Assert that the bucket holds what an ordinary run gives, and nothing is left over."""
+    sliced_job.job(source, tmp_path / "wanted", executor=InlineExecutor(), **options).run(progress=False)
+    found = {name[len(ROOT) :]: one.content for name, one in s3.objects.items()}
+    assert {name: found[name] for name in found if ".datamat" not in name} == sliced_job.content(tmp_path / "wanted")
+    assert {name for name in found if ".datamat" in name} <= {
+        f".datamat/{name}" for name in ("run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs")
+    }
+
+
+def test_later_of_two_that_made_a_shard_does_not_count(s3, source, run, tmp_path, monkeypatch):
+    """It is held in the upload of the shard, which lacks rows, and writes the manifest in the end."""
+    monkeypatch.setenv("SLICES_FAIL", "0123456")
+    goes_on = threading.Event()
+
+    def meet(operation, path):
+        if operation != "put_object" or not path.endswith(".tfrecord"):
+            return
+        late = {*threading.enumerate()} - {threading.current_thread()}  # they show that the first task is alive
+        s3.meet = lambda operation, path: goes_on.wait() and None if threading.current_thread() in late else None
+        with monkeypatch.context() as patch:
+            patch.delenv("SLICES_FAIL")
+            shard = names(s3, "leases")[0].partition(".")[0]
+            other = run(1, "other", lease_s=1, errors="skip", include=[shard])
+            assert (other.num_shards_written, other.num_failed) == (1, 0)
+        goes_on.set()
+
+    s3.meet = meet
+    report = run(0, "late", lease_s=1, errors="skip")
+
+    assert report.is_complete
+    monkeypatch.delenv("SLICES_FAIL")
+    sliced_job.job(source, tmp_path / "whole", executor=InlineExecutor(), errors="skip").run(progress=False)
+    shard = min(name for name in s3.objects if name.endswith(".tfrecord"))
+    assert s3.objects[shard].content == sliced_job.content(tmp_path / "whole")[shard[len(ROOT) :]]
+
+
+def test_tasks_make_the_set_of_an_ordinary_run(s3, source, run, tmp_path):
+    """The one that completes the plan writes the manifest; a late one has nothing to do."""
+    first = run(0, "here", include=["*-0000[0-2]-*"])
+    has_manifest = f"{ROOT}manifest.json" in s3.objects
+
+    second = run(1, "there", exclude=["*-0000[0-2]-*"])
+
+    assert (first.is_complete, has_manifest, second.is_complete) == (False, False, True)
+    assert second.num_shards_written == sliced_job.NUM_SHARDS // 2
+    check(s3, source, tmp_path)
+    assert run(0, "third").did_nothing
+
+
+def test_ordinary_run_is_refused_while_a_task_shows_life(s3, source, tmp_path):
+    """On whatever host it is; one that has left is not waited for."""
+    there = TaskBucket(ObjectStore(URL))
+    there.agree({"plan": "", "ingredients": {}, "lease_s": 60.0})
+    number, ended = itertools.count(), threading.Event()
+
+    def live():
+        while not ended.wait(0.05):
+            there.show("token", f"{next(number)} task-00001, process 7 on far")
+        there.leave("token")
+
+    task = threading.Thread(target=live)
+    task.start()
+    try:
+        while not there.names("beats"):
+            pass
+        with pytest.raises(OutputLockedError, match=r"tasks, and one is alive \(task-00001, process 7 on far\)"):
+            sliced_job.job(source, URL, scratch=tmp_path / "a", executor=InlineExecutor()).run(progress=False)
+    finally:
+        ended.set()
+        task.join()
+
+    TaskBucket(ObjectStore(URL)).refuse_if_alive(get_logger())
+
+
+def test_what_is_left_of_an_ended_session_goes(s3):
+    """Of one that was killed while it cleared up, or woke later; not that of the present one."""
+    store = ObjectStore(URL)
+    ended, present = TaskBucket(store), TaskBucket(store)
+    ended.agree({"lease_s": 1.0})
+    ended.create("leases/one.00000", "mine")
+    store.delete([".datamat/slices/plan.json"])
+    present.agree({"lease_s": 1.0})
+    present.create("leases/two.00000", "mine")
+
+    ended.remove()
+
+    assert present.names("leases") == ["two.00000"]
+    assert len(s3.objects) == 2
+    present.remove()
+    assert not s3.objects
+
+
+def test_store_without_conditions_is_refused(s3, run, tmp_path, monkeypatch):
+    """By name, before any work: one of which nothing is known, one that says so, and one that ignores a condition."""
+    message = r"%s is in a store that is not known to keep conditions \(If-None-Match: \*\), by which tasks share"
+    memory = f"memory://{tmp_path.name}/out"
+    with pytest.raises(OptionError, match=message % memory):
+        run(0, "a", memory)
+
+    monkeypatch.setattr(s3, "check", lambda path, values: None)
+    with pytest.raises(OptionError, match=message % URL):
+        run(0, "b")
+    s3.meet = lambda operation, path: 501 if operation == "put_object" else None
+    with pytest.raises(OptionError, match=message % URL):
+        run(0, "c")
+    assert not s3.objects
+
+
+def test_task_is_refused_while_an_ordinary_run_of_this_host_is_there(source, run, tmp_path, s3):
+    """It has the lock of the scratch folder."""
+    work = sliced_job.job(source, URL, scratch=tmp_path / "here", executor=InlineExecutor()).job.work
+    os.makedirs(work)
+
+    with locked(work / "lock"), pytest.raises(OutputLockedError, match=rf"{URL} .* shares it with nobody"):
+        run(1, "here")
