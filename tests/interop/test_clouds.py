@@ -15,7 +15,7 @@ from sliced_job import content, make_source, start_task
 
 from datamat import OutputError
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 LEASE_S = 3
 

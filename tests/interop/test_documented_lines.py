@@ -81,6 +81,7 @@ def check_tfds(info):
     assert info.features["mask"].names == ["road", "sky"]
 
 
+@pytest.mark.long
 def test_tfds(opened, samples):
     """Samples come decoded, with splits and their slices, boxes and names."""
     pytest.importorskip("tensorflow_datasets")
@@ -116,6 +117,7 @@ def datasets(tmp_path, monkeypatch):
     return datasets
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variable", ["dataset", "stream"])
 def test_hugging_face(datasets, opened, samples, variable):
     """Mapped and streamed, it gives splits, decoded pictures and names of classes."""
@@ -131,6 +133,7 @@ def test_hugging_face(datasets, opened, samples, variable):
     assert tuple(found["train"].features["objects/label"].feature.names) == streets.CLASSES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variable", ["dataset", "stream"])
 def test_hugging_face_tars(datasets, opened, samples, variable):
     """Mapped and streamed, it gives splits and decoded pictures."""
@@ -140,6 +143,7 @@ def test_hugging_face_tars(datasets, opened, samples, variable):
     check([plain(row) for row in found["train"]], samples)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_webdataset(opened, samples, num_workers):
     """The workers of a loader share the shards."""
@@ -151,6 +155,7 @@ def test_webdataset(opened, samples, num_workers):
     check([plain(row) for row in found["loader"]], samples)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_wids(opened, samples, num_workers):
     """Any number of workers get samples by number."""
@@ -164,6 +169,7 @@ def test_wids(opened, samples, num_workers):
     check(rows, samples)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"])
 def test_torch(opened, samples, name, num_workers):
@@ -178,6 +184,7 @@ def test_torch(opened, samples, name, num_workers):
     check_boxes(rows, samples)
 
 
+@pytest.mark.long
 def test_litdata(opened, samples):
     """In this process, samples come in the order of the shards; spawned workers share them."""
     pytest.importorskip("litdata")
@@ -210,6 +217,7 @@ def test_grain(opened, samples, num_workers):
     check(rows, samples)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["tfrecord", "parquet", "webdataset"])
 def test_grain_with_any_format(opened, samples, name):
     """A seed decides the order."""
@@ -232,6 +240,7 @@ def run_dali(pipeline, num_samples):
     return found
 
 
+@pytest.mark.long
 def test_dali_tfrecord(opened, samples):
     """It runs on the CPU alone, through our offsets."""
     pytest.importorskip("nvidia.dali")
@@ -243,6 +252,7 @@ def test_dali_tfrecord(opened, samples):
         assert (image == sample["image"]).all() and label.tolist() == [sample["label"]]
 
 
+@pytest.mark.long
 def test_dali_tars(opened, samples):
     """It runs on the CPU alone, through our index of members."""
     pytest.importorskip("nvidia.dali")
@@ -254,6 +264,7 @@ def test_dali_tars(opened, samples):
         assert (image == sample["image"]).all() and json.loads(bytes(fields))["key"] == key
 
 
+@pytest.mark.long
 def test_index_of_members_is_that_of_dali(directory, tmp_path, monkeypatch):
     """Byte for byte, it is what DALI's own tool writes."""
     wds2idx = pytest.importorskip("wds2idx")
@@ -286,6 +297,7 @@ def test_polars(opened, samples):
     check_boxes(list(frame.iter_rows(named=True)), samples)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("java_ends")
 def test_spark(opened, samples, monkeypatch):
     """A frame has typed columns."""
@@ -304,6 +316,7 @@ def test_spark(opened, samples, monkeypatch):
     check_boxes(rows, samples)
 
 
+@pytest.mark.long
 def test_croissant(opened, samples):
     """The file is valid, and its reader gives the records of a split and the names of classes."""
     pytest.importorskip("mlcroissant")
@@ -319,6 +332,7 @@ def test_croissant(opened, samples):
     check_boxes(rows, samples)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "webdataset", "arrayrecord"])
 def test_croissant_is_valid_without_fields(directory, name):
     """It describes the files alone where the vocabulary does not know the format of the records."""

@@ -243,6 +243,7 @@ def _time_of(found):
     return np.datetime64(int(found), "us") if isinstance(found, (int, np.integer)) else np.datetime64(found, "us")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["tfrecord", "arrayrecord"])
 def test_tfds_gives_every_type(zoo, name):
     """`as_dataset` and `as_data_source` both do."""
@@ -262,6 +263,7 @@ def test_tfds_gives_every_type(zoo, name):
         check(row, samples[row["key"].decode()])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hugging_face_gives_every_type(zoo, tmp_path, streaming):
     """The head of the card says how to decode them."""
@@ -276,6 +278,7 @@ def test_hugging_face_gives_every_type(zoo, tmp_path, streaming):
         check(row, samples[row["key"]])
 
 
+@pytest.mark.long
 def test_croissant_gives_every_type(zoo):
     """Numbers, pictures and text come as such, raw bytes as bytes."""
     mlcroissant = pytest.importorskip("mlcroissant")
@@ -313,6 +316,7 @@ def test_tables_have_types_for_json_and_times(zoo):
             check(row, {name: samples[row["key"]][name] for name in names})
 
 
+@pytest.mark.long
 def test_directory_of_several_formats_opens_in_all_of_them(tmp_path):
     """Each client finds its own shards beside those of others."""
     tfds, datasets = pytest.importorskip("tensorflow_datasets"), pytest.importorskip("datasets")

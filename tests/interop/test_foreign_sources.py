@@ -146,6 +146,7 @@ def test_mds_without_samples_is_refused(tmp_path):
 # ---------------------------------------------------------------- litdata
 
 
+@pytest.mark.long
 def test_chunks_of_litdata_are_a_source(tmp_path):
     """Arrays of numpy and torch, pictures, text, nested dicts."""
     writers = pytest.importorskip("litdata.streaming.writer", reason="it writes the chunks")
@@ -204,6 +205,7 @@ def _write_chunks(folder, rows):
     writer.merge()
 
 
+@pytest.mark.long
 def test_chunks_of_litdata_that_are_tables_are_a_source(tmp_path):
     """Rows without pictures and arrays: litdata writes them as Arrow, behind offsets that are all the same."""
     rows = [
@@ -231,6 +233,7 @@ def test_chunks_of_litdata_that_are_tables_are_a_source(tmp_path):
         assert {**sample, "ids": sample["ids"].tolist()} == {**row, "key": sample["key"], "split": None}
 
 
+@pytest.mark.long
 def test_tables_of_litdata_may_lack_a_field(tmp_path):
     """Each chunk has the columns and types of its own rows."""
     rows = [{"n": number, "ids": [], **({"note": "x", "ids": [number]} if number > 4 else {})} for number in range(7)]
@@ -243,6 +246,7 @@ def test_tables_of_litdata_may_lack_a_field(tmp_path):
         assert (sample["n"], sample["ids"].tolist(), sample["note"]) == (row["n"], row["ids"], row.get("note"))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # litdata's own
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_tokens_of_litdata_are_a_source_by_item(tmp_path, kind):
@@ -266,6 +270,7 @@ def test_tokens_of_litdata_are_a_source_by_item(tmp_path, kind):
     assert sorted(int(block[0]) for block in blocks) == sorted(np.concatenate(items).tolist())
 
 
+@pytest.mark.long
 def test_chunks_of_litdata_of_two_forms_are_refused(tmp_path):
     """An odd chunk is written another way, where its rows fit no table."""
     _write_chunks(tmp_path / "chunks", [{"n": number} for number in range(7)])
@@ -276,6 +281,7 @@ def test_chunks_of_litdata_of_two_forms_are_refused(tmp_path):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
 
 
+@pytest.mark.long
 def test_tables_of_litdata_that_do_not_fit_are_refused(tmp_path):
     """Each chunk has the types of its own rows: numbers in one, texts in the other."""
     _write_chunks(tmp_path / "chunks", [{"n": number} for number in range(6)])

@@ -169,6 +169,7 @@ def albums():
     return datasets.Dataset.from_dict(table, features=features)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("form", ["map", "stream", "filtered stream", "parquet", "disk"])
 def test_lists_of_pictures_of_hugging_face_are_stored_as_they_are(albums, tmp_path, form):
     """Each with the pixels that the client decodes, and without another loss of JPEG; the first row has none."""
@@ -193,6 +194,7 @@ def test_lists_of_pictures_of_hugging_face_are_stored_as_they_are(albums, tmp_pa
         assert all(np.array_equal(found, np.asarray(one)) for found, one in zip(sample["images"], wanted, strict=True))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", ["map", "stream", "filtered stream"])
 def test_dicts_with_pictures_in_lists_of_hugging_face_keep_their_bytes(tmp_path, form):
     """The client's own pixels and labels, row by row; the first row has none."""
@@ -224,6 +226,7 @@ def test_dicts_with_pictures_in_lists_of_hugging_face_keep_their_bytes(tmp_path,
         assert found == [[crop["image"]["bytes"] for crop in row["crops"]] for row in rows]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", ["map", "stream", "parquet"])
 def test_structs_of_hugging_face_are_the_dicts_that_it_gives(tmp_path, form):
     """Every sample compared with the client's own, nested pictures by their pixels."""
@@ -381,6 +384,7 @@ def prepared(request, tmp_path_factory):
     return builder.data_path
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(
     300
 )  # the fixture imports TensorFlow and TFDS, which prepares each feature with a graph of its own

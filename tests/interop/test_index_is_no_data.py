@@ -96,6 +96,7 @@ def check(read):
         assert any(name.partition(".")[0] == "image" for name in columns)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("read", CLIENTS, ids=lambda read: read.__name__)
 @pytest.mark.parametrize("name", FORMATS)
 def test_directory_holds_no_data_but_its_records(directory, tmp_path, name, read):
@@ -106,6 +107,7 @@ def test_directory_holds_no_data_but_its_records(directory, tmp_path, name, read
     check(lambda: read(directory(name), tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("java_ends")
 def test_spark_takes_no_index(directory):
     """It reads the records alone, by `spark.read.parquet(dir)` and by a pattern of all Parquet files below it."""

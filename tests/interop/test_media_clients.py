@@ -12,7 +12,7 @@ from real_clients import MARKS, shards
 
 from datamat import Audio, Features, Materializer, Scalar, Video, load, materialize
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.long]
 
 KINDS = ("WAV", "FLAC", "MP3", "OGG")
 

@@ -40,7 +40,7 @@ s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 fsspec = pytest.importorskip("fsspec")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SHARD, OTHER = "pairs-train-00000-of-00002", "pairs-train-00001-of-00002"
 FORMATS = {"tfrecord": "tfrecord", "parquet": "parquet", "webdataset": "tar", "arrayrecord": "arrayrecord"}

@@ -85,6 +85,7 @@ def test_grain_iterates_over_parquet(directory, samples):
     assert [row["key"] for row in rows] == list(samples)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 def test_torch_loads_row_groups(directory, samples, num_workers):
     """The workers of a DataLoader share the row groups, and read each once."""

@@ -16,6 +16,8 @@ from datamat import OutputError, load
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def upload(options):

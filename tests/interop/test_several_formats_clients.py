@@ -27,6 +27,7 @@ def keys(folder):
     return sorted(load(folder, "train").keys())
 
 
+@pytest.mark.long
 def test_tfds_reads_the_tfrecord_shards(folder, keys):
     """The sidecars that stand beside all of them name these shards."""
     tfds = pytest.importorskip("tensorflow_datasets", reason="the package tensorflow-datasets is not installed")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import shutil
 import signal
@@ -20,21 +19,17 @@ from sliced_job import NUM_SHARDS, content, make_source, start_task
 
 from datamat import (
     IncompleteRunError,
-    OptionError,
     OutputError,
     OutputLockedError,
-    get_logger,
     read_ledger,
     read_status,
 )
-from datamat.directory.files import locked
 from datamat.directory.stores import ObjectStore
-from datamat.run.slices import TaskBucket
 
 s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 LEASE_S = 1.5
 
@@ -234,17 +229,6 @@ def test_first_of_two_that_made_a_shard_counts(bucket, proxy):
     bucket.check(bucket.there()[0])
 
 
-def test_later_of_two_that_made_a_shard_does_not_count(bucket, proxy):
-    """It was stopped in the upload, and goes on before there is a manifest, which it writes."""
-    with bucket.late_task(proxy, lambda handler: handler.path.endswith(".tfrecord")):
-        shard = bucket.names("leases")[0].partition(".")[0]
-        bucket.run(1, errors="skip", include=[shard])
-
-    file = f"{shard}.tfrecord"
-    assert any(seen.startswith("PUT") and seen.endswith(f"/{file}") for seen in proxy.seen)
-    assert bucket.there()[0][file] == bucket.wanted(errors="skip")[file]
-
-
 def test_two_last_tasks_write_one_manifest(bucket):
     """Two of one host share the work; the one that is stopped right before the manifest goes on after the other."""
     act = f"manifest,1,{int(signal.SIGSTOP)}"
@@ -285,67 +269,7 @@ def test_kills_while_tasks_replace_a_shard(bucket):
     bucket.check(bucket.wanted(sidecars=[sliced_job.end_at_manifest]))
 
 
-def test_task_with_a_choice_of_shards_ends_nothing(bucket):
-    """The rest is for others, which may be at work; whoever completes the plan writes the manifest."""
-    first = bucket.run(0, include=["*-0000[0-2]-*"])
-    has_manifest = "manifest.json" in bucket.there()[0]
-
-    second = bucket.run(1, exclude=["*-0000[0-2]-*"])
-
-    assert not first.is_complete
-    assert not has_manifest
-    assert second.is_complete
-    assert second.num_shards_written == NUM_SHARDS // 2
-    assert bucket.there()[0] == bucket.wanted()
-
-
 # ---------------------------------------------------------------- without processes
-
-
-def test_ordinary_run_is_refused_while_a_task_shows_life(bucket):
-    """On whatever host it is; one that has left is not waited for."""
-    there = TaskBucket(bucket.job().job.store)
-    there.agree({"plan": "", "ingredients": {}, "lease_s": 60.0})
-    number = itertools.count()
-    ended = threading.Event()
-
-    def live():
-        while not ended.wait(0.05):
-            there.show("token", f"{next(number)} task-00001, process 7 on far")
-        there.leave("token")
-
-    task = threading.Thread(target=live)
-    task.start()
-    try:
-        while not there.names("beats"):
-            pass
-        with pytest.raises(
-            OutputLockedError, match=r"shared by tasks, and one is alive \(task-00001, process 7 on far\)"
-        ):
-            bucket.job().run(progress=False)
-    finally:
-        ended.set()
-        task.join()
-
-    TaskBucket(bucket.job().job.store).refuse_if_alive(get_logger())
-
-
-def test_what_is_left_of_an_ended_session_goes(bucket):
-    """Of one that was killed while it cleared up, or woke later; not that of the present one."""
-    store = bucket.job().job.store
-    ended, present = TaskBucket(store), TaskBucket(store)
-    ended.agree({"lease_s": 1.0})
-    ended.create("leases/one.00000", "mine")
-    store.delete([".datamat/slices/plan.json"])
-    present.agree({"lease_s": 1.0})
-    present.create("leases/two.00000", "mine")
-
-    ended.remove()
-
-    assert present.names("leases") == ["two.00000"]
-    assert len(bucket.there()[1]) == 2
-    present.remove()
-    assert bucket.there() == ({}, set())
 
 
 def test_object_is_created_by_one(bucket, proxy):
@@ -380,35 +304,6 @@ def test_folder_that_comes_to_be_while_it_is_listed_is_no_name_in_it(bucket, pro
 
     assert set(store.listed("leases")) <= {"one.00000"}
     assert len(proxy.seen) > 1
-
-
-def test_store_without_conditions_is_refused(tmp_path, bucket, proxy, monkeypatch):
-    """By name, before any work: one of which nothing is known, one that says so, and one that ignores a condition."""
-    message = (
-        r"%s is in a store that is not known to keep conditions \(If-None-Match: \*\), by which tasks share an output"
-    )
-    memory = sliced_job.job(bucket.source, f"memory://{tmp_path.name}/out", scratch=tmp_path / "scratch")
-    with pytest.raises(OptionError, match=message % memory.job.store.url):
-        memory.run(task_index=0, num_tasks=2, progress=False)
-
-    proxy.meet = lambda _, handler: 501 if handler.headers.get("If-None-Match") else None
-    with pytest.raises(OptionError, match=message % bucket.url):
-        bucket.run(storage_options=bucket.through(proxy))
-
-    put = ObjectStore._put
-    monkeypatch.setattr(ObjectStore, "_put", lambda self, name, content, _: put(self, name, content, {}))
-    with pytest.raises(OptionError, match=message % bucket.url):
-        bucket.run()
-    assert bucket.there() == ({}, set())
-
-
-def test_task_is_refused_while_an_ordinary_run_of_this_host_is_there(bucket):
-    """It has the lock of the scratch folder."""
-    work = bucket.job().job.work
-    work.mkdir(parents=True)
-
-    with locked(work / "lock"), pytest.raises(OutputLockedError, match=rf"{bucket.url} .* shares it with nobody"):
-        bucket.run()
 
 
 def test_status_shows_the_tasks_at_work(bucket):

@@ -20,7 +20,7 @@ from datamat.writers.table import TableWriter
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 class Drawn(DatasetWriter):

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -29,16 +28,14 @@ import pytest
 from breaking_proxy import Proxy
 from store_servers import KINDS, Server
 
-from datamat import Materializer, OptionError, OutputError, OutputLockedError, ShardOptions, load, materialize
+from datamat import Materializer, OptionError, OutputLockedError, ShardOptions, materialize
 from datamat.directory.files import digest_file
 from datamat.directory.stores import ObjectStore
-from datamat.run import upload
-from datamat.run.upload import RemoteOutput
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import json, sys
@@ -393,28 +390,6 @@ def test_another_server_gives_the_same(tmp_path):
 
 
 @EVERY_STORE
-def test_refusals_come_before_any_work(place):
-    """They name place and remedy, and no secret."""
-    options = {"storage_options": place.options, "scratch": place.tmp_path / "scratch", "progress": False}
-    touched = []
-
-    def sample(number):
-        touched.append(number)
-        return {"number": number}
-
-    nowhere = f"{place.url.partition(':')[0]}://nowhere/out"
-    with pytest.raises(OutputError, match=rf"{nowhere}/.* cannot be (read|written): .* make the bucket"):
-        materialize(sample, [1], nowhere, **options)
-    place.proxy.meet = lambda number, handler: 403 if handler.command in {"PUT", "POST"} else None
-    with pytest.raises(OutputError, match=rf"{place.url}/.datamat/run cannot be written: .* credentials") as caught:
-        materialize(sample, [1], place.url, **options)
-
-    assert place.secret not in str(caught.value)
-    assert not touched
-    assert place.there() == ({}, set())
-
-
-@EVERY_STORE
 def test_lost_object_is_made_again(place):
     """So is one that somebody has replaced by as many other bytes; nothing else is."""
     place.run()
@@ -430,26 +405,7 @@ def test_lost_object_is_made_again(place):
     place.check(expected)
 
 
-@EVERY_STORE
-def test_dataset_is_loaded_from_the_bucket(place, tmp_path):
-    """The samples are those of the job."""
-    place.run()
-
-    data = load(place.url, "train", cache_dir=tmp_path / "cache", storage_options=place.options)
-
-    assert sorted(int(sample["number"]) for sample in data) == list(range(150))
-
-
 # ---------------------------------------------------------------- one run after, or beside, another
-
-
-class _Stopped(Exception):
-    """Ends a run at one place in this process, as a kill would."""
-
-
-def stop(*_, **__):
-    """Stand in for a function at which a run is killed."""
-    raise _Stopped
 
 
 @pytest.fixture
@@ -474,78 +430,6 @@ def row_of(number):
     if number == 3:
         raise ValueError("three")
     return {"number": number}
-
-
-@pytest.fixture
-def stopped(make, monkeypatch):
-    """Give a function that stops a run where it calls a function of a module or a class."""
-
-    def stopped(where, name, *args):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, stop)
-            with pytest.raises(_Stopped):
-                make(*args, errors="skip")
-
-    return stopped
-
-
-def test_waiting_shards_of_a_lost_machine_are_taken_over(place, make, stopped, tmp_path):
-    """By one that has the dataset before, or nothing; a kill at it deletes none of them."""
-    make(20, "old", errors="skip")
-    stopped(RemoteOutput, "withdraw", 30, "lost")
-    held = [name for name in place.there()[1] if name.startswith("held/")]
-    stopped(upload, "write_entry", 30, "new")
-
-    assert len(held) == 6
-    assert sorted(name for name in place.there()[1] if name.startswith("held/")) == sorted(held)
-    for machine in ("new", "old"):
-        report = make(30, machine, errors="skip")
-        assert (report.is_complete, report.num_shards_written) == (True, 0)
-    materialize(
-        row_of, list(range(30)), tmp_path / "out", shards=ShardOptions(num_shards=2), errors="skip", progress=False
-    )
-    assert sorted(sample["number"] for sample in load(tmp_path / "out", "train")) == [*range(3), *range(4, 30)]
-
-
-def test_named_shards_of_a_lost_machine_are_taken_over(make, stopped):
-    """By one whose disk has the dataset that they replace."""
-    make(20, "old", errors="skip")
-    stopped(RemoteOutput, "finish", 30, "lost")
-
-    report = make(30, "old", errors="skip")
-
-    assert (report.is_complete, report.num_shards_written) == (True, 0)
-
-
-def test_dataset_without_its_list_of_objects_is_whole(place, make, stopped):
-    """A kill came between the manifest and that list, which is of the dataset before."""
-    make(20, "old", errors="skip")
-    before = place.files.cat_file(f"{place.root}/.datamat/objects.json")
-    make(30, "lost", errors="skip")
-    place.files.pipe_file(f"{place.root}/.datamat/objects.json", before)
-
-    report = make(30, "new", errors="skip")
-
-    assert (report.is_complete, report.num_shards_written) == (True, 0)
-
-
-def test_shard_that_vanishes_while_it_waits_ends_the_run(place, make):
-    """No manifest names what is not there; the next run makes it again."""
-    make(20, "one", errors="skip")
-    goes = []
-
-    def meet(_, handler):
-        if not goes and handler.command == "DELETE" and handler.path.endswith("/manifest.json"):
-            goes.extend(path for path in place.files.find(f"{place.root}/.datamat/held") if path.endswith("2.tfrecord"))
-            place.files.rm_file(goes[0])
-        return
-
-    place.proxy.meet = meet
-
-    with pytest.raises(OutputError, match=r"held/.*2\.tfrecord was uploaded, and is gone or another one now; "):
-        make(30, "one", errors="skip")
-    assert "manifest.json" not in place.there()[0]
-    assert make(30, "one", errors="skip").num_shards_written == 1
 
 
 @pytest.fixture
@@ -583,17 +467,6 @@ def followed(place, make):
     return followed
 
 
-# gcsfs names a small object in the body of its request.
-@pytest.mark.parametrize("kind", ["s3", "az"])
-def test_manifest_of_a_run_that_followed_stays(place, followed):
-    """The earlier one was stopped right before it wrote its own."""
-    expected = followed(
-        lambda handler: handler.command in {"PUT", "POST"} and re.search(r"(?<!datamat/)manifest\.json", _path(handler))
-    )
-
-    assert place.there()[0] == expected
-
-
 # The emulator of Google's store deletes whatever the condition.
 @pytest.mark.parametrize("kind", ["s3", "az"])
 def test_late_deletion_spares_what_another_run_has_put_there(place, make, followed):
@@ -605,23 +478,6 @@ def test_late_deletion_spares_what_another_run_has_put_there(place, make, follow
     )
 
     assert place.there()[0] == expected
-
-
-def test_run_that_another_follows_ends_none_of_its_uploads(place, make, monkeypatch):
-    """They are no leftovers."""
-
-    def followed(self, *_):
-        place.files.pipe_file(f"{place.root}/.datamat/run", b'{"run": "other", "pid": 7, "host": "there"}')
-        key = f"{place.root.partition('/')[2]}/data-train-00000-of-00002.tfrecord"
-        place.files.call_s3("create_multipart_upload", Bucket=place.bucket, Key=key)
-        raise _Stopped
-
-    monkeypatch.setattr(RemoteOutput, "show_plan", followed)
-
-    with pytest.raises(_Stopped):
-        make(20, "one", errors="skip")
-
-    assert len(place.uploads()) == 1
 
 
 @pytest.mark.parametrize(
@@ -644,79 +500,3 @@ def test_shards_of_another_plan_go(place, num_shards, at, times, second):
     place.run(num_shards=3, scratch=second)
 
     place.check(place.local(num_shards=3))
-
-
-@EVERY_STORE
-def test_small_objects_are_put_back(place, make):
-    """Offsets, index files and sidecars that somebody has deleted."""
-    make(20, "one", errors="skip")
-    expected = place.there()[0]
-    gone = [name for name in expected if name.endswith(".idx") or "index/" in name]
-    assert len(gone) >= 3
-    for name in gone:
-        place.files.rm_file(f"{place.root}/{name}")
-
-    make(20, "one", errors="skip")
-
-    assert place.there()[0] == expected
-
-
-@pytest.mark.parametrize("machine", ["one", "new"])
-def test_index_of_another_dataset_is_replaced(place, make, machine):
-    """Whoever runs next; its size and metadata are as they should be of another."""
-    make(20, "one", errors="skip")
-    expected = place.there()[0]
-    store = ObjectStore(place.url, place.options)
-    (place.tmp_path / "other").write_bytes(b"of another dataset")
-    store.upload(place.tmp_path / "other", "_index/train.index", digest_file(place.tmp_path / "other"))
-
-    make(20, machine, errors="skip")
-
-    assert place.there()[0] == expected
-
-
-def test_ledger_goes_on_from_another_machine(place, make):
-    """It says why rows failed, whoever runs last."""
-    make(20, "one", errors="skip")
-    make(20, "two", errors="skip")
-
-    ledger = place.files.cat_file(f"{place.root}/.datamat/ledger.jsonl").decode()
-    assert [json.loads(line)["event"] for line in ledger.splitlines()].count("sample_skipped") == 1
-
-
-def test_memory_is_a_store_of_this_process(tmp_path):
-    """The driver itself writes there."""
-    import fsspec
-
-    url = f"memory://{tmp_path.name}/out"
-
-    report = materialize(
-        lambda number: {"number": number}, range(20), url, scratch=tmp_path, shards=ShardOptions(num_shards=2)
-    )
-
-    names = {pathlib.PurePosixPath(path).name for path in fsspec.filesystem("memory").find(f"/{tmp_path.name}/out")}
-    assert report.is_complete
-    assert report.output == url
-    assert {"manifest.json", "data-train-00000-of-00002.tfrecord"} <= names
-
-
-def test_what_a_url_cannot_do_is_refused(tmp_path):
-    """The message says what to do instead."""
-    table = pa.table({"number": [1, 2]})
-    job = Materializer(table, output="memory://x/out")
-
-    for work in (job.repair, job.verify):
-        with pytest.raises(OutputError, match=r"memory://x/out holds no manifest.json; .* finish its run"):
-            work()
-    with pytest.raises(OptionError, match="scratch is given, but output"):
-        Materializer(table, output=tmp_path / "out", scratch=tmp_path)
-    with pytest.raises(OptionError, match="can be read, not written"):
-        Materializer(table, output="https://host/out")
-
-
-def test_file_url_is_a_folder(tmp_path):
-    """It is written as any local output."""
-    materialize(lambda number: {"number": number}, range(5), f"file://{tmp_path}/out", progress=False)
-
-    assert (tmp_path / "out/manifest.json").is_file()
-    assert urllib.parse.urlsplit(f"file://{tmp_path}/out").path == os.fspath(tmp_path / "out")
