@@ -16,6 +16,8 @@ from fresh import ROOT, environment, python
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(120)  # a busy machine may take a minute for three start methods
+
 ANALYZER = """
 import dataclasses, enum, logging, threading
 from datamat.parallel import PathosExecutor
@@ -63,7 +65,7 @@ EXPECTED = "RESULT [11, 21, 31]"
 
 
 def run(arguments: list[str], folder: Path, stdin: str | None = None) -> str:
-    done = python(*arguments, cwd=folder, env=environment(PYTHONWARNINGS="default"), input=stdin)
+    done = python(*arguments, cwd=folder, env=environment(PYTHONWARNINGS="default"), input=stdin, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from fresh import python, run
+from fresh import METHODS, python, run
 
 
 def test_pool_continues_with_the_workers_that_could_be_started(method):
@@ -35,6 +35,7 @@ def test_pool_continues_with_the_workers_that_could_be_started(method):
     assert "ulimit -n" in said[0]
 
 
+@pytest.mark.parametrize("method", METHODS)
 def test_pool_that_gets_no_worker_says_why(method):
     """It raises an error and does not hang; it can be used once the limit is raised."""
     program = f"""
