@@ -117,7 +117,12 @@ PLACES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("place", PLACES)
+RARE = ("standard input by name", "runpy by another name")
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param(each, marks=pytest.mark.long if each in RARE else ()) for each in PLACES]
+)
 def test_program_runs_once(place: str, tmp_path: Path) -> None:
     """By every start method, without a guard."""
     for name, text in FILES.items():
