@@ -272,26 +272,6 @@ def test_kills_while_tasks_replace_a_shard(bucket):
 # ---------------------------------------------------------------- without processes
 
 
-def test_object_is_created_by_one(bucket, proxy):
-    """Also where the answer to it is lost, and it is put again."""
-    store = ObjectStore(bucket.url, bucket.through(proxy))
-    lost = []
-
-    def meet(_, handler):
-        if handler.command == "PUT" and not lost:
-            lost.append(handler.path)
-            return "lose"
-        return None
-
-    proxy.meet = meet
-
-    assert store.create("leases/one", b"mine")
-    assert not store.create("leases/one", b"other")
-    assert list(store.listed("leases")) == ["one"]
-    assert store.get("leases/one") == b"mine"
-    assert lost
-
-
 def test_folder_that_comes_to_be_while_it_is_listed_is_no_name_in_it(bucket, proxy):
     """s3fs lists it, finds nothing, and asks what it is; between the two, another task has taken its first shard."""
     store = ObjectStore(bucket.url, bucket.through(proxy))
