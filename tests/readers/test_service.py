@@ -20,7 +20,7 @@ from datamat.cli import main
 from datamat.errors import ParallelError
 from datamat.readers.tf.service import check_address, serving
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("tf")]  # each server imports TensorFlow
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("tf")]  # each server imports TensorFlow
 
 
 @pytest.fixture(scope="module")
