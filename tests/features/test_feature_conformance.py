@@ -248,7 +248,7 @@ if importlib.util.find_spec("av"):
 
 
 class TestFeatures(testing.FeatureConformance):
-    """Each test with each case; all of TensorFlow's in the long tier, one in ten on commit."""
+    """Each test with each case; all of TensorFlow's in the long tier, one in twenty on commit."""
 
     @pytest.fixture(autouse=True, params=CASES)
     def _case(self, request):
@@ -264,6 +264,6 @@ class TestFeatures(testing.FeatureConformance):
     def make_wrong_values(self):
         return self.case.wrong
 
-    @pytest.mark.sample(10)
+    @pytest.mark.sample(20)
     def test_tf_data_gives_the_same_values(self, tmp_path):
         super().test_tf_data_gives_the_same_values(tmp_path)

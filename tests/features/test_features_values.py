@@ -302,7 +302,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(JSON)
 def test_json_comes_back_equal_and_of_the_same_types(value):
     """Numbers stay integers or floats; the order of keys is no part of the value."""
