@@ -133,6 +133,7 @@ def test_program_runs_once(place: str, tmp_path: Path) -> None:
     check(run(arguments, tmp_path, stdin))
 
 
+@pytest.mark.long
 def test_module_that_runs_a_pool_when_imported_is_not_imported_again(tmp_path: Path) -> None:
     """A second pool uses the module; its workers must not import it."""
     (tmp_path / "library.py").write_text(PROGRAM)
@@ -437,7 +438,8 @@ def test_module_that_writes_data_when_imported_is_not_imported_again(tmp_path: P
         assert run(["-c", script], tmp_path) == "top\n" + "{'square': 9}\n" * 3
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_is_written_by_a_method_of_a_test(method: str, tmp_path: Path) -> None:
     """Pytest rewrites the assertions of a test module, so its code differs in a process without pytest."""
     (tmp_path / "test_user.py").write_text(
