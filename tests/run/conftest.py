@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+import clusters
+import engine_job
 import pytest
 import small_pairs
 import small_shard
+
+from datamat.testing import InlineExecutor
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +49,28 @@ def names(request):
 @pytest.fixture
 def formats(names):
     return small_shard.formats_of(names)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Start programs, and end them with the test."""
+    (tmp_path / "programs").mkdir()
+    found = clusters.Programs(tmp_path / "programs")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """The folder of the file that one row of `engine_job` waits for."""
+    (tmp_path / "flags").mkdir()
+    return tmp_path / "flags"
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """The digests of `engine_job` with a row that waits, made here."""
+    folder = tmp_path_factory.mktemp("held")
+    (folder / "go").touch()
+    engine_job.job(folder / "out", folder, executor=InlineExecutor()).run(progress=False)
+    return engine_job.digests(folder / "out")

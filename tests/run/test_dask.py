@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import logging
 import os
 import signal
-import threading
 
 import pytest
 
@@ -15,7 +16,7 @@ pytest.importorskip("distributed", reason="make test-interop installs Dask")
 import dask
 import engine_job
 import numpy as np
-from clusters import HERE, DaskCluster, Host, Programs, wait_for, waiting_pids
+from clusters import HERE, DaskCluster, Host, wait_for, waiting_pids
 from distributed import Client, LocalCluster
 
 from datamat import BrokenPoolError, Features, FingerprintError, OptionError, Scalar, WorkerOptions, materialize, verify
@@ -29,63 +30,19 @@ pytestmark = [
 
 
 @pytest.fixture
-def programs(tmp_path):
-    """Starts programs, and ends them with the test."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    found = Programs(folder)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def flags(tmp_path):
-    """The folder of the file that one row waits for."""
-    folder = tmp_path / "flags"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def held(tmp_path, flags):
-    """The digests of the job whose row waits, made here."""
-    (flags / "go").touch()
-    engine_job.job(tmp_path / "here", flags).run(progress=False)
-    (flags / "go").unlink()
-    for path in flags.iterdir():
-        path.unlink()
-    return engine_job.digests(tmp_path / "here")
-
-
-@pytest.fixture
-def run(tmp_path, flags):
-    """Start a run on a cluster in a thread; return how to wait for its report."""
-    return lambda cluster, **options: in_thread(
-        lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False, **options)
-    )
-
-
-def in_thread(function):
+def in_thread():
     """Call a function in a thread; return how to wait for its result."""
-    found = []
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    yield lambda function: functools.partial(pool.submit(function).result, 120)
+    pool.shutdown(wait=False)
 
-    def call():
-        try:
-            found.append((function(), None))
-        except BaseException as error:
-            found.append((None, error))
 
-    thread = threading.Thread(target=call)
-    thread.start()
-
-    def result():
-        thread.join(120)
-        value, error = found[0]
-        if error is not None:
-            raise error
-        return value
-
-    return result
+@pytest.fixture
+def run(tmp_path, flags, in_thread):
+    """Start a run on a cluster in a thread; return how to wait for its report."""
+    return lambda cluster: in_thread(
+        lambda: engine_job.job(tmp_path / "out", flags, executor=cluster.address).run(progress=False)
+    )
 
 
 def test_cluster_gives_the_bytes_of_this_machine(tmp_path, programs, caplog):
@@ -191,7 +148,7 @@ def test_scheduler_that_does_not_come_back(programs, flags, run):
 
 
 @pytest.mark.parametrize("begins_with", ["features", "parts"])
-def test_cluster_without_workers(tmp_path, programs, caplog, monkeypatch, begins_with):
+def test_cluster_without_workers(tmp_path, programs, in_thread, caplog, monkeypatch, begins_with):
     """The run waits, and says for what; a function that is sent but once waits with it."""
     monkeypatch.setattr(dispatch, "_SILENCE_S", 0.2)
     large = np.random.default_rng(0).bytes(100_000)

@@ -187,7 +187,7 @@ def test_loky(tmp_path, wanted):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_mpi(tmp_path, wanted):
     """The workers are what mpiexec has started."""
     pytest.importorskip("mpi4py", reason="make test-interop installs mpi4py")
@@ -215,7 +215,7 @@ def test_mpi(tmp_path, wanted):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", range(3))
 def test_code_of_the_guide_runs(tmp_path, number):
     """Each block is a program, as its readers copy it."""

@@ -19,7 +19,7 @@ pytest.importorskip("ray", reason="make test-interop installs Ray")
 import engine_job
 from clusters import HERE, Programs, answers, free_ports, ray_alone, wait_for, waiting_pids
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(480)]
 
 PROGRAM = """
 import json, logging, os, pathlib, signal, sys, threading
@@ -58,15 +58,9 @@ if __name__ == "__main__":
 """
 
 
-def test_ray_gives_the_bytes_of_this_machine(tmp_path):
+def test_ray_gives_the_bytes_of_this_machine(tmp_path, flags, held):
     """Also where a worker is killed in the middle of a part, which Ray makes again."""
     engine_job.job(tmp_path / "here").run(progress=False)
-    flags = tmp_path / "flags"
-    flags.mkdir()
-    (flags / "go").touch()
-    engine_job.job(tmp_path / "held", flags).run(progress=False)
-    for path in flags.iterdir():
-        path.unlink()
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
 
@@ -80,7 +74,7 @@ def test_ray_gives_the_bytes_of_this_machine(tmp_path):
     assert found["engine"].startswith("Ray at ") and found["killed"] == 1
     assert found["messages"] == engine_job.NUM_ROWS
     assert engine_job.digests(tmp_path / "out") == engine_job.digests(tmp_path / "here")
-    assert engine_job.digests(tmp_path / "killed") == engine_job.digests(tmp_path / "held")
+    assert engine_job.digests(tmp_path / "killed") == held
     assert len(os.listdir(tmp_path / "lambda")) > 3
 
 
@@ -128,33 +122,6 @@ def cluster(tmp_path_factory):
     finally:
         end()
         shutil.rmtree(ours, ignore_errors=True)
-
-
-@pytest.fixture
-def programs(tmp_path):
-    """Starts programs, and ends them with the test."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    found = Programs(folder)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def flags(tmp_path):
-    """The folder of the file that one row waits for."""
-    folder = tmp_path / "flags"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def held(tmp_path_factory):
-    """The digests of the job whose row waits, made here."""
-    folder = tmp_path_factory.mktemp("held")
-    (folder / "go").touch()
-    engine_job.job(folder / "out", folder).run(progress=False)
-    return engine_job.digests(folder / "out")
 
 
 def driver_at(programs, output, address, flags, known=frozenset()):
