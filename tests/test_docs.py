@@ -22,8 +22,8 @@ PAGES = [
     *("docs/writers.md", "docs/reading.md", "docs/tf-data.md", "docs/convert.md", "docs/faults.md"),
     *("docs/how-a-run-works.md", "docs/how-reading-works.md"),
 ]
-TRAINING = {"docs/tutorial.md", "docs/tf-data.md", "docs/training-class.md"}
-"""Pages that train a model, which takes a while."""
+SLOW = {"docs/quickstart.md", "docs/quickstart.ko.md", "docs/tutorial.md", "docs/tf-data.md", "docs/detection.md"}
+"""Pages that take the longest: they train, or make many pictures."""
 NEEDED = {"docs/audio.md": "soundfile"}
 
 
@@ -44,7 +44,7 @@ def test_code_of_the_readme_runs(street, tmp_path):
 @pytest.mark.sample(9)
 @pytest.mark.timeout(300)  # TensorFlow is imported, and a busy machine is slow
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.long] if page in TRAINING else []) for page in PAGES]
+    "page", [pytest.param(page, marks=[pytest.mark.long] if page in SLOW else []) for page in PAGES]
 )
 def test_code_of_page_runs(page, street, tmp_path):
     """As in the README; a page may need a package."""
