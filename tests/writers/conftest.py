@@ -5,8 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from datamat import Materializer, WorkerOptions, load
+from datamat import Materializer, load
 from datamat.codecs import encode_jpeg, encode_png
+from datamat.testing import InlineExecutor
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def materialized(tmp_path):
 
     def run(writer, source, **options) -> dict[str, dict[str, dict]]:
         output = tmp_path / "materialized"
-        job = Materializer(writer, source, output, workers=WorkerOptions(num_workers=1), **options)
+        job = Materializer(writer, source, output, executor=InlineExecutor(), **options)
         report = job.run(progress=False)
         assert report.is_complete
         splits = list(job.plan().splits)

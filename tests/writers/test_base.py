@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import numpy as np
 import pytest
 
 from datamat import (
@@ -20,6 +19,7 @@ from datamat import (
     WorkerOptions,
     load,
 )
+from datamat.testing import InlineExecutor
 from datamat.writers.base import resolve_writer, writer_names
 from datamat.writers.camvid import CamVidWriter
 
@@ -94,30 +94,32 @@ def test_names_of_writers_are_listed_without_importing_them():
 
 
 @pytest.mark.parametrize(
-    ("writer", "error", "message"),
+    ("writer", "error", "word"),
     [
-        (
-            "camvit",
-            OptionError,
-            r"there is no writer 'camvit'; registered are camvid, .*\. Pass 'package.module:Class'",
-        ),
-        ("", OptionError, "there is no writer ''; registered are camvid"),
-        (f"{__name__}:Cubes", OptionError, "but the module has no 'Cubes'; check the name"),
-        (f"{__name__}:Squares.Inner", OptionError, "but the module has no 'Squares.Inner'; check the name"),
+        ("camvit", OptionError, "registered are camvid"),
+        ("", OptionError, "registered are camvid"),
+        (f"{__name__}:Cubes", OptionError, "no 'Cubes'"),
+        (f"{__name__}:Squares.Inner", OptionError, r"no 'Squares\.Inner'"),
         (f"{__name__}:", OptionError, "want 'package.module:Class'"),
-        ("no_such_module:A", MissingDependencyError, "which needs the module 'no_such_module'; install the package"),
-        (f"{__name__}:os", OptionError, "want a DatasetWriter, a subclass, a registered name or 'module:Class'"),
-        (3, OptionError, "writer is 3; want a DatasetWriter, a subclass, a registered name"),
-        (None, OptionError, "writer is None; want a DatasetWriter"),
-        (dict, OptionError, "writer is <class 'dict'>; want a DatasetWriter"),
-        (DatasetWriter, OptionError, "writer DatasetWriter has no index and no read; define it in the class"),
-        (Unread, OptionError, "writer Unread has no read; define it in the class"),
+        (":Class", OptionError, "want 'package.module:Class'"),
+        ("no_such_module:A", MissingDependencyError, "no_such_module"),
+        (f"{__name__}:os", OptionError, "want a DatasetWriter"),
+        (3, OptionError, "writer is 3"),
+        (None, OptionError, "writer is None"),
+        (dict, OptionError, "dict"),
+        (DatasetWriter, OptionError, "no index and no read"),
+        (Unread, OptionError, "no read"),
     ],
 )
-def test_what_is_no_writer_is_refused(writer, error, message):
+def test_what_is_no_writer_is_refused(writer, error, word):
     """The error lists the registered writers, or says what is wanted."""
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=word):
         resolve_writer(writer, 3)
+
+
+def test_writer_without_its_methods_cannot_be_made():
+    with pytest.raises(TypeError, match=r"no read\(self, row\)"):
+        Unread()
 
 
 def test_writer_that_needs_arguments_is_passed_as_an_instance():
@@ -127,7 +129,7 @@ def test_writer_that_needs_arguments_is_passed_as_an_instance():
         def __init__(self, exponent):
             self.exponent = exponent
 
-    with pytest.raises(OptionError, match=r"writer .*Powers: .*exponent.*; pass an instance: .*Powers\(\.\.\.\)"):
+    with pytest.raises(OptionError, match=r"exponent.*pass an instance"):
         resolve_writer(Powers, 3)
     assert resolve_writer(Powers(3), 3).exponent == 3
 
@@ -137,24 +139,8 @@ def test_writer_without_features_is_refused(features):
     """The error comes before anything is indexed."""
     wrong = type("Wrong", (Squares,), {"features": features})
 
-    with pytest.raises(OptionError, match=r"Wrong.features is not a Features; declare the fields of a sample there"):
+    with pytest.raises(OptionError, match=r"Wrong\.features"):
         resolve_writer(wrong, 3)
-
-
-@pytest.mark.parametrize(
-    ("methods", "lacks"),
-    [
-        ({"index": None}, r"no read\(self, row\);"),
-        ({"read": None}, r"no index\(self, source\);"),
-        ({}, r"no index\(self, source\) and no read\(self, row\);"),
-    ],
-)
-def test_writer_without_its_methods_is_told_which(methods, lacks):
-    """Python would name them, and not what they are for."""
-    kind = type("Half", (DatasetWriter,), methods)
-
-    with pytest.raises(TypeError, match=rf"the writer Half has {lacks} define index"):
-        kind()
 
 
 def test_source_is_bound_before_features_are_asked_for():
@@ -175,13 +161,12 @@ def test_bind_is_called_once_and_before_the_index(tmp_path):
             calls.append(("index", source))
             return super().index(source)
 
-    Materializer(Noting(), 4, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
+    Materializer(Noting(), 4, tmp_path / "out", executor=InlineExecutor()).run(progress=False)
 
     assert calls == [("bind", 4), ("index", 4)]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path, num_workers):
+def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path):
     """What it opens there is available in `read`; the parent is not set up."""
     log = tmp_path / "log"
 
@@ -197,28 +182,10 @@ def test_each_worker_is_set_up_once_before_its_first_sample(tmp_path, num_worker
             return {**super().read(row), "pid": self.pid}
 
     writer = Opening()
-    Materializer(writer, 300, tmp_path / "out", workers=WorkerOptions(num_workers=num_workers)).run(progress=False)
+    Materializer(writer, 300, tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
 
     pids = [int(line) for line in log.read_text().split()]
-    assert 1 <= len(pids) == len(set(pids)) <= num_workers
+    assert 1 <= len(pids) == len(set(pids)) <= 2
     assert os.getpid() not in pids
     assert {int(sample["pid"]) for sample in load(tmp_path / "out")} == set(pids)
     assert not hasattr(writer, "pid")
-
-
-@pytest.mark.parametrize("name", [":Class", "module:"])
-def test_half_a_name_is_refused(name):
-    """Both the module and the class are wanted."""
-    with pytest.raises(OptionError, match=r"want 'package.module:Class'"):
-        resolve_writer(name, 3)
-
-
-def test_hooks_do_nothing_unless_they_are_replaced():
-    """`augment` returns the sample unchanged, and there are no blocks."""
-    writer, sample = Squares(), {"square": 4}
-
-    assert writer.augment(sample, np.random.default_rng(0)) is sample
-    assert writer.read_block(["a"], {"n": np.array([1])}) is None
-    assert writer.bind(3) is None
-    assert writer.setup_worker() is None
-    assert writer.file_fields is None

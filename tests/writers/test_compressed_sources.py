@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
-import io
 import json
 import lzma
 import os
 import pathlib
 import re
 import shutil
-import tarfile
-import threading
+import tracemalloc
 import types
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import dill
 import numpy as np
 import pyarrow as pa
 import pytest
+from foreign_files import GOLDEN, tar, tfrecord
 
 from datamat import (
     CorruptDataError,
@@ -28,20 +29,15 @@ from datamat import (
     MissingDependencyError,
     OutputError,
     SampleError,
-    ShardOptions,
     SourceError,
     WorkerOptions,
     load,
 )
-from datamat.formats.example import encode_example
-from datamat.formats.tfrecord import frame
-from datamat.writers import foreign
+from datamat.testing import InlineExecutor
 from datamat.writers.dataset import ImportWriter
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 MDS = GOLDEN / "mds_compressed"  # written by streaming 0.13
 LITDATA = GOLDEN / "litdata_compressed"  # by litdata 0.2.76
-ONE = WorkerOptions(num_workers=1)
 PACKED = {
     "gz": lambda data: gzip.compress(data[: len(data) // 2]) + gzip.compress(data[len(data) // 2 :]),  # two members
     "bz2": bz2.compress,
@@ -52,44 +48,29 @@ PACKED = {
 
 
 def _tar(numbers):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in numbers:
-            for name, data in ((f"s{number}.cls", b"%d" % number), (f"s{number}.json", b'{"n": [%d]}' % number)):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    return file.getvalue()
+    members = {}
+    for number in numbers:
+        members |= {f"s{number}.cls": b"%d" % number, f"s{number}.json": b'{"n": [%d]}' % number}
+    return tar(members)
 
 
 def _records(numbers, pad=0):
-    payloads = [
-        encode_example({"n": np.array([number]), "pad": b"x" * pad}, {"n": "int64", "pad": "bytes"})
-        for number in numbers
-    ]
-    return b"".join(b"".join(frame([payload], len(payload))) for payload in payloads)
+    records = [{"n": np.array([number]), "pad": b"x" * pad} for number in numbers]
+    return tfrecord(records, {"n": "int64", "pad": "bytes"})
 
 
-def _numbers(data, field):
-    return sorted(int(sample[field]) for sample in data)
+def _run(*arguments, **options):
+    return Materializer(*arguments, executor=InlineExecutor(), **options).run(progress=False)
 
 
-@pytest.fixture
-def unpacked(monkeypatch):
-    """The compressed files that were unpacked by this process."""
-    found = []
-    pieces = foreign._pieces
-
-    def counted(path, codec):
-        found.append(os.path.basename(path))
-        return pieces(path, codec)
-
-    monkeypatch.setattr(foreign, "_pieces", counted)
-    return found
+def _numbers(output, field="n"):
+    return sorted(int(sample[field]) for sample in load(output))
 
 
-@pytest.mark.parametrize("codec", PACKED)
-@pytest.mark.parametrize("kind", ["webdataset", "tfrecord"])
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("webdataset", "gz"), ("webdataset", "xz"), ("tfrecord", "bz2"), ("tfrecord", "zst"), ("tfrecord", "zlib")],
+)
 def test_files_that_are_compressed_give_the_rows_of_plain_ones(tmp_path, kind, codec):
     """By any of the codecs; keys are those of the plain files, and the kind is found by the name."""
     make, ending = {"webdataset": (_tar, ".tar"), "tfrecord": (_records, ".tfrecord")}[kind]
@@ -102,15 +83,12 @@ def test_files_that_are_compressed_give_the_rows_of_plain_ones(tmp_path, kind, c
         (tmp_path / "packed" / name).write_bytes(PACKED[codec](data) if part else data)
 
     for source in ("plain", "packed"):
-        Materializer(tmp_path / source, output=tmp_path / "out" / source, workers=WorkerOptions(num_workers=2)).run(
-            progress=False
-        )
+        _run(None, tmp_path / source, tmp_path / "out" / source)
 
     plain, packed = (load(tmp_path / "out" / source) for source in ("plain", "packed"))
     assert list(plain.keys()) == list(packed.keys())
-    assert _numbers(packed, "cls" if kind == "webdataset" else "n") == list(range(30))
-    for key in plain.keys():  # noqa: SIM118 -- a dataset, whose items are samples
-        assert repr(plain[key]) == repr(packed[key])
+    assert _numbers(tmp_path / "out" / "packed", "cls" if kind == "webdataset" else "n") == list(range(30))
+    assert [repr(sample) for sample in plain] == [repr(sample) for sample in packed]
 
 
 def test_compression_is_found_by_content_whatever_the_file_is_called(tmp_path):
@@ -120,9 +98,9 @@ def test_compression_is_found_by_content_whatever_the_file_is_called(tmp_path):
     plain = next(data for pad in range(40_000, 40_057) if (data := _records([2], pad))[:2] == b"\x78\x9c")
     (tmp_path / "c.tfrecord").write_bytes(plain)
 
-    Materializer("tfrecord", tmp_path, tmp_path / "out", workers=ONE).run(progress=False)
+    _run("tfrecord", tmp_path, tmp_path / "out")
 
-    assert _numbers(load(tmp_path / "out"), "n") == [0, 1, 2]
+    assert _numbers(tmp_path / "out") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tfrecord.gz", "x.tfrecords.zlib"])
@@ -133,31 +111,30 @@ def test_path_as_text_in_the_place_of_a_writer_is_a_source(tmp_path, monkeypatch
     (tmp_path / "table").mkdir()
     monkeypatch.chdir(tmp_path)
 
-    Materializer(name, output="out", workers=ONE).run(progress=False)
+    _run(name, output="out")
 
     assert len(load("out")) == 4
     assert type(Materializer("table", {"a": np.arange(3)}, "other").writer).__name__ == "TableWriter"
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "remedy"),
     [
-        ("x.gz", r"x.gz is compressed, and its name does not say what it holds; name the kind .*'webdataset', 'x.gz'"),
-        ("x.foo.gz", r"x.foo.gz is no dataset .*; unpack it first, with gunzip .*x.foo.gz, and pass what comes out"),
-        ("x.zip", r"unpack it first, with shutil.unpack_archive\('.*x.zip', 'unpacked', 'zip'\), and pass what"),
-        ("x.tar.lz4", r"unpack it first, with lz4 -d .*x.tar.lz4, and pass what comes out"),
-        ("x.csv.gz", r"the writer 'table' reads it, as in Materializer\('table', '.*x.csv.gz', ...\)"),
-        ("x.jsonl.gz", r"pass its rows, as in Materializer\(map\(json.loads, gzip.open\('.*x.jsonl.gz'\)\), ...\)"),
-        ("x.jsonl.zst", r"unpack it first, with unzstd .*x.jsonl.zst"),
-        ("x.tar.gz", r"x.tar.gz does not unpack \([^)]+\): [^;]+; copy or write it again"),
-        ("x.tfrecord.gz", r"x.tfrecord.gz does not unpack \(gz\)"),
+        ("x.gz", "name the kind"),
+        ("x.foo.gz", "gunzip .*x.foo.gz"),
+        ("x.zip", r"shutil.unpack_archive\('.*x.zip'"),
+        ("x.tar.lz4", "lz4 -d .*x.tar.lz4"),
+        ("x.csv.gz", r"Materializer\('table', '.*x.csv.gz'"),
+        ("x.jsonl.zst", "unzstd .*x.jsonl.zst"),
+        ("x.tar.gz", "x.tar.gz does not unpack"),
+        ("x.tfrecord.gz", "x.tfrecord.gz does not unpack"),
     ],
 )
-def test_compressed_file_that_is_not_understood_is_named(tmp_path, name, message):
+def test_compressed_file_that_is_not_understood_is_named(tmp_path, name, remedy):
     """Its name says nothing, or it is cut off."""
     (tmp_path / name).write_bytes(gzip.compress(os.urandom(1000))[:500])
 
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(SourceError, match=remedy):
         Materializer(source=tmp_path / name, output=tmp_path / "out")
 
 
@@ -166,125 +143,134 @@ def test_compressed_file_that_its_kind_does_not_unpack_is_named(tmp_path, kind, 
     """It was taken for a damaged one."""
     (tmp_path / name).write_bytes(b"packed")
 
-    with pytest.raises(
-        SourceError, match=rf"{name} is compressed; unpack it first, with (lz4 -d|gunzip) .*{name}, and"
-    ):
+    with pytest.raises(SourceError, match=f"unpack it first, with (lz4 -d|gunzip) .*{name}"):
         Materializer(kind, tmp_path / name, tmp_path / "out")
 
 
 def test_lines_that_a_refusal_gives_work(tmp_path):
-    """For rows in a compressed file of JSON, and for texts, arrays and lists of rows."""
+    """For rows in a compressed file of JSON, and for texts and lists of rows."""
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"x": 1}\n{"x": 2}\n'))
     (tmp_path / "x.json").write_text('[{"x": 1}, {"x": 2}]')
     (tmp_path / "x.txt").write_text("a\nb\n")
-    for name, field in (("x.jsonl.gz", "x"), ("x.json", "x"), ("x.txt", "x")):
+    for name in ("x.jsonl.gz", "x.json", "x.txt"):
         with pytest.raises(SourceError) as refused:
             Materializer(source=tmp_path / name, output=tmp_path / "out")
         line = re.search(r"as in Materializer\((?:source=)?(.*), \.\.\.\)", str(refused.value))[1]
 
         rows = eval(line, {"json": json, "gzip": gzip, "pathlib": pathlib})
-        Materializer(source=rows, output=tmp_path / f"out-{name}", workers=ONE).run(progress=False)
+        _run(source=rows, output=tmp_path / f"out-{name}")
 
-        assert [sample[field] for sample in load(tmp_path / f"out-{name}")] in ([1, 2], ["a", "b"])
-
-
-@pytest.mark.parametrize("codec", [*PACKED, "br", "snappy"])
-@pytest.mark.parametrize("damage", ["cut", "flipped", "more"])
-def test_damage_of_a_compressed_file_is_found(tmp_path, codec, damage):
-    """Cut off, or with a flipped byte where the codec has a checksum; what follows the end is no record."""
-    whole = _records(range(200), 50)
-    of_arrow = {"br": "brotli", "snappy": "snappy"}.get(codec)
-    data = bytearray(pa.compress(whole, of_arrow, asbytes=True) if of_arrow else PACKED[codec](whole))
-    if damage == "flipped":
-        data[len(data) // 2] ^= 4
-    path = tmp_path / "a"
-    path.write_bytes({"cut": data[:-9], "flipped": data, "more": data + b"junk"}[damage])
-
-    try:
-        found = b"".join(foreign._pieces(str(path), codec))
-    except CorruptDataError as error:
-        assert str(path) in str(error)  # noqa: PT017 -- codecs without a checksum may give other bytes
-    else:
-        assert damage != "cut"
-        assert found == whole or (codec in {"zst", "br", "snappy"} and damage == "flipped")
+        assert [sample["x"] for sample in load(tmp_path / f"out-{name}")] in ([1, 2], ["a", "b"])
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("codec", "damage"), [*((codec, "cut") for codec in PACKED), ("zst", "flipped"), ("gz", "flipped"), ("gz", "more")]
+)
+def test_damage_of_a_compressed_file_is_found(tmp_path, codec, damage):
+    """Cut off, or with a flipped byte; what follows the end is no record."""
+    data = bytearray(PACKED[codec](_records(range(200), 50)))
+    if damage == "flipped":
+        data[len(data) // 2] ^= 4
+    path = tmp_path / f"a.tfrecord.{codec}"
+    path.write_bytes({"cut": data[:-9], "flipped": data, "more": data + b"junk"}[damage])
+
+    try:
+        _run("tfrecord", path, tmp_path / "out")
+    except (SourceError, SampleError, CorruptDataError) as error:
+        assert str(path) in str(error)  # noqa: PT017 -- bytes behind the end may be passed over
+    else:
+        assert damage != "cut" and _numbers(tmp_path / "out") == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
     [
-        (b"\xff\xff\xff\xff\x0f\x00", "6 bytes cannot hold the 4,294,967,295 that they say they do"),
-        (b"\xff\xff\xff\xff\xff\xff", "does not begin with its size"),
-        (b"", "does not begin with its size"),
+        ("snappy", b"\xff\xff\xff\xff\x0f\x00"),
+        ("snappy", b"\xff\xff\xff\xff\xff\xff"),
+        ("snappy", b""),
+        ("snappy", None),
+        ("br", None),
     ],
 )
-def test_snappy_block_that_lies_about_its_size_is_refused(tmp_path, data, message):
-    """Before the memory for it is asked for."""
-    (tmp_path / "a").write_bytes(data)
+def test_damaged_shard_of_streaming_is_named(tmp_path, codec, data):
+    """Cut off (None), or a block that lies about its size, for which no memory is asked."""
+    shutil.copytree(MDS / codec, tmp_path / "mds")
+    path = sorted((tmp_path / "mds").glob("shard*"))[-1]
+    path.write_bytes(path.read_bytes()[:-10] if data is None else data)
 
-    with pytest.raises(CorruptDataError, match=rf"a does not unpack \(snappy\): .*{message}"):
-        list(foreign._pieces(str(tmp_path / "a"), "snappy"))
-
-
-def test_bomb_is_unpacked_in_pieces(tmp_path):
-    """A thousand times its size is never held at once."""
-    for codec in ("zlib", "gz", "zst", "xz", "bz2"):
-        path = tmp_path / codec
-        path.write_bytes(PACKED[codec](bytes(20_000_000)))
-        assert max(map(len, foreign._pieces(str(path), codec))) <= 1 << 20
+    with pytest.raises((SampleError, SourceError), match=path.name):
+        _run("mds", tmp_path / "mds", tmp_path / "out")
 
 
-@pytest.mark.parametrize("codec", ["zstd", "gz", "br", "bz2", "snappy"])
+@pytest.mark.parametrize(
+    "codec", ["gz", *(pytest.param(name, marks=pytest.mark.long) for name in PACKED if name != "gz")]
+)
+def test_bomb_is_unpacked_in_pieces(tmp_path, codec):
+    """Whatever a file grows to, a few megabytes of it are held at once."""
+    path = tmp_path / f"a.tfrecord.{codec}"
+    path.write_bytes(PACKED[codec](_records([1], pad=100_000) * 400))  # 40 MB in few bytes
+    tracemalloc.start()
+    try:
+        Materializer(ImportWriter(kind="tfrecord", spool=tmp_path / "rows"), path, tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", ["zstd", "br", "bz2", "snappy"])  # gz with the other kinds of sources
 def test_compressed_mds_of_streaming_is_a_source(tmp_path, codec):
-    """The index counts its samples; workers unpack the shards that they need."""
-    Materializer("mds", MDS / codec, tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+    """The index counts its samples."""
+    _run("mds", MDS / codec, tmp_path / "out")
 
     data = load(tmp_path / "out")
-    assert len(data) == 9 and _numbers(data, "n") == list(range(9))
+    assert _numbers(tmp_path / "out") == list(range(9))
     for sample in data:
         assert sample["text"] == f"größer {sample['n']}" and (sample["arr"] == sample["n"]).all()
-    assert all("shard.0000" in key and "mds" not in key for key in data.keys())  # noqa: SIM118 -- as above
+    assert all("shard.0000" in key and "mds" not in key for key in data.keys())  # noqa: SIM118 -- items are samples
+
+
+def test_workers_unpack_what_they_need(tmp_path):
+    """Shards of MDS, of which the driver reads the index alone."""
+    Materializer("mds", MDS / "gz", tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+
+    assert _numbers(tmp_path / "out") == list(range(9))
 
 
 @pytest.mark.parametrize("level", ["chunk", "batch", "sample"])
 def test_compressed_chunks_of_litdata_are_a_source(tmp_path, level):
-    """Whole chunks, frames of several items, and each item on its own."""
-    Materializer(LITDATA / level, output=tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+    """Whole chunks, frames of several items, and each item on its own; one that is cut off is named."""
+    shutil.copytree(LITDATA / level, tmp_path / "chunks")
+    _run(None, tmp_path / "chunks", tmp_path / "out")
 
-    data = load(tmp_path / "out")
-    assert len(data) == 9 and _numbers(data, "n") == list(range(9))
-    for sample in data:
+    assert _numbers(tmp_path / "out") == list(range(9))
+    for sample in load(tmp_path / "out"):
         number = int(sample["n"])
         assert sample["text"] == f"größer {number}" * 5
         assert sample["arr"].shape == (3, number % 5) and (sample["arr"] == number).all()
-
-
-@pytest.mark.parametrize("level", ["chunk", "batch", "sample"])
-def test_damaged_chunk_of_litdata_is_named(tmp_path, level):
-    """Cut off within its last frame."""
-    shutil.copytree(LITDATA / level, tmp_path / "chunks")
     (path,) = (tmp_path / "chunks").glob("chunk-0-1*")
     path.write_bytes(path.read_bytes()[:-10])
-
-    with pytest.raises(
-        SampleError,
-        match=rf"{path.name}( does not unpack .*; copy or write it again|: item 2 is cut off: 4. of 5. bytes)",
-    ):
-        Materializer("litdata", tmp_path / "chunks", tmp_path / "out", workers=ONE).run(progress=False)
+    with pytest.raises(SampleError, match=path.name):
+        _run("litdata", tmp_path / "chunks", tmp_path / "cut")
 
 
-def test_damaged_item_of_litdata_is_named(tmp_path):
-    """Zeros within its frame."""
+def test_chunks_of_litdata_that_cannot_be_read_are_refused(tmp_path):
+    """Zeros within a frame, a chunk or an index that is lost, and chunks for a loader of the user's own."""
     shutil.copytree(LITDATA / "sample", tmp_path / "chunks")
+    index = tmp_path / "chunks/index.json"
     (path,) = (tmp_path / "chunks").glob("chunk-0-1*")
     path.write_bytes(path.read_bytes()[:-30] + bytes(30))
 
-    with pytest.raises(SampleError, match=r"chunk-0-1.bin: item 2 is damaged: it does not unpack: .*copy the chunk"):
-        Materializer("litdata", tmp_path / "chunks", tmp_path / "out", workers=ONE).run(progress=False)
+    with pytest.raises(SampleError, match=r"chunk-0-1\.bin: item 2 is damaged"):
+        _run("litdata", tmp_path / "chunks", tmp_path / "out")
     path.unlink()
-    with pytest.raises(SourceError, match=r"0-1.bin: No such file or directory; copy the chunk to the folder"):
+    with pytest.raises(SourceError, match=r"chunk-0-1\.bin"):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
-    (tmp_path / "chunks/index.json").write_text('{"chunks": []}')
-    with pytest.raises(SourceError, match=r"is none of litdata \(KeyError\('config'\)\); restore it, or write the set"):
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps({**content, "config": {**content["config"], "item_loader": "OwnLoader"}}))
+    with pytest.raises(SourceError, match="OwnLoader"):
+        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
+    index.write_text('{"chunks": []}')
+    with pytest.raises(SourceError, match=r"index\.json"):
         Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
 
 
@@ -293,23 +279,11 @@ def test_codec_that_arrow_lacks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(pa, "Codec", types.SimpleNamespace(is_available=lambda _: False))
     (tmp_path / "a.tar.zst").write_bytes(PACKED["zst"](_tar([1])))
 
-    with pytest.raises(
-        MissingDependencyError, match=r"by zstd, which this build of pyarrow .* lacks; install the wheel"
-    ):
+    with pytest.raises(MissingDependencyError, match=r"zstd.*install"):
         Materializer("webdataset", tmp_path / "a.tar.zst", tmp_path / "out")
 
 
-def test_chunks_of_litdata_for_another_loader_are_refused(tmp_path):
-    """One of the user's own may lay items out in any way."""
-    shutil.copytree(LITDATA / "chunk", tmp_path / "chunks")
-    index = json.loads((tmp_path / "chunks/index.json").read_text())
-    index["config"]["item_loader"] = "OwnLoader"
-    (tmp_path / "chunks/index.json").write_text(json.dumps(index))
-
-    with pytest.raises(SourceError, match="chunks of the item loader OwnLoader, which are not read here; pass the"):
-        Materializer("litdata", tmp_path / "chunks", tmp_path / "out")
-
-
+@pytest.mark.long  # imports TensorFlow
 @pytest.mark.parametrize("codec", ["GZIP", "ZLIB"])
 def test_compressed_records_of_tensorflow_are_a_source(tmp_path, codec):
     """As its own writer compresses them."""
@@ -321,19 +295,9 @@ def test_compressed_records_of_tensorflow_are_a_source(tmp_path, codec):
                 example = tf.train.Example(features=tf.train.Features(feature={"n": value}))
                 writer.write(example.SerializeToString())
 
-    Materializer("tfrecord", tmp_path, tmp_path / "out", workers=WorkerOptions(num_workers=2)).run(progress=False)
+    _run("tfrecord", tmp_path, tmp_path / "out")
 
-    assert _numbers(load(tmp_path / "out"), "n") == list(range(1000))
-
-
-def test_spool_below_the_working_folder_is_no_undeclared_file(tmp_path, monkeypatch, caplog):
-    """Nor is the temporary folder, wherever it lies."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name, spool in (("one", None), ("two", "rows")):
-        Materializer(ImportWriter(kind="mds", spool=spool), MDS / "gz", name, workers=ONE).run(progress=False)
-
-    assert not caplog.text
+    assert _numbers(tmp_path / "out") == list(range(1000))
 
 
 def test_mds_by_another_codec_is_refused(tmp_path):
@@ -343,38 +307,51 @@ def test_mds_by_another_codec_is_refused(tmp_path):
     for shard in index["shards"]:
         shard["compression"] = "lz4"
     (tmp_path / "mds" / "index.json").write_text(json.dumps(index))
-    with pytest.raises(SourceError, match=r"compressed by lz4, which is not read here .*StreamingDataset"):
+    with pytest.raises(SourceError, match=r"lz4.*StreamingDataset"):
         Materializer("mds", tmp_path / "mds", tmp_path / "out")
     for path in (tmp_path / "mds").glob("*.zstd"):
         path.unlink()
-    with pytest.raises(SourceError, match=r"mds does not exist, nor does shard.0000\d.mds.zstd; copy the shard"):
+    with pytest.raises(SourceError, match=r"shard.0000\d.mds.zstd"):
         Materializer("mds", tmp_path / "mds", tmp_path / "out")
 
 
-def test_files_are_unpacked_once(tmp_path, unpacked):
+# ---------------------------------------------------------------- where files are unpacked
+
+
+def _unpacked(folder):
+    """Return the files that lie in a folder, by what tells one that was written again from the first."""
+    return {path.name: path.stat().st_ino for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def test_files_are_unpacked_once(tmp_path):
     """Not for each row, each part, or each call of the same source; again where one has changed."""
     (tmp_path / "in").mkdir()
     for part in range(3):
         (tmp_path / "in" / f"{part}.tfrecord.gz").write_bytes(gzip.compress(_records(range(part * 9, part * 9 + 9))))
-    job = Materializer("tfrecord", tmp_path / "in", tmp_path / "out", shards=ShardOptions(num_shards=5))
+    writer = ImportWriter(kind="tfrecord", spool=tmp_path / "rows")
+    job = Materializer(writer, tmp_path / "in", tmp_path / "out")
+    first = _unpacked(tmp_path / "rows")
 
     job.plan()
     job.status()
     for row in job.writer.index(tmp_path / "in"):
         dill.loads(dill.dumps(job.writer)).read(row)
-    Materializer("tfrecord", tmp_path / "in", tmp_path / "other").plan()
+    Materializer(ImportWriter(kind="tfrecord", spool=tmp_path / "rows"), tmp_path / "in", tmp_path / "other").plan()
 
-    assert sorted(unpacked) == ["0.tfrecord.gz", "1.tfrecord.gz", "2.tfrecord.gz"]
+    assert len(first) == 3 and _unpacked(tmp_path / "rows") == first
     (tmp_path / "in" / "1.tfrecord.gz").write_bytes(gzip.compress(_records(range(100, 105))))
     job.plan()
-    assert sorted(unpacked) == ["0.tfrecord.gz", "1.tfrecord.gz", "1.tfrecord.gz", "2.tfrecord.gz"]
+    assert len(_unpacked(tmp_path / "rows").items() & first.items()) == 2
 
 
 def test_temporary_folder_goes_with_its_last_source(tmp_path, monkeypatch):
     """And not before; a run leaves nothing in `TMPDIR`."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(_tar(range(3))))
-    first, second = (Materializer(tmp_path / "a.tar.gz", output=tmp_path / name) for name in ("one", "two"))
+    first, second = (
+        Materializer(tmp_path / "a.tar.gz", output=tmp_path / name, executor=InlineExecutor())
+        for name in ("one", "two")
+    )
     assert len(list(tmp_path.glob("datamat-rows-*"))) == 1
 
     del first
@@ -385,83 +362,80 @@ def test_temporary_folder_goes_with_its_last_source(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("datamat-rows-*"))
 
 
-def test_folder_that_is_named_serves_the_next_run(tmp_path, unpacked):
-    """Without unpacking; what a kill left goes, and so does a file as it was before it changed."""
+def test_folder_that_is_named_serves_the_next_run(tmp_path):
+    """What a kill left goes, and so does a file as it was before it changed."""
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(_tar(range(3))))
 
     def run(output):
-        writer = ImportWriter(spool=tmp_path / "rows")
-        return Materializer(writer, tmp_path / "a.tar.gz", tmp_path / output, workers=ONE).run(progress=False)
+        return _run(ImportWriter(spool=tmp_path / "rows"), tmp_path / "a.tar.gz", tmp_path / output)
 
     run("one")
+    first = _unpacked(tmp_path / "rows")
     run("two")
-    assert unpacked == ["a.tar.gz"]
-    (kept,) = [path for path in (tmp_path / "rows").iterdir() if path.suffix != ".lock"]
+    assert _unpacked(tmp_path / "rows") == first
+    (kept,) = (tmp_path / "rows" / name for name in first)
     kept.rename(f"{kept}-half.tmp")
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(_tar(range(5))))
 
     assert run("one").num_records == 5
-    assert unpacked == ["a.tar.gz", "a.tar.gz"]
-    assert len([path for path in (tmp_path / "rows").iterdir() if path.suffix != ".lock"]) == 1
+    (name,) = _unpacked(tmp_path / "rows")
+    assert not name.endswith(".tmp")
 
 
-def test_threads_and_processes_wait_for_the_one_that_unpacks(tmp_path, unpacked):
+def test_threads_wait_for_the_one_that_unpacks(tmp_path):
     """Eight that want one file at once."""
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(os.urandom(3_000_000)))
-    barrier, found = threading.Barrier(8), []
+    (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(_records(range(9), pad=100_000)))
 
-    def want():
-        files = foreign.UnpackedFiles([str(path)], ["gz"], str(tmp_path / "rows"))
-        barrier.wait()
-        found.append(files.path(0))
+    def run(number):
+        writer = ImportWriter(spool=tmp_path / "rows")
+        return _run(writer, tmp_path / "a.tfrecord.gz", tmp_path / f"{number}").num_records
 
-    threads = [threading.Thread(target=want) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert unpacked == ["a.gz"] and len(set(found)) == 1 and len(found) == 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(run, range(8))) == [9] * 8
+    assert len(_unpacked(tmp_path / "rows")) == 1
 
 
-def test_shard_that_does_not_unpack_concerns_its_rows_alone(tmp_path, unpacked):
-    """It is tried once, not for each of them."""
+def test_spool_below_the_working_folder_is_no_undeclared_file(tmp_path, monkeypatch, caplog):
+    """Nor is the temporary folder, wherever it lies."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name, spool in (("one", None), ("two", "rows")):
+        _run(ImportWriter(kind="mds", spool=spool), MDS / "gz", name)
+
+    assert not caplog.text
+
+
+def test_shard_that_does_not_unpack_concerns_its_rows_alone(tmp_path):
+    """The run skips them, and has all others."""
     shutil.copytree(MDS / "gz", tmp_path / "mds")
     path = sorted((tmp_path / "mds").glob("*.gz"))[-1]
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(SampleError, match=rf"{path.name} does not unpack \(gz\)"):
-        Materializer("mds", tmp_path / "mds", tmp_path / "strict", workers=ONE).run(progress=False)
-    job = Materializer("mds", tmp_path / "mds", tmp_path / "out", workers=ONE, errors=ErrorPolicy("skip"))
+    job = Materializer("mds", tmp_path / "mds", tmp_path / "out", executor=InlineExecutor(), errors=ErrorPolicy("skip"))
 
     job.run(progress=False)
 
     rows = list(job.writer.index(None))
     bad = [row.key for row in rows if row.key.startswith(path.name.removesuffix(".mds.gz"))]
     assert bad and {row.key for row in rows} - set(load(tmp_path / "out").keys()) == {*bad}
-    for row in rows:
-        if row.key in bad:
-            with pytest.raises(CorruptDataError, match="does not unpack"):
-                job.writer.read(row)
-    assert unpacked.count(path.name) == 1
 
 
 def test_no_room_to_unpack_ends_the_run(tmp_path, monkeypatch):
     """Also where samples that fail are skipped: it is no fault of theirs, and the next run has them all."""
+    real = os.fsync
 
     def job():
         writer = ImportWriter(kind="mds", spool=tmp_path / "rows")
-        workers = WorkerOptions(num_workers=1, start_method="fork")  # whose worker inherits what is patched
-        return Materializer(writer, MDS / "zstd", tmp_path / "out", workers=workers, errors=ErrorPolicy("skip"))
+        errors = ErrorPolicy("skip")
+        return Materializer(writer, MDS / "zstd", tmp_path / "out", executor=InlineExecutor(), errors=errors)
 
-    monkeypatch.setattr(foreign.UnpackedFiles, "_unpack", _full)
-    with pytest.raises(OutputError, match="No space left on device; make room there"):
+    def full(descriptor):
+        if str(tmp_path / "rows") in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
         job().run(progress=False)
     monkeypatch.undo()
 
     assert job().run(progress=False).num_records == 9
-
-
-def _full(self, path, codec, name):
-    del self, codec, name
-    raise OutputError(f"{path} cannot be unpacked: No space left on device; make room there")

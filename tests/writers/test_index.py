@@ -26,12 +26,6 @@ def test_folder_gives_sorted_rows_with_flat_keys(tmp_path):
     assert rows[0].fields == {"image": "a/1.PNG"}
 
 
-def test_missing_folder_is_an_error(tmp_path):
-    """The error names a source that is not a folder."""
-    with pytest.raises(SourceError, match="nowhere is not a folder"):
-        list(Index.from_folder(tmp_path / "nowhere"))
-
-
 def test_lists_map_a_prefix_that_is_not_on_this_machine(tmp_path):
     """Paths written on another machine are found by their tail."""
     _touch(tmp_path, "train/1.png", "trainannot/1.png")
@@ -44,13 +38,31 @@ def test_lists_map_a_prefix_that_is_not_on_this_machine(tmp_path):
     assert rows == [IndexRow("1", "train", {"image": "train/1.png", "mask": "trainannot/1.png"}, "train.txt:3")]
 
 
-def test_lists_take_a_prefix_that_is_given(tmp_path):
-    """A given prefix is removed, whether or not the file exists."""
-    (tmp_path / "l.txt").write_text("/data/x/a.png\n")
+@pytest.mark.parametrize(
+    ("line", "options", "wanted"),
+    [
+        ("/data/x/a.png", {"fields": ("image",), "prefix": "/data"}, {"image": "x/a.png"}),
+        ("my image.png\tmy mask.png", {}, {"image": "my image.png", "mask": "my mask.png"}),
+    ],
+)
+def test_lists_take_a_prefix_and_names_with_spaces(tmp_path, line, options, wanted):
+    """A given prefix is removed, whether or not the file exists; a tab in the line is the separator."""
+    (tmp_path / "l.txt").write_text(f"{line}\n")
 
-    rows = list(Index.from_lists(tmp_path, {"val": "l.txt"}, fields=("image",), prefix="/data"))
+    (row,) = Index.from_lists(tmp_path, {"val": "l.txt"}, **options)
 
-    assert rows[0].fields == {"image": "x/a.png"}
+    assert row.fields == wanted
+
+
+def test_folder_or_list_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "lists").mkdir()
+
+    with pytest.raises(SourceError, match="nowhere is not a folder"):
+        list(Index.from_folder(tmp_path / "nowhere"))
+    for name in ("none.txt", "bad.txt", "lists"):
+        with pytest.raises(SourceError, match=name):
+            list(Index.from_lists(tmp_path, {"train": name}))
 
 
 def test_list_line_with_another_number_of_paths_names_the_line(tmp_path):
@@ -59,26 +71,6 @@ def test_list_line_with_another_number_of_paths_names_the_line(tmp_path):
 
     with pytest.raises(SourceError, match=r"train.txt:2: found 1 paths, want 2 \(image mask\)"):
         list(Index.from_lists(tmp_path, {"train": "train.txt"}))
-
-
-def test_list_file_that_is_missing_or_not_text_is_named(tmp_path):
-    """The list itself may be bad."""
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
-    (tmp_path / "lists").mkdir()
-
-    with pytest.raises(SourceError, match=r"none.txt: No such file"):
-        list(Index.from_lists(tmp_path, {"train": "none.txt"}))
-    with pytest.raises(SourceError, match=r"bad.txt is not UTF-8"):
-        list(Index.from_lists(tmp_path, {"train": "bad.txt"}))
-    with pytest.raises(SourceError, match=r"list file .*lists: not a regular file; correct the path"):
-        list(Index.from_lists(tmp_path, {"train": "lists"}))
-
-
-def test_tabs_separate_names_with_spaces(tmp_path):
-    """A tab in the line is the separator."""
-    (tmp_path / "t.txt").write_text("my image.png\tmy mask.png\n")
-
-    assert next(iter(Index.from_lists(tmp_path, {"train": "t.txt"}))).fields["image"] == "my image.png"
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.bz2", ".csv.zst", ".csv.lz4"])
@@ -104,25 +96,18 @@ def test_table_rows_have_columns_as_fields(tmp_path, suffix):
     assert rows[1].origin == f"rows{suffix} row 2"
 
 
-def test_table_without_key_counts_rows(tmp_path):
-    """Row numbers are keys of eight digits."""
-    (tmp_path / "r.csv").write_text("x\n1\n2\n")
-
-    assert [row.key for row in Index.from_table(tmp_path / "r.csv")] == ["00000000", "00000001"]
-
-
 def test_table_errors_name_file_row_and_column(tmp_path):
     """A missing column, an empty cell, an unknown kind of file."""
     (tmp_path / "r.csv").write_text("x,y\n1,2\n3,\n")
 
-    with pytest.raises(SourceError, match="has no column 'id'; it has x, y"):
+    with pytest.raises(SourceError, match="'id'"):
         list(Index.from_table(tmp_path / "r.csv", key="id"))
     with pytest.raises(SourceError, match=r"r.csv row 2, column 'y': found None"):
         list(Index.from_table(tmp_path / "r.csv"))
-    with pytest.raises(SourceError, match=r"there is no table; want one, a folder of them"):
+    with pytest.raises(SourceError, match="there is no table"):
         list(Index.from_table(tmp_path / "r.xlsx"))
     (tmp_path / "r.parquet").write_bytes(b"PAR1, and no more")
-    with pytest.raises(SourceError, match=r"r.parquet cannot be read as a table: .*; write the file again"):
+    with pytest.raises(SourceError, match=r"r.parquet"):
         list(Index.from_table(tmp_path / "r.parquet"))
 
 
@@ -138,10 +123,7 @@ def test_rows_from_an_iterable_can_be_iterated_twice():
 def test_pairs_name_what_has_no_partner():
     """An annotation without image and an image without annotation."""
     assert pair_files([P("i/1.png")], [P("m/1.png")]) == [(P("i/1.png"), P("m/1.png"))]
-    with pytest.raises(
-        SourceError,
-        match=r"i/2.png: image without annotation; m/3.png: annotation without image; add the missing files or remove",
-    ):
+    with pytest.raises(SourceError, match=r"i/2.png: image without annotation; m/3.png: annotation without image"):
         pair_files([P("i/2.png")], [P("m/3.png")])
     with pytest.raises(SourceError, match="both annotate '1'"):
         pair_files([P("i/1.png")], [P("m/1.png"), P("n/1.png")])
@@ -186,12 +168,9 @@ def test_join_takes_keys_and_splits_of_the_table(audio):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (
-            "exact",
-            r"1 of 7 rows have no file: 'nine.wav' \(labels.csv row 7\); 2 of 8 files have no row: a/e0.wav, a/e1.wav",
-        ),
-        ("rows", r"1 of 7 rows have no file: 'nine.wav' \(labels.csv row 7\)\. Correct"),
-        ("files", r"2 of 8 files have no row: a/e0.wav, a/e1.wav\. Correct"),
+        ("exact", r"'nine.wav' \(labels.csv row 7\); 2 of 8 files have no row: a/e0.wav, a/e1.wav"),
+        ("rows", r"1 of 7 rows have no file: 'nine.wav' \(labels.csv row 7\)"),
+        ("files", "2 of 8 files have no row: a/e0.wav, a/e1.wav"),
     ],
 )
 def test_join_names_what_has_no_partner(audio, how, message):
@@ -209,16 +188,12 @@ def test_join_names_what_has_no_partner(audio, how, message):
 def test_join_refuses_what_is_ambiguous(audio):
     """A name of two files, one file of two rows, a column that is not there, and a `how` that is none."""
     (audio / "b" / "c1.wav").write_text("")
-    for table, options, message in (
-        (
-            {"file": ["c1"]},
-            {"how": "rows"},
-            r"is 'c1', which may be a/c1.wav or b/c1.wav below .*; give the path relative to the folder",
-        ),
-        ({"file": ["d1", "b/d1.wav"]}, {"how": "rows"}, "row 1 and .* row 2 both name b/d1.wav"),
-        ({"path": ["d1"]}, {}, "no column 'file'; it has path"),
+    for table, message in (
+        ({"file": ["c1"]}, "a/c1.wav or b/c1.wav"),
+        ({"file": ["d1", "b/d1.wav"]}, "row 1 and .* row 2 both name b/d1.wav"),
+        ({"path": ["d1"]}, "no column 'file'"),
     ):
         with pytest.raises(SourceError, match=message):
-            list(Index.join(audio, table, on="file", **options))
-    with pytest.raises(OptionError, match="how is 'left'; want one of exact, rows, files, inner"):
+            list(Index.join(audio, table, on="file", how="rows"))
+    with pytest.raises(OptionError, match="how is 'left'"):
         Index.join(audio, {"file": ["d1"]}, on="file", how="left")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import small_pairs
 
-from datamat import Index, IndexRow, Materializer, MissingDependencyError, SourceError, WorkerOptions, load
+from datamat import Index, IndexRow, Materializer, MissingDependencyError, SourceError, load
+from datamat.testing import InlineExecutor
 
 
 class Counting:
@@ -70,20 +71,11 @@ def test_any_object_with_a_length_and_items_is_a_dataset(dataset):
     assert rows(dataset) == [(f"{number:08d}", None, {"number": number}) for number in range(2)]
 
 
-def test_dict_of_datasets_gives_splits():
-    """Numbers continue from one split to the next; keys are unique."""
-    assert rows({"train": ["a", "b"], "val": ["c"]}) == [
-        ("train-00000000", "train", {"number": 0}),
-        ("train-00000001", "train", {"number": 1}),
-        ("val-00000000", "val", {"number": 2}),
-    ]
-
-
 @pytest.mark.parametrize("kind", [str, lambda path: path])
 def test_finished_directory_brings_its_keys_and_splits(tmp_path, kind):
     """Rows come in the order of its records; a copy is a row of its own."""
     source = small_pairs.make_pairs(tmp_path / "source", 5, 2)
-    options = {"copies": {"train": 2}, "transform": small_pairs.jitter, "workers": WorkerOptions(num_workers=1)}
+    options = {"copies": {"train": 2}, "transform": small_pairs.jitter, "executor": InlineExecutor()}
     Materializer(small_pairs.Pairs(), source, tmp_path / "out", **options).run(progress=False)
 
     found = rows(kind(tmp_path / "out"))
@@ -96,21 +88,15 @@ def test_finished_directory_brings_its_keys_and_splits(tmp_path, kind):
 def test_what_is_no_dataset_is_refused(tmp_path):
     """The error says what is accepted."""
     for dataset in (iter([1]), 7, None, b"abc", {1, 2}, {}):
-        with pytest.raises(SourceError, match=r"the dataset is .*; want a folder finished by datamat"):
+        with pytest.raises(SourceError, match="want a folder finished by datamat"):
             Index.from_dataset(dataset)
-    with pytest.raises(SourceError, match=r"the dataset is a list_iterator, which ImportWriter alone reads; want"):
-        Index.from_dataset(iter([1]))
-    with pytest.raises(
-        SourceError, match=r"holds none of manifest\.json, state\.json.* no files of a known kind \(none"
-    ):
+    with pytest.raises(SourceError, match=r"manifest\.json"):
         Index.from_dataset(tmp_path)
     for name in ("a.tar", "b.parquet"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(
-        SourceError, match=r"which identify datasets, and files of several kinds \(\.parquet, \.tar\); w"
-    ):
+    with pytest.raises(SourceError, match=r"several kinds \(\.parquet, \.tar\)"):
         Index.from_dataset(tmp_path)
-    with pytest.raises(SourceError, match=r"the arrays differ in length \(x: 2, y: 3\)"):
+    with pytest.raises(SourceError, match="differ in length"):
         Index.from_dataset((np.zeros(2), np.zeros(3)))
 
 

@@ -46,10 +46,10 @@ from datamat import (
 )
 from datamat.codecs import encode_png
 from datamat.features import RaggedColumn
+from datamat.testing import InlineExecutor
 from datamat.writers.dataset import ImportWriter
 from datamat.writers.existing import packed, unpacked
 
-ONE = WorkerOptions(num_workers=1)
 NUM_ROWS = 60
 PICTURES = [
     encode_png(np.random.default_rng(number).integers(0, 256, (4, 5, 3), np.uint8)) for number in range(NUM_ROWS)
@@ -146,17 +146,15 @@ class Samples(dict):
 
 
 def _ran(*arguments, output, **options):
-    report = Materializer(*arguments, output=output, **{"workers": ONE, **options}).run(progress=False)
+    report = Materializer(*arguments, output=output, executor=InlineExecutor(), **options).run(progress=False)
     assert verify(output, deep=True).ok
     return report
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_parquet_files_are_read_row_by_row_group(files, tmp_path, method):
+def test_parquet_files_are_read_row_by_row_group(files, tmp_path):
     """Columns of every type; each row once, under a key that other files do not change."""
-    workers = WorkerOptions(num_workers=2, start_method=method)
-
-    _ran("parquet", files, output=tmp_path / "out", workers=workers, shards=ShardOptions(num_shards=2))
+    workers = WorkerOptions(num_workers=2)
+    Materializer("parquet", files, tmp_path / "out", workers=workers).run(progress=False)
 
     _check(load(tmp_path / "out"), lambda number: f"part-{number // 20}-{number % 20:08d}")
 
@@ -178,53 +176,59 @@ def test_rows_one_by_one_are_those_of_blocks(files, tmp_path):
             assert np.array_equal(np.atleast_1d(np.asarray(found)), np.atleast_1d(np.asarray(value))), name
 
 
-@pytest.mark.parametrize(
-    "form", ["path", "glob", "list", "arrow", "stream", "table", "dataset", "pandas", "polars", "lazy"]
-)
+def _in_file(table, path, new):
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+FORMS = {
+    "path": lambda table, path: path,
+    "glob": lambda table, path: str(path.parent / "ro*.parquet"),
+    "list": lambda table, path: [path],
+    "arrow": lambda table, path: _in_file(table, path.with_suffix(".arrow"), pa.ipc.new_file),
+    "stream": lambda table, path: _in_file(table, path.with_suffix(".arrow"), pa.ipc.new_stream),
+    "views": lambda table, path: _in_file(_with_views(table), path.with_suffix(".arrow"), pa.ipc.new_file),
+    "table": lambda table, path: table,
+    "reader": lambda table, path: table.to_reader(7),
+    "batches": lambda table, path: iter(table.to_batches(max_chunksize=7)),
+    "list of batches": lambda table, path: table.to_batches(max_chunksize=7),
+    "dataset": lambda table, path: pytest.importorskip("pyarrow.dataset").dataset(path),
+    "pandas": lambda table, path: table.to_pandas(types_mapper=pytest.importorskip("pandas").ArrowDtype),
+    "polars": lambda table, path: pytest.importorskip("polars").from_arrow(table.drop_columns(["counts"])),
+    "lazy": lambda table, path: pytest.importorskip("polars").from_arrow(table.drop_columns(["counts"])).lazy(),
+}
+
+
+def _with_views(table):
+    """Return a table whose texts and bytes are views, for which Arrow has no `take`, as those of polars."""
+    for name, kind in (("text", pa.string_view()), ("raw", pa.binary_view()), ("tags", pa.list_(pa.string_view()))):
+        cells = pa.array(table[name].to_pylist(), kind)
+        table = table.set_column(table.column_names.index(name), name, cells)
+    return table
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_table_in_any_form_gives_the_same_rows(form, tmp_path):
-    """In files, by pattern, mapped, in memory, lazy."""
-    table, path = _table(), tmp_path / "rows.parquet"
-    parquet.write_table(table, path)
-    kind = None
-    if form == "path":
-        source = path
-    elif form == "glob":
-        source = str(tmp_path / "ro*.parquet")
-    elif form == "list":
-        kind, source = "parquet", [path]
-    elif form in {"arrow", "stream"}:
-        source = tmp_path / "rows.arrow"
-        new = pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream
-        with pa.OSFile(str(source), "wb") as file, new(file, table.schema) as writer:
-            writer.write_table(table)
-    elif form == "dataset":
-        source = pytest.importorskip("pyarrow.dataset").dataset(path)
-    elif form == "pandas":
-        pandas = pytest.importorskip("pandas")
-        source = table.to_pandas(types_mapper=pandas.ArrowDtype)
-    elif form in {"polars", "lazy"}:
-        polars = pytest.importorskip("polars")
-        table = table.drop_columns(["counts"])  # polars has no maps
-        source = polars.from_arrow(table)
-        source = source.lazy() if form == "lazy" else source
-    else:
-        source = table
+    """In files, by pattern, mapped, in memory, lazy, or batch by batch; every column keeps its type."""
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(_table(), path)
 
-    data = _read(kind, source, folder=tmp_path)
+    data = _read("parquet" if form == "list" else None, FORMS[form](_table(), path), folder=tmp_path)
 
-    if "counts" not in data.features:
+    if "counts" in data.features:
+        _check(data, lambda number: f"{number:08d}")
+    else:  # polars has no maps
         assert len(data) == NUM_ROWS
         assert [data[f"{n:08d}"]["objects"] for n in range(9)] == [_row(n)["objects"] for n in range(9)]
         assert data.features["pair"] == Tensor((2,), "float64")
-        return
-    _check(data, lambda number: f"{number:08d}")
 
 
 def test_only_a_changed_file_has_its_rows_made_again(files, tmp_path):
     """Not one that was touched, or copied elsewhere."""
 
     def report():
-        return Materializer("parquet", files, tmp_path / "out", workers=ONE).run(progress=False)
+        return _ran("parquet", files, output=tmp_path / "out")
 
     assert report().num_shards_written == 1
     os.utime(files / "part-1.parquet")
@@ -248,53 +252,37 @@ def test_columns_are_chosen_renamed_and_dropped(files, tmp_path):
     assert (int(data["part-2-00000003"]["n"]), int(data["part-2-00000003"]["info"]["id"])) == (13, 43)
 
 
-def test_fields_are_chosen_of_samples_of_any_kind(tmp_path):
-    """Also where only the first sample shows the fields."""
-    rows = [{"x": number, "y": {"z": "t", "w": None}} for number in range(3)]
-
-    for source in (rows, iter(rows)):
-        found = _read(source, folder=tmp_path, drop=["y/w"], rename={"x": "a"})
-        assert [(key, int(sample["a"]), sample["y"]) for key, sample in found.items()] == [
-            (f"{number:08d}", number, {"z": "t"}) for number in range(3)
-        ]
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "word"),
     [
-        ({"columns": ["smal"]}, "columns= names 'smal'; want names of fields, which are image"),
-        ({"drop": "small"}, r"drop is 'small'; want a list of names, as in drop=\['small'\]"),
-        ({"rename": {"small": "large"}}, "rename= calls two fields 'large'"),
+        ({"columns": ["smal"]}, "'smal'"),
+        ({"drop": "small"}, r"drop=\['small'\]"),
+        ({"rename": {"small": "large"}}, "two fields 'large'"),
         ({"columns": ["small"], "drop": ["small"]}, "leave no field"),
+        ({"writer": ImportWriter(features={"smal": Text()})}, "features= names 'smal'"),
+        ({"writer": "camvid", "columns": ["x"]}, "CamVidWriter"),
     ],
 )
-def test_choice_that_makes_no_sense_is_refused(files, tmp_path, options, message):
+def test_choice_that_makes_no_sense_is_refused(files, tmp_path, options, word):
     """Before anything is written."""
-    with pytest.raises(OptionError, match=message):
-        Materializer("parquet", files, tmp_path / "out", **options)
-    with pytest.raises(OptionError, match="features= names 'smal'; want names of fields, which are image"):
-        Materializer(ImportWriter(features={"smal": Text()}), files, tmp_path / "out")
-    with pytest.raises(OptionError, match=r"columns= choose fields of a source without a class; CamVidWriter declares"):
-        Materializer("camvid", files, tmp_path / "out", columns=["x"])
+    with pytest.raises(OptionError, match=word):
+        Materializer(**{"writer": "parquet", "source": files, "output": tmp_path / "out", **options})
 
 
 @pytest.mark.parametrize(
-    ("column", "message"),
+    ("column", "word"),
     [
-        (pa.array([decimal.Decimal("1.5")] * 2), r"column 'x' is decimal128\(2, 1\), which no feature stores.*Scalar"),
-        (pa.array([datetime.time(12)] * 2), r"column 'x' is time64\[us\], .*features={'x': Text\(\)}"),
-        (pa.nulls(2), r"column 'x' holds nothing but empty cells; leave it out with drop=\['x'\]"),
-        (
-            pa.array([[datetime.time(12)]] * 2),
-            r"column 'x' is list<.*time64\[us\]>, and no feature stores time64\[us\] at \[\]; leave it",
-        ),
+        (pa.array([decimal.Decimal("1.5")] * 2), "'x' is decimal128"),
+        (pa.array([datetime.time(12)] * 2), "'x' is time64"),
+        (pa.nulls(2), "'x' holds nothing"),
+        (pa.array([[datetime.time(12)]] * 2), "'x' is list"),
     ],
 )
-def test_column_that_no_feature_stores_is_refused_at_once(tmp_path, column, message):
+def test_column_that_no_feature_stores_is_refused_at_once(tmp_path, column, word):
     """With its type, and what to write; another declaration or `drop` accepts the rest."""
     table = pa.table({"x": column, "y": [1, 2]})
 
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(SourceError, match=word):
         Materializer(table, output=tmp_path / "out")
     assert [int(sample["y"]) for sample in _read(table, folder=tmp_path, drop=["x"]).values()] == [1, 2]
 
@@ -343,50 +331,52 @@ def test_list_of_paths_without_a_kind_is_refused(tmp_path):
         path.write_text("one")
 
     for listed in (paths, list(map(str, paths))):
-        with pytest.raises(OptionError, match=r"holds paths of files, the first is '.*0.txt'; say what is in them"):
+        with pytest.raises(OptionError, match="paths of files"):
             Materializer(listed, None, tmp_path / "out")
-    report = Materializer(["0.txt", "is missing"], None, tmp_path / "out", workers=ONE).run(progress=False)
-
-    assert report.num_records == 2
+    assert _ran(["0.txt", "is missing"], output=tmp_path / "out").num_records == 2
 
 
 def test_files_that_do_not_fit_together_are_refused(tmp_path):
-    """By name of the column; a damaged one by its path; a file of an unknown kind by its extension."""
+    """By the names of the column and of both files."""
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     parquet.write_table(pa.table({"x": ["1"]}), tmp_path / "b.parquet")
+
     with pytest.raises(SourceError, match=r"b\.parquet: column 'x' is string, but int64 in .*a\.parquet"):
         Materializer("parquet", tmp_path, tmp_path / "out")
-    (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(SourceError, match=r"b\.parquet cannot be read as Parquet"):
-        Materializer("parquet", tmp_path, tmp_path / "out")
-    for name, message in (
-        ("rows.xyz", r"nobody knows the extension '\.xyz'; name the kind of the file, as in Materializer\('parquet'"),
-        ("rows", "has no extension that would say what it is; name the kind"),
-    ):
-        (tmp_path / name).write_bytes((tmp_path / "a.parquet").read_bytes())
-        with pytest.raises(SourceError, match=message):
-            Materializer(source=tmp_path / name, output=tmp_path / "out")
-        assert len(_read("parquet", tmp_path / name, folder=tmp_path)) == 1
-    with pytest.raises(SourceError, match=r"no file matches '.*\.tar'; correct the pattern"):
-        Materializer("webdataset", str(tmp_path / "*.tar"), tmp_path / "out")
-    with pytest.raises(SourceError, match=r"none\.parquet does not exist; correct the path of the source"):
-        Materializer("parquet", tmp_path / "none.parquet", tmp_path / "out")
-    with pytest.raises(SourceError, match=r"'torch' reads objects, and .* is a path; want a folder finished"):
-        Materializer("torch", tmp_path / "a.parquet", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["rows.xyz", "rows"])
+def test_file_whose_name_does_not_say_what_it_holds_needs_a_kind(tmp_path, name):
+    parquet.write_table(pa.table({"x": [1]}), tmp_path / name)
+
+    with pytest.raises(SourceError, match="name the kind"):
+        Materializer(source=tmp_path / name, output=tmp_path / "out")
+    assert len(_read("parquet", tmp_path / name, folder=tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "word"),
+    [
+        ("webdataset", "*.tar", "no file matches"),
+        ("parquet", "none.parquet", r"none\.parquet does not exist"),
+        ("torch", "a.parquet", "'torch' reads objects"),
+        ("files", "empty", "empty holds no files"),
+        ("webdataset", "texts", r"\.tar"),
+        ("parquet", pa.table({"x": [1]}), "'parquet' reads files"),
+    ],
+)
+def test_source_that_is_not_of_its_kind_is_refused(tmp_path, kind, source, word):
+    parquet.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="empty holds no files; give the folder that does"):
-        Materializer("files", tmp_path / "empty", tmp_path / "out")
-    (tmp_path / "empty/a.txt").touch()
-    with pytest.raises(
-        SourceError, match=r"holds no files that end in \.tar.*; give the folder that does, or a pattern"
-    ):
-        Materializer("webdataset", tmp_path / "empty", tmp_path / "out")
-    (tmp_path / "c.arrow").write_bytes(b"ARROW1")
-    with pytest.raises(SourceError, match=r"c\.arrow cannot be read as Arrow: .*; write the file again"):
-        Materializer("arrow", tmp_path / "c.arrow", tmp_path / "out")
-    with pytest.raises(SourceError, match=r"'parquet' reads files; give their path"):
-        Materializer("parquet", pa.table({"x": [1]}), tmp_path / "out")
-    with pytest.raises(OptionError, match="output is missing"):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").touch()
+
+    with pytest.raises(SourceError, match=word):
+        Materializer(kind, str(tmp_path / source) if isinstance(source, str) else source, tmp_path / "out")
+
+
+def test_output_is_asked_for():
+    with pytest.raises(OptionError, match="output"):
         Materializer(pa.table({"x": [1]}))
 
 
@@ -396,12 +386,6 @@ def test_row_without_a_key_is_named(tmp_path):
 
     with pytest.raises(SourceError, match="row 1, column 'key' of the table is empty; fill it in, or drop the row"):
         Materializer(table, output=tmp_path / "out").plan()
-
-
-def test_later_sample_may_not_lack_a_field(tmp_path):
-    """A list of dicts shows its fields by the first."""
-    with pytest.raises(SampleError, match="field 'y' is missing; the sample has x"):
-        _ran([{"x": 1, "y": 1}, {"x": 2}], output=tmp_path / "out")
 
 
 def test_index_is_no_source():
@@ -453,13 +437,11 @@ class Resumable:
         self.place = state["place"]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("make", [lambda: _rows(20), lambda: lambda: _rows(20)], ids=["generator", "function"])
-def test_rows_of_an_iterator_are_spooled_and_counted(tmp_path, method, make):
-    """Each once; only its temporary folder knows them, which is gone afterwards."""
-    workers = WorkerOptions(num_workers=2, start_method=method)
-    job = Materializer(make(), output=tmp_path / "out", workers=workers)
-    folder = job.writer._samples._folder
+def test_rows_of_an_iterator_wait_in_a_temporary_folder(tmp_path, make, monkeypatch):
+    """Workers read them there; the folder is gone afterwards."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    job = Materializer(make(), output=tmp_path / "out", workers=WorkerOptions(num_workers=2))
 
     report = job.run(progress=False)
 
@@ -470,9 +452,9 @@ def test_rows_of_an_iterator_are_spooled_and_counted(tmp_path, method, make):
         sample = data[f"{number:08d}"]
         assert (sample["image"] == number).all() and (sample["n"], sample["half"]) == (number, number)
         assert sample["words"] == ["a"] * number
-    assert os.path.isdir(folder)
+    assert list(tmp_path.glob("datamat-rows-*"))
     del job
-    assert not os.path.exists(folder)
+    assert not list(tmp_path.glob("datamat-rows-*"))
 
 
 def test_iterator_that_begins_again_when_it_is_asked_for_gives_each_row_once(tmp_path):
@@ -507,8 +489,7 @@ def _of_tars(*, is_decoded, count=5):
         }
 
 
-@pytest.mark.parametrize("is_decoded", [False, True])
-@pytest.mark.parametrize("form", [list, iter])
+@pytest.mark.parametrize(("form", "is_decoded"), [(list, False), (iter, True), (iter, False)])
 def test_samples_of_webdataset_are_those_of_their_tars(tmp_path, form, is_decoded):
     """Their keys are those of the samples; where they lie is no field; JSON may differ from sample to sample."""
     samples = _read(form(list(_of_tars(is_decoded=is_decoded, count=4))), folder=tmp_path)
@@ -544,10 +525,10 @@ def test_declared_features_decide_what_a_sample_of_webdataset_may_lack(tmp_path)
     [
         (
             lambda: itertools.cycle(_of_tars(is_decoded=True)),
-            r"the first sample, 'a/0', comes again; .* resampled=True",
+            "resampled=True",
         ),
-        (lambda: iter([{"__key__": ["a", "b"], "txt": ["x", "y"]}]), r"a row is a batch of 2 samples; leave .batched"),
-        (lambda: iter([{"__key__": "a", "xyz": b"x"}]), r"nobody knows the extension of the members 'xyz'.*Bytes\(\)"),
+        (lambda: iter([{"__key__": ["a", "b"], "txt": ["x", "y"]}]), "a batch of 2 samples"),
+        (lambda: iter([{"__key__": "a", "xyz": b"x"}]), "'xyz'"),
     ],
 )
 def test_samples_of_webdataset_that_are_no_set_are_refused(tmp_path, rows, message):
@@ -580,19 +561,6 @@ def test_dicts_in_tuples_of_an_iterator_stay_dicts(tmp_path):
         assert sample["target"]["boxes"].shape == (number, 4)
 
 
-def test_keys_and_splits_of_streamed_rows_count(tmp_path):
-    """Under their names, as in tables; or under the name that `key=` gives."""
-    rows = [{"key": f"k{n}", "split": "val" if n else "train", "id": f"i{n}", "x": n} for n in range(3)]
-
-    writer = Materializer(iter(rows), output=tmp_path / "out").writer
-    named = ImportWriter(key="id")
-    Materializer(named, iter(rows), tmp_path / "out")
-
-    assert [(row.key, row.split) for row in writer.index(None)] == [("k0", "train"), ("k1", "val"), ("k2", "val")]
-    assert set(writer.features) == {"key", "id", "x"}
-    assert [row.key for row in named.index(None)] == ["i0", "i1", "i2"]
-
-
 def test_one_more_row_concerns_its_shard_alone(tmp_path):
     """Each row has a digest of its own."""
     options = {"output": tmp_path / "out", "shards": ShardOptions(num_shards=4)}
@@ -617,7 +585,7 @@ def test_interrupted_source_continues_where_it_says_how(tmp_path, kind, monkeypa
     first = Resumable(15, fails_at=10) if kind == "state" else rows
     again = Resumable(15) if kind == "state" else lambda start: rows(start, None)
     with pytest.raises(ConnectionError):
-        Materializer(ImportWriter(spool=tmp_path / "rows"), first, tmp_path / "out", workers=ONE).plan()
+        Materializer(ImportWriter(spool=tmp_path / "rows"), first, tmp_path / "out").plan()
     with open(tmp_path / "rows" / "rows.tfrecord", "ab") as file:
         file.write(b"half of a row")
     assert len(asked) == (10 if kind == "start" else 0)
@@ -629,21 +597,18 @@ def test_interrupted_source_continues_where_it_says_how(tmp_path, kind, monkeypa
     finished = Resumable(15, fails_at=0)
     _ran(ImportWriter(spool=tmp_path / "rows"), finished, output=tmp_path / "out")
     assert finished.given == 0
-    with pytest.raises(SourceError, match="written for other columns= or features=; remove the folder"):
+    with pytest.raises(SourceError, match="remove the folder"):
         Materializer(ImportWriter(spool=tmp_path / "rows", features={"n": Scalar("int32")}), finished, "out").plan()
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"x": 1}, {"x": "a"}], r"row 1: field 'x' is declared int64 scalar but the sample holds 'a'"),
-        ([{"x": 1}, {"x": None}], r"row 1: field 'x' is None; fill it in.*drop=\['x'\]"),
-        ([{"x": 1}, {"y": 1}], r"row 1: it lacks the field 'x', unlike the first row"),
-        ([{"x": 1}, {"x": 1, "y": 1}], r"row 1: it has the field 'y', unlike the first row"),
-        (
-            [{"x": object()}],
-            r"first sample: field 'x' holds a object, for which no feature.*or declare the field with .*drop=\['x'\]",
-        ),
+        ([{"x": 1}, {"x": "a"}], "row 1: field 'x'"),
+        ([{"x": 1}, {"x": None}], "row 1: field 'x' is None"),
+        ([{"x": 1}, {"y": 1}], "row 1: it lacks the field 'x'"),
+        ([{"x": 1}, {"x": 1, "y": 1}], "row 1: it has the field 'y'"),
+        ([{"x": object()}], "first sample: field 'x' holds a object"),
     ],
 )
 def test_row_that_does_not_fit_is_refused_by_the_plan(tmp_path, rows, message):
@@ -654,14 +619,15 @@ def test_row_that_does_not_fit_is_refused_by_the_plan(tmp_path, rows, message):
 
 def test_damage_of_spooled_rows_is_found(tmp_path):
     """Each has a checksum."""
-    job = Materializer(ImportWriter(spool=tmp_path / "rows"), _rows(3), tmp_path / "out", workers=ONE)
+    writer = ImportWriter(spool=tmp_path / "rows")
+    job = Materializer(writer, _rows(3), tmp_path / "out", executor=InlineExecutor())
     job.plan()
     path = tmp_path / "rows" / "rows.tfrecord"
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(SampleError, match=r"row 2 is damaged: the checksum .*remove the folder"):
+    with pytest.raises(SampleError, match=r"row 2 is damaged.*remove the folder"):
         job.run(progress=False)
     (tmp_path / "rows" / "state.json").write_text("{")
     with pytest.raises(SourceError, match=r"state\.json is damaged"):
@@ -676,43 +642,10 @@ def test_damaged_row_group_is_reported_with_its_file(files, tmp_path):
     path.write_bytes(data)
 
     with pytest.raises((SampleError, CorruptDataError), match=r"part-1\.parquet: row group \d cannot be read"):
-        Materializer("parquet", files, tmp_path / "out", workers=ONE).run(progress=False)
-
-
-def test_state_of_a_spool_is_plain_json(tmp_path):
-    """Nothing that is read back was pickled."""
-    Materializer(ImportWriter(spool=tmp_path / "rows"), _rows(3), tmp_path / "out").plan()
-
-    state = json.loads((tmp_path / "rows" / "state.json").read_text())
-
-    assert (state["count"], state["is_complete"]) == (3, True)
+        _ran("parquet", files, output=tmp_path / "out")
 
 
 # ---------------------------------------------------------------- as strangers have them
-
-
-def test_views_of_text_are_read_in_any_order(tmp_path):
-    """Text of polars is `string_view`, for which Arrow has no `take`."""
-    words = [f"größer {number}" for number in range(NUM_ROWS)]
-    table = pa.table(
-        {
-            "word": pa.array(words, pa.string_view()),
-            "raw": pa.array([b"\0" + word.encode() for word in words], pa.binary_view()),
-            "tags": pa.array([[word] for word in words], pa.list_(pa.string_view())),
-            "run": pa.RunEndEncodedArray.from_arrays([20, NUM_ROWS], [1, 2]),
-        }
-    )
-    with pa.OSFile(str(tmp_path / "words.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as stream:
-        stream.write_table(table)
-
-    for place, source in enumerate([tmp_path / "words.arrow", table]):
-        _ran(source, output=tmp_path / f"out{place}", shards=ShardOptions(num_shards=2))
-
-        data = load(tmp_path / f"out{place}")
-        for number, word in enumerate(words):
-            sample = data[f"{number:08d}"]
-            assert (sample["word"], sample["raw"], sample["tags"]) == (word, b"\0" + word.encode(), [word])
-            assert sample["run"] == (1 if number < 20 else 2)
 
 
 @pytest.mark.parametrize("form", ["parquet", "table", "list", "generator"])
@@ -844,22 +777,14 @@ def _check_crops(folder, names, depth=8):
         assert list(crops["label"]) == [k % 2 for k in range(count)]
 
 
-@pytest.mark.parametrize("form", ["List", "Sequence"])
-@pytest.mark.parametrize("format_name", ["tfrecord", "parquet", "webdataset"])
-def test_lists_of_dicts_with_pictures_are_sequences(tmp_path, form, format_name):
-    """By Hugging Face's note, beside labels; a row may have none."""
-    parquet.write_table(_crops(form), tmp_path / "rows.parquet")
+@pytest.mark.parametrize(("form", "depth"), [("List", 8), ("Sequence", 8), ("List", 16)])
+def test_lists_of_dicts_with_pictures_are_sequences(tmp_path, form, depth):
+    """By Hugging Face's note, beside labels; a row may have none; the first pictures show how deep they are."""
+    parquet.write_table(_crops(form, depth), tmp_path / "rows.parquet")
 
-    _ran("parquet", tmp_path / "rows.parquet", output=tmp_path / "out", format=format_name)
+    _ran("parquet", tmp_path / "rows.parquet", output=tmp_path / "out")
 
-    _check_crops(tmp_path / "out", ("car", "bus"))
-
-
-def test_pictures_in_lists_of_dicts_show_how_deep_they_are(tmp_path):
-    """As those in plain lists do."""
-    _ran(_crops("List", 16), output=tmp_path / "out")
-
-    _check_crops(tmp_path / "out", ("car", "bus"), 16)
+    _check_crops(tmp_path / "out", ("car", "bus"), depth)
 
 
 def test_lists_of_dicts_with_files_that_nobody_noted_are_refused_with_what_declares_them(tmp_path):
@@ -867,9 +792,7 @@ def test_lists_of_dicts_with_files_that_nobody_noted_are_refused_with_what_decla
     table = _crops("List").replace_schema_metadata(None)
     declared = r"Sequence\(\{'image': Image\(\), 'label': Scalar\('int64'\)\}\)"
 
-    with pytest.raises(
-        SourceError, match=rf"binary at \[\].image.bytes by its type alone; declare .*{declared}.*drop="
-    ):
+    with pytest.raises(SourceError, match=declared):
         Materializer(table, output=tmp_path / "out")
 
     writer = ImportWriter(features={"crops": Sequence({"image": Image(), "label": Scalar("int64")})})
@@ -899,8 +822,8 @@ def test_empty_file_in_a_list_of_dicts_is_named(tmp_path):
     rows[2]["crops"][1]["image"] = None
     table = pa.Table.from_pylist(rows, schema=table.schema)
 
-    with pytest.raises(SampleError, match=r"row 2, item 1 of column 'crops/image' of the table is empty"):
-        _ran(table, output=tmp_path / "out", workers=ONE)
+    with pytest.raises(SampleError, match="row 2, item 1 of column 'crops/image'"):
+        _ran(table, output=tmp_path / "out")
 
 
 def _jpeg(number):
@@ -932,7 +855,6 @@ LISTS = {
     "pictures": (lambda n: [_pillow(n + k) for k in range(1 + n % 3)], Sequence(Image())),
     "lists": (lambda n: [_pixels(n + k) for k in range(1 + n % 3)], Sequence(Image())),
 }
-NEED_NO_WORD = {"pillow": 1, "encoded": 0, "arrays": 1, "bytes": 0, "pictures": 1, "lists": 0}
 
 
 def _lists(name, count=12):
@@ -948,29 +870,23 @@ def _plain_value(value):
     return (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "inferred"])
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [*((name, True) for name in LISTS), *((name, False) for name in ("pillow", "arrays", "pictures"))],
+)
 def test_lists_with_files_come_from_streams_as_from_lists(tmp_path, name, declared):
     """Each value of each row: dicts with Pillow's pictures, encoded ones, arrays, bytes, times, and plain lists."""
-    if not declared and not NEED_NO_WORD[name]:
-        return
     features = {"x": LISTS[name][1]} if declared else {}
     rows = _lists(name)
-    _ran(ImportWriter(features=features), rows, output=tmp_path / "list")
 
-    for form, source in (("iterator", iter(rows)), ("function", lambda: iter(rows))):
-        _ran(ImportWriter(features=features), source, output=tmp_path / form)
+    found = [_read(ImportWriter(features=features), source, folder=tmp_path) for source in (rows, iter(rows))]
 
-        wanted, found = load(tmp_path / "list"), load(tmp_path / form)
-        assert found.features == wanted.features and len(found) == len(rows)
-        for number in range(len(rows)):
-            key = f"{number:08d}"
-            assert _plain_value(found[key]) == _plain_value(wanted[key])
-            assert int(found[key]["n"]) == number
+    assert found[0].features == found[1].features and found[0].keys() == found[1].keys()
+    assert _plain_value(found[0]) == _plain_value(found[1])
+    assert [int(sample["n"]) for sample in found[1].values()] == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "inferred"])
-@pytest.mark.parametrize("form", ["list", "iterator"])
+@pytest.mark.parametrize(("form", "declared"), [("list", True), ("iterator", False)])
 def test_list_of_dicts_with_pictures_lies_in_a_dict(tmp_path, form, declared):
     """Which is no field of its own; each value comes back in its place."""
     rows = [{"page": {"crops": {"all": [{"image": _pillow(n), "at": {"x": n}}] * (n + 1)}, "n": n}} for n in range(4)]
@@ -1023,37 +939,22 @@ def test_values_are_kept_as_they_are():
     assert found["empty"] == [[], (), {}, "", b""]
 
 
-def test_bfloat16_is_kept_as_it_is():
-    """Which numpy has not by itself."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    value = {"a": np.arange(3).astype(ml_dtypes.bfloat16), "b": ml_dtypes.bfloat16(1.5)}
-
-    found = unpacked(packed("x", value))
-
-    assert found["a"].dtype == found["b"].dtype == ml_dtypes.bfloat16
-    assert (found["a"].tolist(), float(found["b"])) == ([0, 1, 2], 1.5)
+CIRCLE = []
+CIRCLE.append(CIRCLE)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({1, 2}, r"'x' holds a set, which rows of an iterator cannot keep.*drop=\['x'\]"),
-        ([{"a": (0, {1})}], r"holds a set at \[0\]\['a'\]\[1\], which"),
-        (np.zeros(1, [("a", "u1")]), r"holds an array of \[\('a', 'u1'\)\], which"),
+        ({1, 2}, "'x' holds a set"),
+        ([{"a": (0, {1})}], r"a set at \[0\]\['a'\]\[1\]"),
+        (np.zeros(1, [("a", "u1")]), "'x' holds an array of"),
+        (CIRCLE, "'x' is nested too deep"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_its_place(value, message):
     """Nothing is pickled."""
     with pytest.raises(SchemaError, match=message):
-        packed("x", value)
-
-
-def test_value_that_holds_itself_is_refused():
-    """As JSON's refusal says."""
-    value = []
-    value.append(value)
-
-    with pytest.raises(SchemaError, match=r"'x' is nested too deep, or holds itself; flatten it"):
         packed("x", value)
 
 
@@ -1076,6 +977,7 @@ Materializer(ImportWriter(features={{"x": LISTS["encoded"][1]}}, spool={spool!r}
 """
 
 
+@pytest.mark.long  # an interpreter of its own; interrupted sources go on in the test above as well
 def test_killed_stream_of_pictures_in_dicts_goes_on(tmp_path):
     """Rows that lie on the disk are not asked for again; all are there, as they were."""
     script = KILLED.format(
@@ -1131,11 +1033,15 @@ def test_folders_of_hive_that_do_not_fit_together_are_refused(tmp_path):
         Materializer("parquet", tmp_path / "rows", tmp_path / "out")
 
 
-@pytest.mark.parametrize("form", ["list", "columns"])
-def test_keys_and_splits_of_items_in_memory_count(tmp_path, form):
-    """As those of tables and streams do; keys with slashes are made safe."""
+@pytest.mark.parametrize("form", ["list", "columns", "stream"])
+def test_keys_and_splits_of_items_count(tmp_path, form):
+    """As those of tables do; keys with slashes are made safe."""
     rows = [{"key": f"a/{number}", "split": "val" if number % 3 else "train", "v": number} for number in range(9)]
-    source = rows if form == "list" else {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    source = {
+        "list": rows,
+        "columns": {name: np.array([row[name] for row in rows]) for name in rows[0]},
+        "stream": iter(rows),
+    }[form]
 
     _ran(source, output=tmp_path / "out")
 
@@ -1154,7 +1060,7 @@ def test_field_named_key_of_a_dataset_is_not_lost(tmp_path):
         def __getitem__(self, number):
             return {"key": f"n{number}", "v": number}
 
-    with pytest.raises(SourceError, match=r"field 'key', but their keys are their positions; pass ImportWriter\(key="):
+    with pytest.raises(SourceError, match=r"ImportWriter\(key="):
         Materializer(Numbers(), output=tmp_path / "out")
 
     assert sorted(_read(ImportWriter(key="key"), Numbers(), folder=tmp_path)) == ["n0", "n1", "n2", "n3"]
@@ -1181,9 +1087,9 @@ def test_columns_may_name_the_key(tmp_path):
     table = pa.table({"key": ["a", "b"], "v": [1, 2], "w": [3, 4]})
 
     assert _read(table, folder=tmp_path, columns=["key", "v"])["b"] == {"key": "b", "v": 2}
-    with pytest.raises(OptionError, match=r"drop= names 'key', which is no field: it holds the key of each sample"):
+    with pytest.raises(OptionError, match="drop= names 'key'"):
         Materializer(table, output=tmp_path / "out", drop=["key"])
-    with pytest.raises(OptionError, match="the source has no field; want at least one beside the key"):
+    with pytest.raises(OptionError, match="no field"):
         Materializer(pa.table({"key": ["a"]}), output=tmp_path / "out")
 
 
@@ -1191,17 +1097,6 @@ def test_dict_of_lists_is_not_taken_for_splits(tmp_path):
     """Two columns became two splits."""
     with pytest.raises(SourceError, match=r"dict of lists \(height; width\).*pass pyarrow.table\(source\)"):
         Materializer({"height": [1, 2], "width": [3, 4]}, output=tmp_path / "out")
-
-
-def test_lists_without_items_are_arrays_like_the_others(tmp_path):
-    """Tokens of an empty text; the first row shows the type."""
-    rows = [{"tokens": [7, 2]}, {"tokens": []}, {"tokens": [5]}]
-
-    for source in (iter(rows), rows):
-        samples = _read(source, folder=tmp_path)
-
-        assert samples.features["tokens"] == Tensor((None,), "int64")
-        assert [sample["tokens"].tolist() for sample in samples.values()] == [[7, 2], [], [5]]
 
 
 @pytest.mark.parametrize("form", ["list", "stream"])
@@ -1223,13 +1118,12 @@ def test_list_without_items_does_not_decide_what_the_others_hold(tmp_path, form)
         assert np.array_equal(sample["objects"]["crop"], [picture] * number)
 
 
-@pytest.mark.parametrize("later", [[1, 2], [0], [[1, 2], [3, 4]]])
-@pytest.mark.parametrize("make", [list, iter])
+@pytest.mark.parametrize(("later", "make"), [([1, 2], list), ([0], iter), ([[1, 2], [3, 4]], iter)])
 def test_lists_that_begin_empty_get_the_type_of_later_ones(tmp_path, later, make):
     """One number, several, or rows of them, in a list of samples as from an iterator."""
     rows = [{"x": value} for value in ([], [], later, [])]
 
-    Materializer(source=make(rows), output=tmp_path / "out").run(progress=False)
+    _ran(source=make(rows), output=tmp_path / "out")
 
     found = load(tmp_path / "out")
     assert found.features["x"] == Tensor((None,) * np.ndim(later), "int64")
@@ -1248,9 +1142,7 @@ def test_row_that_cannot_be_looked_at_is_named_by_the_run(tmp_path):
                 raise ValueError("broken")
             return {"ids": [number] * number}
 
-    job = Materializer(source=Rows(), output=tmp_path / "out", errors="skip")
-
-    report = job.run(progress=False)
+    report = _ran(source=Rows(), output=tmp_path / "out", errors="skip")
 
     assert (report.num_records, report.num_failed) == (2, 1)
 
@@ -1271,18 +1163,6 @@ def test_dates_and_lists_of_times_are_timestamps(tmp_path, form):
         assert sample["day"] == np.datetime64(day)
         assert sample["days"].tolist() == [datetime.datetime(2026, 11, 23)] * number
         assert sample["moments"].tolist() == [moment.replace(tzinfo=None)] * number
-
-
-@pytest.mark.parametrize("form", ["reader", "batches", "list"])
-def test_tables_that_come_one_after_another_are_rows(tmp_path, form):
-    """Batches of Arrow and chunks of pandas; every column keeps its type."""
-    table = _table()
-    batches = table.to_batches(max_chunksize=7)
-    source = {"reader": table.to_reader(7), "batches": iter(batches), "list": batches}[form]
-
-    _ran(source, output=tmp_path / "out", shards=ShardOptions(num_shards=2))
-
-    _check(load(tmp_path / "out"), lambda number: f"{number:08d}")
 
 
 def test_tables_of_other_columns_are_refused(tmp_path):
@@ -1309,15 +1189,6 @@ def test_lists_of_dicts_may_be_declared(tmp_path, form):
         objects = data[f"{number:08d}"]["objects"]
         assert objects["name"] == ["x"] * (number % 3)
         assert np.array_equal(objects["box"], np.array([[1, number]] * (number % 3), np.float32).reshape(-1, 2))
-
-
-def test_dict_may_be_declared_as_one(tmp_path):
-    """Sources give the fields of dicts by their paths, and so are they declared."""
-    rows = [{"camera": {"iso": number}} for number in range(3)]
-
-    samples = _read(ImportWriter(features={"camera": {"iso": Scalar("int32")}}), rows, folder=tmp_path)
-
-    assert samples.features["camera/iso"] == Scalar("int32") and samples["00000002"]["camera"]["iso"] == 2
 
 
 def test_error_of_a_source_says_where_it_came(tmp_path):

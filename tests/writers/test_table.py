@@ -35,17 +35,12 @@ def test_columns_become_features(csv):
     assert bound(csv()).features == Features({"speed": Scalar("float64"), "lane": Scalar("int64"), "kind": Text()})
 
 
-def test_parquet_columns_become_features(tmp_path):
-    """Narrow types are widened, exactly."""
-    path = tmp_path / "rows.parquet"
-    parquet.write_table(pa.table({"a": pa.array([1], pa.int8()), "b": pa.array([0.5], pa.float32())}), path)
-
-    assert bound(path).features == Features({"a": Scalar("int64"), "b": Scalar("float64")})
-
-
 def test_rows_carry_keys_and_splits(csv):
-    """Keys are text: leading zeros stay."""
-    source = csv()
+    """They are text: leading zeros stay; where there are no keys, the rows are counted."""
+    counted, folds, source = csv("x\n5\n6\n", "1.csv"), csv("key,split,x\n007,0,1\n7,1,2\n", "2.csv"), csv()
+
+    assert [row.key for row in bound(counted).index(counted)] == ["00000000", "00000001"]
+    assert [(row.key, row.split) for row in bound(folds).index(folds)] == [("007", "0"), ("7", "1")]
 
     rows = list(bound(source).index(source))
 
@@ -66,20 +61,6 @@ def test_columns_of_other_names_hold_key_and_split(csv):
     assert [(row.key, row.split) for row in writer.index(source)] == [("a", "train")]
 
 
-def test_keys_and_splits_of_digits_stay_text(csv):
-    """007 is not 7; nor is the fold 0 a number."""
-    source = csv("key,split,x\n007,0,1\n7,1,2\n")
-
-    assert [(row.key, row.split) for row in bound(source).index(source)] == [("007", "0"), ("7", "1")]
-
-
-def test_row_numbers_are_keys_where_there_are_none(csv):
-    """In the order of the table."""
-    source = csv("x\n5\n6\n")
-
-    assert [row.key for row in bound(source).index(source)] == ["00000000", "00000001"]
-
-
 def test_read_gives_what_features_take(csv):
     """One row at a time."""
     source = csv()
@@ -92,21 +73,6 @@ def test_read_gives_what_features_take(csv):
     assert writer.features.encode({**sample, "key": row.key})["lane"].tolist() == [2]
 
 
-def test_block_equals_rows(csv):
-    """The fast path gives the columns that row by row gives."""
-    source = csv()
-    writer = bound(source)
-    rows = list(writer.index(source))
-    fields = {name: [row.fields[name] for row in rows] for name in rows[0].fields}
-
-    keys = [row.key for row in rows]
-    block = writer.features.encode_block({**writer.read_block(keys, fields), "key": keys})
-
-    for number, row in enumerate(rows):
-        for name, column in writer.features.encode({**writer.read(row), "key": row.key}).items():
-            assert column == block[name][number]
-
-
 def test_declared_features_choose_columns(csv):
     """Labels by name, a narrower number; other columns are left out."""
     source = csv()
@@ -115,27 +81,19 @@ def test_declared_features_choose_columns(csv):
 
     assert writer.features.encode({**writer.read(row), "key": row.key})["kind"].tolist() == [1]
     assert writer.read_block(["007"], {"kind": ["car"], "lane": [2]}) is None
-
-
-def test_declared_features_are_held(csv):
-    """A value out of range is refused, not wrapped around."""
-    source = csv("x\n300\n")
-    writer = bound(source, features={"x": Scalar("uint8")})
-    (row,) = writer.index(source)
-
-    with pytest.raises(SchemaError, match=r"field 'x' .* 300"):
-        writer.features.encode({**writer.read(row), "key": row.key})
+    with pytest.raises(SchemaError, match=r"field 'lane' .* 300"):
+        writer.features.encode({"kind": "car", "lane": 300, "key": row.key})
 
 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         ("x\n", {}, r"rows\.csv holds no rows"),
-        ("x\n1\n", {"key": "id"}, r"rows\.csv has no column 'id'; it has x"),
+        ("x\n1\n", {"key": "id"}, r"rows\.csv has no column 'id'"),
         ("x\n1\n", {"split": "fold"}, r"rows\.csv has no column 'fold'"),
-        ("x\n1\n", {"features": {"y": Scalar("int64")}}, r"rows\.csv has no column 'y'; it has x"),
+        ("x\n1\n", {"features": {"y": Scalar("int64")}}, r"rows\.csv has no column 'y'"),
         ("id,key\na,1\n", {"key": "id"}, "column 'key' does not hold the keys"),
-        ("x\ntrue\n", {}, r"column 'x' holds True \(bool\), want text or numbers"),
+        ("x\ntrue\n", {}, "column 'x' holds True"),
         ("x,y\n1,2\n,3\n", {}, r"row 2, column 'x': found None"),
     ],
 )
@@ -150,9 +108,9 @@ def test_bad_table_is_refused(csv, text, options, message):
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        ({"x": []}, {}, "the table holds no rows; give a table with a header and at least one row"),
-        ({"id": ["a"], "key": [1]}, {"key": "id"}, r"the table: column 'key' does not hold the keys \('id' does\)"),
-        ({"x": [1]}, {"features": {"y": Scalar("int64")}}, "the table has no column 'y'; it has x"),
+        ({"x": []}, {}, "the table holds no rows"),
+        ({"id": ["a"], "key": [1]}, {"key": "id"}, "the table: column 'key'"),
+        ({"x": [1]}, {"features": {"y": Scalar("int64")}}, "the table has no column 'y'"),
     ],
 )
 def test_bad_table_in_memory_is_refused(table, options, message):
@@ -161,23 +119,11 @@ def test_bad_table_in_memory_is_refused(table, options, message):
         bound(pa.table(table), **options)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"x": 1', r"rows\.jsonl line 3 is no JSON: [^;]+; want an object on each line"),
-        ("[1, 2]", r"rows\.jsonl line 3 holds b'\[1, 2\]\\n'; want an object on each line"),
-    ],
-)
-def test_line_that_is_no_object_is_refused(csv, line, message):
+@pytest.mark.parametrize("line", ['{"x": 1', "[1, 2]"])
+def test_line_that_is_no_object_is_refused(csv, line):
     """With its number in the file: lines that are blank count, too."""
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(SourceError, match=r"rows\.jsonl line 3"):
         bound(csv(f'{{"x": 1}}\n\n{line}\n', "rows.jsonl"))
-
-
-def test_other_files_are_refused(csv):
-    """The suffix says what a table is."""
-    with pytest.raises(SourceError, match=r"unknown kind of table; want \.parquet, \.csv, \.tsv or \.jsonl"):
-        bound(csv(name="rows.xls"))
 
 
 @pytest.mark.parametrize("options", [{}, {"features": {"a": Scalar("int64"), "b": Scalar("float64"), "t": Text()}}])
