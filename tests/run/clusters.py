@@ -45,9 +45,13 @@ def waiting_pids(flags):
 
 
 def environment(*first):
-    """Return an environment in which programs find datamat, the job of the tests, and before them `first`."""
+    """Return an environment in which programs find datamat, the job of the tests, and before them `first`.
+
+    Ray's workers run at the priority of their program: on a busy machine others left them nothing.
+    """
     path = [*map(str, first), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "RAY_AUTH_MODE": "disabled"}
+    ray = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), **ray}
 
 
 @contextlib.contextmanager
