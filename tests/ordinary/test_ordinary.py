@@ -261,7 +261,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path | None:
     return None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobServer]:
     """A process that forks scripts."""
     server = JobServer(None, tmp_path_factory.mktemp("forks"))

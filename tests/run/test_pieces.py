@@ -286,7 +286,7 @@ def test_parts_in_which_a_row_failed_are_taken_over(store, tmp_path):
 def test_small_disk_gets_no_pieces(store, s3, tmp_path):
     """Their parts are made again, but their bytes are not sent again."""
     machine = Machine(tmp_path / "one", store, ("tfrecord",))
-    sent = machine.send(machine.make(6))
+    machine.send(machine.make(6))
     other = Machine(tmp_path / "other", store, ("tfrecord",))
 
     there = other.adopt(max_disk=1000)
