@@ -668,8 +668,7 @@ DEFECTS = {
             "a features.json that the user wrote is replaced by datamat's",
             "datamat.directory.sidecars.exporting:_is_foreign",
             replace("__name in __record and __name not in _DOCUMENTS", "__name not in _DOCUMENTS"),
-            "tests/directory/test_sidecars.py::"
-            "test_files_of_the_user_are_left_alone",
+            "tests/directory/test_sidecars.py::test_files_of_the_user_are_left_alone",
         ),
         Defect(
             "rebuild-without-warning",
@@ -995,8 +994,7 @@ DEFECTS = {
                 """,
                 "raise",
             ),
-            "tests/parallel/test_scarcity.py::"
-            "test_pool_continues_with_the_workers_that_could_be_started[fork]",
+            "tests/parallel/test_scarcity.py::test_pool_continues_with_the_workers_that_could_be_started[fork]",
         ),
         Defect(
             "workers-of-another-process-joined",
@@ -1010,8 +1008,7 @@ DEFECTS = {
             "workers take what the file of a module says, not what the program has set",
             "datamat.run.module_state:_set",
             replace("__namespace[__first] = __value", "__namespace.setdefault(__first, __value)"),
-            "tests/run/test_module_state.py::"
-            "test_what_code_reads_of_modules_is_set_in_a_worker[settings.K]",
+            "tests/run/test_module_state.py::test_what_code_reads_of_modules_is_set_in_a_worker[settings.K]",
         ),
         Defect(
             "module-state-not-compared",
@@ -1041,8 +1038,7 @@ DEFECTS = {
             "a program that has imported TensorFlow gets the version of its copy of zlib: all shards are rebuilt",
             "datamat.fingerprint.code:versions_of",
             replace("zlib_version()", "zlib.ZLIB_RUNTIME_VERSION"),
-            "tests/fingerprint/test_library_versions.py::"
-            "test_version_of_zlib_does_not_depend_on_what_else_is_loaded",
+            "tests/fingerprint/test_library_versions.py::test_version_of_zlib_does_not_depend_on_what_else_is_loaded",
         ),
         Defect(
             "dataclass-not-looked-into",
