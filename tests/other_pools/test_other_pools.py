@@ -2,7 +2,7 @@
 
 On commit these are the tests of `multiprocessing.Pool` by fork; tests/parallel has what all of them rely on.
 
-They are taken from where the packages are installed, loky's from the source that `make test-interop` downloads, whose
+They are taken from where the packages are installed, loky's from the source that `make test-all` downloads, whose
 wheel has none. `facades` has the little that their interfaces need beside ours.
 """
 
@@ -151,7 +151,7 @@ def test_suite_of_loky(tmp_path):
     folder = pathlib.Path(sys.prefix) / "sdists"
     source = next(folder.glob("loky-*.tar.gz"), None)
     if source is None:
-        pytest.skip(f"{folder} lacks the source of loky, whose wheel has no tests: make test-interop downloads it")
+        pytest.skip(f"{folder} lacks the source of loky, whose wheel has no tests: make test-all downloads it")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path, filter="data")
     root = tmp_path / source.name.removesuffix(".tar.gz")

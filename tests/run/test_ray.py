@@ -14,7 +14,7 @@ import types
 import psutil
 import pytest
 
-pytest.importorskip("ray", reason="make test-interop installs Ray")
+pytest.importorskip("ray", reason="make test-all installs Ray")
 
 import engine_job
 from clusters import HERE, Programs, answers, free_ports, ray_alone, wait_for, waiting_pids
