@@ -37,6 +37,7 @@ from datamat import (
     verify,
 )
 from datamat.fingerprint import fingerprint
+from datamat.testing import InlineExecutor
 from datamat.transforms import Augmenter
 from datamat.transforms.seeding import RandomStreams
 
@@ -250,7 +251,11 @@ def test_draws_depend_on_seed_key_and_copy_alone(make):
     """Not on order, threads or what was drawn before; the caller's generators stay as they were."""
     torch = pytest.importorskip("torch")
     augmenter = Augmenter(FEATURES, make())
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = states()
     alone = {copy: draw(make(), copy=copy) for copy in range(12)}
 
     def in_thread(copy):
@@ -262,24 +267,7 @@ def test_draws_depend_on_seed_key_and_copy_alone(make):
 
     assert all(equal(alone[copy], threads[copy]) for copy in alone)
     assert len({one["image"].tobytes() for one in alone.values()}) > 6
-    random.setstate(before[0])
-    np.random.set_state(("MT19937", np.array(before[1], np.uint32), 624))
-
-
-@each_turn
-def test_callers_generators_stay_as_they_were(make):
-    """A stage puts them back."""
-    torch = pytest.importorskip("torch")
-    augmenter = Augmenter(FEATURES, make())
-
-    def states():
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-    before = states()
-    first = next(augmenter.stream(sample(), RandomStreams(3, "row0", 1)))
-
     assert states() == before
-    assert equal(first, next(augmenter.stream(sample(), RandomStreams(3, "row0", 1))))
 
 
 @each_turn
@@ -291,17 +279,6 @@ def test_use_does_not_change_the_fingerprint(make):
     draw(transform)
 
     assert fingerprint(transform, where="transform") == before == fingerprint(make(), where="transform")
-
-
-def test_deterministic_transform_is_called_once_for_each_copy():
-    """What draws nothing is not drawn again in the hope of another result; `as_globals` notices draws."""
-    streams = RandomStreams(3, "row0", 0)
-    with streams.as_globals():
-        pass
-    assert not streams._drew_globally
-    with streams.as_globals():
-        random.random()
-    assert streams._drew_globally
 
 
 def test_global_generators_follow_one_thread_at_a_time():
@@ -337,32 +314,17 @@ class Photos(DatasetWriter):
         return found
 
 
-def written(output, transform, **workers):
-    options = WorkerOptions(**workers)
-    Materializer(
-        Photos(),
-        None,
-        output,
-        transform=transform,
-        copies=2,
-        seed=3,
-        workers=options,
-        shards=ShardOptions(num_shards=3),
-    ).run(progress=False)
+def written(output, transform, copies=2, **options):
+    options = options or {"executor": InlineExecutor()}
+    shards = ShardOptions(num_shards=3)
+    job = Materializer(Photos(), None, output, transform=transform, copies=copies, seed=3, shards=shards, **options)
+    job.run(progress=False)
     return {path.name: path.read_bytes() for path in output.glob("*.tfrecord")}
 
 
 def albumentations_turns():
     boxes = A.BboxParams("albumentations", ["labels"], filter_invalid_bboxes=True)
     return A.Compose([A.RandomResizedCrop((16, 20)), A.Rotate(90), A.ColorJitter()], boxes)
-
-
-def one_function():
-    return flipped_by_global_draws
-
-
-def function_of_rng():
-    return brightened_by_rng
 
 
 def flipped_by_global_draws(sample):
@@ -378,20 +340,22 @@ def brightened_by_rng(sample, rng):
 EVERY = {
     **TURNS,
     "albumentations": albumentations_turns,
-    "function": one_function,
-    "function of rng": function_of_rng,
+    "function": lambda: flipped_by_global_draws,
+    "function of rng": lambda: brightened_by_rng,
 }
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
-def test_same_pictures_for_any_number_of_workers_and_start_method(tmp_path, make):
+def test_same_pictures_for_any_number_of_workers_and_start_method(tmp_path, make, request):
     """Byte for byte, and again on a deep verify."""
-    one = written(tmp_path / "one", make(), num_workers=1)
+    one = written(tmp_path / "one", make())
 
-    for method, num_workers in (("forkserver", 2), ("spawn", 3), ("fork", 3)):
-        assert written(tmp_path / method, make(), num_workers=num_workers, start_method=method) == one
+    methods = ["fork"] if request.config.getoption("--commit") else ["fork", "forkserver", "spawn"]
+    for method in methods:
+        workers = WorkerOptions(num_workers=3, start_method=method)
+        assert written(tmp_path / method, make(), workers=workers) == one
     assert len({sample["image"].tobytes() for sample in load(tmp_path / "one")}) == 24
     assert not verify(tmp_path / "one", deep=True).found
 
@@ -400,9 +364,8 @@ def test_same_pictures_for_any_number_of_workers_and_start_method(tmp_path, make
 @each_turn
 def test_readers_draw_what_was_written(tmp_path, make):
     """In threads and in processes: epoch 0 of a record is copy 0 of its row. tf.data refuses what needs torch."""
-    options = WorkerOptions(num_workers=1)
-    Materializer(Photos(), None, tmp_path / "plain", workers=options).run(progress=False)
-    Materializer(Photos(), None, tmp_path / "drawn", transform=make(), seed=3, workers=options).run(progress=False)
+    written(tmp_path / "plain", None, copies=1)
+    written(tmp_path / "drawn", make(), copies=1)
     wanted = {sample["key"].partition("#")[0]: sample for sample in load(tmp_path / "drawn")}
     plain = load(tmp_path / "plain")
 
@@ -420,13 +383,14 @@ def test_readers_draw_what_was_written(tmp_path, make):
             assert all(np.array_equal(one[name], other[name]) for name in ("image", "mask", "boxes", "labels"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)  # the first one imports TensorFlow beside torch
 @pytest.mark.parametrize("make", [torchvision_turns, kornia_turns], ids=["torchvision", "kornia"])
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["transform", "map"])
 def test_tensorflow_gets_what_a_library_draws_in_every_epoch(tmp_path, make, is_mapped):
     """The samples of `to_numpy`; what torch keeps for a thread outlives the calls, without which the process died."""
     pytest.importorskip("tensorflow")
-    Materializer(Photos(), None, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
+    written(tmp_path / "out", None, copies=1)
     data, transform = load(tmp_path / "out"), make()
     options = {} if is_mapped else {"transform": transform}
     data = data.map(transform, seed=3) if is_mapped else data
@@ -438,15 +402,13 @@ def test_tensorflow_gets_what_a_library_draws_in_every_epoch(tmp_path, make, is_
             assert all(np.array_equal(found[name], wanted[name]) for name in ("image", "mask", "boxes", "labels"))
 
 
-@each_turn
-def test_error_of_a_library_names_the_sample(tmp_path, make):
+def test_error_of_a_library_names_the_sample(tmp_path):
     """What the library raises comes with the key of the sample."""
-    Materializer(Photos(), None, tmp_path / "out", workers=WorkerOptions(num_workers=1)).run(progress=False)
-    del make
-    v2 = torchvision()
+    crop = torchvision().RandomCrop((400, 400))
+    written(tmp_path / "out", None, copies=1)
 
     with pytest.raises(SampleError, match=r"row\d+.*the transform raised"):
-        list(load(tmp_path / "out").to_numpy(transform=v2.RandomCrop((400, 400)), seed=3))
+        list(load(tmp_path / "out").to_numpy(transform=crop, seed=3))
 
 
 # ---------------------------------------------------------------- audiomentations
@@ -470,15 +432,15 @@ def test_audiomentations_draw_by_the_sample_alone(tmp_path):
             features=features,
             transform=transform,
             seed=3,
-            workers=WorkerOptions(**workers),
             progress=False,
+            **(workers or {"executor": InlineExecutor()}),
         )
         return {path.name: path.read_bytes() for path in (tmp_path / output).glob("*.tfrecord")}
 
-    one = written("one", noise, num_workers=1)
-    for method, num_workers in (("forkserver", 2), ("spawn", 3)):
-        assert written(method, noise, num_workers=num_workers, start_method=method) == one
-    written("plain", None, num_workers=1)
+    one = written("one", noise)
+    for method in ("forkserver", "spawn"):
+        assert written(method, noise, workers=WorkerOptions(num_workers=2, start_method=method)) == one
+    written("plain", None)
     wanted = {int(sample["number"]): sample["sound"] for sample in load(tmp_path / "one")}
     plain = load(tmp_path / "plain")
     for found in (

@@ -12,6 +12,7 @@ import pytest
 
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Scalar, ShardOptions, Tensor, WorkerOptions
 from datamat.plan.pipeline import Pipeline
+from datamat.testing import InlineExecutor
 from datamat.transforms import Augmenter
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
@@ -86,7 +87,7 @@ def test_tries_get_fewer_where_they_come_out_equal():
     assert drawn(lambda sample, rng: {**sample, "x": rng.random()}, 7)[1] == 7
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "transform",
     [lambda sample, rng: sample, lambda sample, rng: {**sample, "x": float(rng.random() < 2)}],
@@ -115,6 +116,7 @@ def test_equal_copies_are_said_once(transform, method, tmp_path, caplog):
     assert "gives equal copies of some samples" in caplog.text
 
 
+@pytest.mark.long
 def test_draws_that_tensorflow_hides_count():
     """An op with a seed of its own draws by the global seed, and changes no state that Python sees."""
     tf = pytest.importorskip("tensorflow")
@@ -242,10 +244,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("copies", "samples", "shard_format", "dtype", "size"),
     [
-        (300, 1, "tfrecord", "float32", 1 << 18),
-        (1, 300, "tfrecord", "float32", 1 << 18),
-        (2, 150, "tfrecord", "float32", 1 << 18),
-        (60, 1, "parquet", "uint8", 1 << 20),  # each of whose numbers takes 16 bytes until it is in the file
+        (2, 75, "tfrecord", "float32", 1 << 18),
+        pytest.param(300, 1, "tfrecord", "float32", 1 << 18, marks=pytest.mark.long),
+        pytest.param(1, 300, "tfrecord", "float32", 1 << 18, marks=pytest.mark.long),
+        # Each number takes 16 bytes until it is in the file.
+        pytest.param(60, 1, "parquet", "uint8", 1 << 20, marks=pytest.mark.long),
     ],
 )
 def test_copies_do_not_pile_up_in_memory(tmp_path, copies, samples, shard_format, dtype, size):
@@ -284,7 +287,7 @@ def test_row_that_fails_late_leaves_no_record(tmp_path):
                     raise ValueError("the last one is missing")
                 yield {"x": rng.random(1 << 20, np.float32)}
 
-    options = {"shards": ShardOptions(num_shards=1), "workers": WorkerOptions(num_workers=1), "errors": "skip"}
+    options = {"shards": ShardOptions(num_shards=1), "executor": InlineExecutor(), "errors": "skip"}
     report = Materializer(Late(), None, tmp_path, copies={"train": 1}, **options).run(progress=False)
 
     assert report.num_records == 10

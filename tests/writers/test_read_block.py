@@ -23,18 +23,17 @@ from datamat import (
     ShardOptions,
     Tensor,
     Text,
-    WorkerOptions,
     load,
     materialize,
     register_feature,
 )
 from datamat.features import RaggedColumn
+from datamat.testing import InlineExecutor
 
-FORMATS = ["tfrecord", "tfrecord.gz", "webdataset", "parquet", "arrayrecord"]
+FORMATS = ["tfrecord", pytest.param("tfrecord.gz", marks=pytest.mark.long), "webdataset", "parquet", "arrayrecord"]
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
-NUM_ROWS = 130
-ONE_WORKER = WorkerOptions(num_workers=1)
+NUM_ROWS = 70
 
 
 @register_feature
@@ -159,7 +158,7 @@ def contents(folder, num_rows):
     return {name: digest for name, digest in found.items() if name.startswith(("set", "data"))}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMATS)  # each format makes records of columns in its own way
 def test_blocks_give_the_bytes_of_rows(tmp_path, name):
     if name == "arrayrecord":
         pytest.importorskip("array_record")
@@ -172,7 +171,7 @@ def test_blocks_give_the_bytes_of_rows(tmp_path, name):
             tmp_path / writer.__name__,
             format=name,
             shards=ShardOptions(num_shards=2),
-            workers=ONE_WORKER,
+            executor=InlineExecutor(),
         )
         job.run(progress=False)
 
@@ -182,29 +181,30 @@ def test_blocks_give_the_bytes_of_rows(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("feature", "values", "message"),
+    ("feature", "values", "word"),
     [
-        (Tensor((2,)), np.zeros((3, 2)), r"declared float32 \(2,\) but the sample holds float64 \(3, 2\)"),
-        (Tensor((2,)), np.zeros((3, 4), np.float32), r"holds float32 \(3, 4\)"),
-        (Tensor((2,)), [np.zeros(2, np.float32)] * 2 + [np.zeros(3, np.float32)], r"holds float32 \(3,\)"),
-        (Tensor((2,)), [[1.0, 2.0]] * 3, "holds a list; give a numpy array"),
-        (Tensor((None,)), (np.zeros(4, np.float32), np.array([2, 1, 2])), "4 values, and lengths with the sum 5"),
-        (Tensor((None,)), (np.zeros(4, np.float32), np.array([5, -2, 1])), r"give values \(total, ...\) and lengths"),
-        (Tensor((None,)), (np.zeros(4, np.float32), np.array([2.0, 1, 1])), r"give values \(total, ...\) and lengths"),
-        (Tensor((None,)), (np.zeros(4, np.float32), np.array([2, 2])), r"differ in length \(key: 3, x: 2\)"),
-        (Tensor((None,)), (np.zeros((3, 1), np.float32), np.array([1, 1, 1])), r"holds float32 \(1, 1\)"),
-        (Tensor((2,)), (np.zeros(6, np.float32), np.array([2, 1, 3])), r"holds float32 \(1,\)"),
-        (Tensor((2,)), {1: 2}, "holds a dict; give one value per row of the block"),
+        (Tensor((2,)), np.zeros((3, 2)), "float64"),
+        (Tensor((2,)), np.zeros((3, 4), np.float32), r"\(3, 4\)"),
+        (Tensor((2,)), [np.zeros(2, np.float32)] * 2 + [np.zeros(3, np.float32)], r"\(3,\)"),
+        (Tensor((2,)), [[1.0, 2.0]] * 3, "a list"),
+        (Tensor((None,)), (np.zeros(4, np.float32), np.array([2, 1, 2])), "sum 5"),
+        (Tensor((None,)), (np.zeros(4, np.float32), np.array([5, -2, 1])), "lengths"),
+        (Tensor((None,)), (np.zeros(4, np.float32), np.array([2.0, 1, 1])), "lengths"),
+        (Tensor((None,)), (np.zeros(4, np.float32), np.array([2, 2])), "x: 2"),
+        (Tensor((None,)), (np.zeros((3, 1), np.float32), np.array([1, 1, 1])), r"\(1, 1\)"),
+        (Tensor((2,)), (np.zeros(6, np.float32), np.array([2, 1, 3])), r"\(1,\)"),
+        (Tensor((2,)), {1: 2}, "a dict"),
         (ClassLabel(num_classes=2), np.array([0, 1, 2]), "class id 2"),
-        (ClassLabel(num_classes=2), np.array([True, False, True]), "declare|give an int or a class name"),
+        (ClassLabel(num_classes=2), np.array([True, False, True]), "class name"),
         (ClassLabel(num_classes=2, shape=(None,)), (np.array([0, -1, 1]), np.array([1, 1, 1])), "class id -1"),
-        (BBoxes(), np.full((3, 1, 4), 2, np.float32), r"box 0 = \[2.0, 2.0, 2.0, 2.0\]; clip it"),
-        (Image((2, 2, 3)), np.zeros((3, 2, 2, 4), np.uint8), r"holds uint8 \(2, 2, 4\)"),
+        (BBoxes(), np.full((3, 1, 4), 2, np.float32), "box 0"),
+        (Image((2, 2, 3)), np.zeros((3, 2, 2, 4), np.uint8), r"\(2, 2, 4\)"),
     ],
 )
-def test_wrong_columns_are_refused_by_name(feature, values, message):
-    with pytest.raises(SchemaError, match=f"field 'x' is declared .*{message}|{message}"):
+def test_wrong_columns_are_refused_by_name(feature, values, word):
+    with pytest.raises(SchemaError, match=word) as refused:
         Features({"x": feature}).encode_block({"key": ["a", "b", "c"], "x": values})
+    assert "x" in str(refused.value)
 
 
 def test_ragged_column_is_a_sequence_of_its_rows():
@@ -243,7 +243,7 @@ class Some(Blocks):
 
 def test_blocks_that_fail_are_read_row_by_row(tmp_path):
     """A part is several blocks where its rows are large; the row that fails is named, and no other is lost."""
-    options = {"shards": ShardOptions(num_shards=1), "workers": ONE_WORKER}
+    options = {"shards": ShardOptions(num_shards=1), "executor": InlineExecutor()}
 
     with pytest.raises(SampleError, match="sample '200': ValueError: no such sample"):
         Materializer(Some(), None, tmp_path / "raised", **options).run(progress=False)
@@ -257,7 +257,7 @@ def test_blocks_that_fail_are_read_row_by_row(tmp_path):
 def test_materialize_takes_a_function_of_blocks(tmp_path, inputs):
     table = np.random.default_rng(0).random((50, 7), np.float32)
     features = Features({"x": Tensor((7,)), "n": Scalar("int64")})
-    options = {"features": features, "progress": False, "shards": ShardOptions(num_shards=1)}
+    options = {"features": features, "progress": False, "executor": InlineExecutor()}
 
     def one(n):
         return {"x": table[n], "n": int(n)}
