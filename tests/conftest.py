@@ -48,8 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("--sample-seed") is None:
-        config.option.sample_seed = random.SystemRandom().randrange(1000)  # xdist hands it to its workers
+    if config.option.sample_seed is None:
+        drawn = random.SystemRandom().randrange(1000)
+        config.option.sample_seed = getattr(config, "workerinput", {}).get("sample_seed", drawn)
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         config.stash[_stderr] = os.dup(2)
@@ -58,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_skipped] = config.cache.get(SKIPPED, {})
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Account(config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Have the workers of xdist sample the same cases."""
+    node.workerinput["sample_seed"] = node.config.option.sample_seed
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
