@@ -126,7 +126,7 @@ class InterpreterPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         concurrent.futures.ProcessPoolExecutor,
         getattr(concurrent.futures, "InterpreterPoolExecutor", InterpreterPoolExecutor)(1),
     ],
-    ids=str,
+    ids=["address", "URL", "number", "object", "class", "interpreters"],
 )
 def test_what_is_no_engine_is_refused(tmp_path, given):
     """A name, an address of nothing, a number, the class of an executor; and one whose workers cannot import numpy."""
