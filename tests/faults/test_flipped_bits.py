@@ -49,8 +49,9 @@ class Flipper(Executor):
         if inner.exception() is not None:
             outer.set_exception(inner.exception())
             return
-        returned = inner.result()
-        receipt = None if returned.has_failed else loads_data(returned.packed)
+        returned = receipt = inner.result()
+        if hasattr(returned, "packed"):  # by a process, which pickles what it returns
+            receipt = None if returned.has_failed else loads_data(returned.packed)
         if not isinstance(receipt, Receipt):
             outer.set_result(returned)
             return
