@@ -118,6 +118,7 @@ def test_any_flipped_bit_of_a_shard_is_noticed(copied, place, bit):
     assert verify(copied).ok
 
 
+@pytest.mark.sample(3)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @pytest.mark.parametrize("name", ["manifest.json", "_index/train.index", "_index/train.keys", "idx"])

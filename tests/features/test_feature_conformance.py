@@ -248,7 +248,7 @@ if importlib.util.find_spec("av"):
 
 
 class TestFeatures(testing.FeatureConformance):
-    """Each test with each case; all of TensorFlow's in the long tier, one in twenty on commit."""
+    """Each test with each case; on commit, some of those that run a job or TensorFlow."""
 
     @pytest.fixture(autouse=True, params=CASES)
     def _case(self, request):
@@ -263,6 +263,10 @@ class TestFeatures(testing.FeatureConformance):
 
     def make_wrong_values(self):
         return self.case.wrong
+
+    @pytest.mark.sample(4)
+    def test_value_survives_a_run(self, tmp_path):
+        super().test_value_survives_a_run(tmp_path)
 
     @pytest.mark.sample(20)
     def test_tf_data_gives_the_same_values(self, tmp_path):

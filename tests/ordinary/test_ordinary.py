@@ -334,6 +334,7 @@ def test_script(story: Story) -> None:
     check_outputs(story.folder, story.digests)
 
 
+@pytest.mark.sample(3)
 def test_again(story: Story) -> None:
     """The same script in the same place has nothing to do and touches nothing, unless it makes its input again."""
     before = touched(story.folder)

@@ -50,6 +50,7 @@ def use_pool(method):
         assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
 def test_pools_leave_nothing_behind(request, method, monkeypatch):

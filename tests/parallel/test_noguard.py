@@ -280,6 +280,7 @@ def pool(**options):
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("what", GLOBALS)
 def test_globals_of_the_program(what: str, tmp_path: Path) -> None:
     """Callables of the main module bring their globals, but do not overwrite what the worker has made of them."""

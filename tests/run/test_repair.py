@@ -92,6 +92,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_repair_restores_every_file_and_touches_no_other(source, template, output, damage):
     """Files are restored byte for byte; whole shards are not touched."""

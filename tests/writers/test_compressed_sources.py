@@ -67,6 +67,7 @@ def _numbers(output, field="n"):
     return sorted(int(sample[field]) for sample in load(output))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "codec"),
     [("webdataset", "gz"), ("webdataset", "xz"), ("tfrecord", "bz2"), ("tfrecord", "zst"), ("tfrecord", "zlib")],

@@ -107,6 +107,7 @@ def wanted(tmp_path_factory):
     return _written(single_rows, tmp_path_factory.mktemp("rows") / "out")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_give_the_bytes_of_the_same_rows(kind, wanted, tmp_path):
     assert list(KINDS[kind]()) == list(single_rows())
