@@ -156,7 +156,8 @@ def test_part_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "kind"), [("data.gz", gzip.compress(b"x", mtime=0), "webdataset"), ("data.xyz", b"x", "parquet")]
+    ("name", "content", "kind"),
+    [("data.gz", gzip.compress(b"x", mtime=0), "webdataset"), ("data.xyz", b"x", "parquet")],
 )
 def test_file_of_an_unknown_kind(tmp_path, name, content, kind):
     """The error shows how to name the kind, before anything is written."""
