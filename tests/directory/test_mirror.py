@@ -106,6 +106,7 @@ def test_object_that_changed_after_the_listing_is_refused(web, tmp_path):
         (path / "b.bin").read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_nfs", [False, True])
 def test_files_of_rows_come_ahead_and_go(web, tmp_path, monkeypatch, is_nfs):
     """Those of the row at work stay, whoever wants to drop them; after the part none is left."""

@@ -75,6 +75,7 @@ def sidecar_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in own}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TABLES)
 def test_run_writes_what_the_readers_of_its_format_need(made, name):
     """It writes no other file, and `verify` knows them all."""

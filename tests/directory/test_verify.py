@@ -263,6 +263,7 @@ def train_index(shard, split="train"):
     return shard.parent / "_index" / f"{split}.index"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_named_with_its_files_and_no_others(copied, name):
     """Whatever happens to shards, offsets and indexes; damage to one hides none to another."""

@@ -67,6 +67,7 @@ def heal(job_server, job, whole):
     assert left_behind(pathlib.Path(job.output)) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_at_any_operation_is_reported_and_recovered_from(job_server, small_source, whole, tmp_path, points, name):
@@ -135,7 +136,9 @@ def test_kill_while_rebuilding_leaves_no_manifest_that_lies(
         shutil.rmtree(job.output)
 
 
-@pytest.mark.sample(2)
+# After a fault at some operations, as the 20th of an I/O error, the manifest of the repaired directory differs from that
+# of a run from nothing, though all shards are the same; mended where repair goes through `Folder`.
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["kill group", "io error"])
 def test_fault_while_repairing_is_recovered_from(job_server, small_source, whole, tmp_path, points, name):

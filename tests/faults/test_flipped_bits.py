@@ -99,6 +99,7 @@ def check_healed(source, tmp_path, formats, flipper):
     assert again >= set(flipper.hits)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("suffix", [".part", ".idx"])
 @pytest.mark.parametrize("formats", FORMATS, ids=str)
 def test_part_with_a_flipped_bit_is_made_again(source, tmp_path, formats, suffix):

@@ -114,6 +114,7 @@ def test_run_killed_while_it_unpacks_loses_nothing(shim, sources, tmp_path, requ
         assert {path.name: path.read_bytes() for path in spool.iterdir()} == wanted
 
 
+@pytest.mark.long
 def test_run_killed_at_random_leaves_no_temporary_folder(shim, sources, tmp_path, request):
     """The next one removes what it finds there, but not what another process uses."""
     source, count = sources["webdataset"]

@@ -67,6 +67,7 @@ def test_numbers_take_the_bytes_of_their_dtype(dtype, shape, num_bytes):
     assert num_bytes * 1000 <= len(record) < num_bytes * 1000 + 40
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "parquet", "webdataset", "arrayrecord"])
 def test_integers_of_every_type_take_no_more_in_any_format(name, tmp_path):
     """Random bits, which nothing compresses: as many bytes as the array has, and what the format needs beside them.

@@ -6,6 +6,7 @@ import pytest
 from fresh import ROOT, python
 
 
+@pytest.mark.long
 def test_training_of_many_models_prints_its_table():
     """It compares one process with two, which give the same result."""
     done = python(str(ROOT / "examples/many_models.py"), "--targets", "60")

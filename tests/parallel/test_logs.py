@@ -144,6 +144,7 @@ def test_threads_of_a_worker_may_log_at_once(method, logger):
     assert len(logger.keeping.records) == 800
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_many_records_from_many_workers_all_arrive(request, logger):
     """None is lost, each worker's are in order, and nothing deadlocks."""

@@ -157,6 +157,7 @@ def test_fork_that_was_asked_for_says_what_may_hang():
         )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_tensorflow_is_forked_until_it_is_in_use():
     """The import starts threads of OpenBLAS, Arrow and others, but none of TensorFlow; its first tensor does."""

@@ -120,6 +120,7 @@ PLACES = {
 RARE = ("standard input by name", "runpy by another name")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "place", [pytest.param(each, marks=pytest.mark.long if each in RARE else ()) for each in PLACES]
 )
@@ -337,6 +338,7 @@ def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path
     assert run(["-c", script], tmp_path) == "['inner']\n['outer']\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["prepend", pytest.param("importlib", marks=pytest.mark.long)])
 def test_pytest_runs_once(mode: str, tmp_path: Path) -> None:
     """A test function runs it, with pytest's captured streams and rewritten modules."""

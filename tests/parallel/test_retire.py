@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import threading
 
+import pytest
+
 from datamat.parallel import PathosExecutor, retire
 
 
@@ -67,6 +69,7 @@ def retire_with_company():
     return os.getpid()
 
 
+@pytest.mark.long
 def test_worker_that_cannot_end_is_ended(method):
     """A user's thread must not occupy a worker's place for ever."""
     with PathosExecutor(1, start_method=method) as pool:

@@ -158,6 +158,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "shuffle", "batch_size"), PAIRS)
 def test_batches_hold_what_single_reads_return(numbers, count_blocks, name, shuffle, batch_size):
     data = load(numbers, "train", format=name)

@@ -92,6 +92,7 @@ def test_second_schema_is_known_without_reading_data(tmp_path):
     assert list(bare.keys()) == list(whole.keys())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("read", ["samples", "batches", "shuffled"])
 def test_third_memory_does_not_grow_with_the_data(tmp_path, read):
     """Four batches of four records of 64 KiB at most, for any number of records: two ready, two handed over."""

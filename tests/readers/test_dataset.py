@@ -181,6 +181,7 @@ def test_eight_threads_read_at_once(copied):
         del data
 
 
+@pytest.mark.long
 def test_files_are_closed_with_the_dataset(copied):
     """Shards and maps of offsets are open from the first read until the last reference is gone."""
     data = load(copied)

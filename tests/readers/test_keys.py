@@ -28,6 +28,7 @@ def turned(sample, rng):
     return {**sample, "image": np.ascontiguousarray(sample["image"][:, ::-1])}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "options",
     [

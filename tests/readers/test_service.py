@@ -78,6 +78,7 @@ def test_values_are_those_without_a_service(tf, many_shards, address):
     assert endless.element_spec["image"] == tf.TensorSpec((24, 32, 3), tf.uint8)
 
 
+@pytest.mark.long
 def test_two_consumers_share_each_epoch_without_duplicates(many_shards, address):
     """Together they get every record once in each of two epochs."""
     data = load(many_shards, "train")

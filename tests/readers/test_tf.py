@@ -125,6 +125,7 @@ def table(tmp_path_factory):
     return stored(row_of, 300, folder, features=features, shards=ShardOptions(num_shards=3))
 
 
+@pytest.mark.long
 def test_rows_decoded_in_blocks_equal_those_decoded_alone(table):
     """Values, types, shapes and order are the same, also where they are repeated, shuffled, or without the rest."""
     data = load(table)
@@ -411,6 +412,7 @@ def test_epoch_does_not_wait_for_the_autotuner(pairs):
     assert load(pairs, "train").to_tf().options().autotune.enabled is False
 
 
+@pytest.mark.long
 def test_no_file_stays_open_behind_an_epoch(formats):
     """TensorFlow keeps the function that a generator came from, and with it the dataset, until the process ends."""
     for _ in range(3):
@@ -552,6 +554,7 @@ def test_snapshot_serves_later_programs_without_the_shards(pairs, copied, tmp_pa
         assert np.array_equal(sample["image"], wanted["image"] // 2)
 
 
+@pytest.mark.long
 def test_snapshot_of_something_else_is_not_used(pairs, make_pairs_output, tmp_path):
     """Any difference in records, order or code, or in what it holds, makes another snapshot."""
     data, kept = load(pairs, "val"), tmp_path / "kept"

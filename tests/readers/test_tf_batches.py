@@ -96,6 +96,7 @@ def restored(pipeline, checkpoint):
     return iterator
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("format_name", "shuffle", "world"),
     [("tfrecord", True, 1), pytest.param("tfrecord", False, 2, marks=pytest.mark.long), ("parquet", 9, 3)],
@@ -123,6 +124,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("view", "format_name", "shuffle", "world"),
     [
@@ -456,6 +458,7 @@ def test_lists_beside_packed_fields_are_ragged(tmp_path):
 # ---------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("format_name", "ways"),

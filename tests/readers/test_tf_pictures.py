@@ -65,6 +65,7 @@ def output(tmp_path_factory):
     return output
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -164,6 +164,7 @@ def test_conversion_that_stops_early_resumes_and_reports_by_exit_code(mixed, tmp
     assert verify(tmp_path / "out").ok
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FORMATS[1:])
 def test_converted_directory_is_that_of_a_run_in_the_format_and_converts_back(mixed, tmp_path, name):
     """Shards and offsets equal those of a run in the format, byte for byte; converted back, they equal the original.
@@ -249,6 +250,7 @@ def test_several_formats_are_written_and_read(mixed, tmp_path):
     assert [sample["key"] for sample in load(again)] == load(mixed).keys()
 
 
+@pytest.mark.long
 def test_few_files_are_open_at_a_time(tmp_path):
     """The number of open files does not grow with the number of shards."""
     source = make(tmp_path / "source", Many(), shards=ShardOptions(records_per_shard=1))

@@ -23,6 +23,7 @@ def source(tmp_path_factory):
 job = functools.partial(small_pairs.job, workers=WorkerOptions(num_workers=2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("copies", [1, {"train": 3}], ids=["kept", "augmented"])
 def test_estimate_is_about_what_the_run_makes(source, tmp_path, copies):
     """Rows are exact, bytes approximate; each stage has its share of the time."""

@@ -221,6 +221,7 @@ FATES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("deed", "method", "message"), FATES.values(), ids=FATES)
 def test_first_item_that_fails_is_an_error_with_its_key(deed, method, message, tmp_path):
     """A worker makes the sample from which features are inferred: the caller's process survives. A spine test."""

@@ -196,6 +196,7 @@ def test_changed_job_rebuilds_what_it_concerns(tmp_path, monkeypatch, scale):
     assert rebuilt(job, transform=Shift(2)) == (everything, dict.fromkeys(everything, "writer code changed (read)"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "concerned", "reason"),
     [

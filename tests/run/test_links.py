@@ -95,6 +95,7 @@ def _job(source, output, **options):
     return Materializer(Notes, source, output, shards=shards, executor=InlineExecutor(), **options)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_links_give_the_bytes_of_what_they_lead_to(tmp_path, layout):
     """A copy without links gives the same directory."""

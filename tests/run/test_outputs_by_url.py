@@ -433,6 +433,7 @@ def test_repair_of_a_changed_job_is_refused(source, bucket):
 # ---------------------------------------------------------------- convert, and what only reads
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "to"), [("tfrecord", "parquet"), ("parquet", "tfrecord"), ("webdataset", None)])
 def test_conversion_of_a_url_gives_the_bytes_of_a_folder(made, bucket, tmp_path, temporary, name, to):
     """To a folder, and to another URL."""

@@ -469,6 +469,7 @@ def whole(source, tmp_path_factory):
     return whole
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(900)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("formats", FORMATS, ids=str)

@@ -67,6 +67,7 @@ def undisturbed(place, **options):
     return small_pairs.digests(place / "reference")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("shard_format", "copies"),
     [

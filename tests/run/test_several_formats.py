@@ -95,6 +95,7 @@ def name_of(file):
     return next((name for name, known in ENDINGS.items() if known == f".{ending}" and "-of-" in stem), None)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_format_has_the_bytes_of_a_run_with_it_alone(source, finished, tmp_path, name):
     """Shard by shard, the bytes are equal."""
@@ -181,6 +182,7 @@ def whole(source, tmp_path_factory):
     return whole
 
 
+@pytest.mark.long
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EACH)
 def test_one_shard_is_the_same_for_any_number_of_workers(source, whole, tmp_path, name):
@@ -193,6 +195,7 @@ def test_one_shard_is_the_same_for_any_number_of_workers(source, whole, tmp_path
     assert small_pairs.digests(tmp_path / "out") == whole(name)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [*EACH, "tfrecord+parquet", "parquet+webdataset"])
@@ -227,6 +230,7 @@ def _flip(path):
     path.write_bytes(data)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_in_one_format_is_named_and_repaired(source, finished, output, name):
     """Of a shard and of the offsets of another: verify names both; repair makes one shard, and touches no other."""
@@ -247,6 +251,7 @@ def test_damage_in_one_format_is_named_and_repaired(source, finished, output, na
     assert [(output / file).stat().st_mtime_ns for file in others] == times
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_file_that_is_missing_in_one_format_is_remade(source, finished, output, name):
     """A run notices it, whichever format it belongs to; `status` reports it."""
@@ -285,6 +290,7 @@ def test_change_of_one_row_remakes_its_shard_in_every_format(tmp_path):
     assert changed == {f"{stem}{ending}" for stem in stems for ending in ENDINGS.values()}
 
 
+@pytest.mark.long
 def test_formats_that_are_added_or_dropped_leave_nothing_behind(source, tmp_path):
     """The directory equals that of a first run with the last formats."""
     for names in (["tfrecord"], ["parquet", "tfrecord"], ["webdataset"]):
@@ -315,6 +321,7 @@ def test_row_that_fails_is_in_no_format(source, tmp_path):
         assert len(keys) == report.num_records and not any(key.startswith("train005") for key in keys)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names", [["tfrecord", "parquet"], pytest.param(["parquet", "tfrecord"], marks=pytest.mark.long)], ids="+".join
 )

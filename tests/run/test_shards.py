@@ -101,6 +101,7 @@ def test_parts_may_come_in_any_order(place, formats, order, is_own, reference):
     assert not part_folder(place / ".datamat", spec.name).exists()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("done", [c for n in range(6) for c in itertools.combinations(range(5), n)])
 @pytest.mark.parametrize("is_own", [True, False], ids=["appended", "apart"])
@@ -186,6 +187,7 @@ def changes(request, names):
     return itertools.count((request.config.option.sample_seed + FORMATS.index(names)) % 10, 10)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.timeout(600)
 def test_kill_at_any_change_to_files_loses_no_finished_part(tmp_path, formats, changes, reference):
     """Killed at the n-th change, for every n, and resumed: the same bytes, and no finished part is made again."""
@@ -216,6 +218,7 @@ def replace(place, formats):
     return builder.publish(seal(place, formats, builder.spec))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.timeout(600)
 def test_kill_while_a_shard_is_replaced_by_its_like_leaves_one_of_them_whole(tmp_path, formats, changes, reference):
     """Both have the same fingerprint; neither ever stands with the offsets or the entry of the other."""

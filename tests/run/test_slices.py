@@ -71,6 +71,7 @@ def _is_as_wanted(output, wanted):
     assert sorted(os.listdir(output / ".datamat")) == ["inputs", "ledger.jsonl", "lock", "sidecars.json"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [1, 3])
 def test_one_task_alone_makes_everything(source, wanted, output, count):
     """The others need not come. The ledger holds each part once, and ends with the run that wrote the manifest."""

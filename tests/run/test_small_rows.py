@@ -61,6 +61,7 @@ def shards(folder):
     return {path.name: path.read_bytes() for path in folder.glob("rows-*")}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["tfrecord", "webdataset", "parquet"])
 def test_rows_encoded_together_are_those_encoded_alone(tmp_path, monkeypatch, name):
     encoded = []
@@ -132,6 +133,7 @@ class Flaky(Rows):
         return super().read(row)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("retries", "is_there"), [(1, False), (2, True)])
 def test_attempts_are_counted_from_the_first_read(tmp_path, retries, is_there):
     Materializer(Flaky(), None, tmp_path, errors=ErrorPolicy("skip", retries=retries), **OPTIONS).run(progress=False)

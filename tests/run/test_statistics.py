@@ -197,6 +197,7 @@ def test_statistics_do_not_depend_on_workers_and_shards(made, tmp_path):
     assert make(tmp_path / "one", shards=1).statistics == Manifest.read(made).statistics
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "options", [{"shards": 1}, {"format": "parquet"}, {"format": "webdataset", "shards": 3}], ids=str
 )

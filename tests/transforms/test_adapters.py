@@ -345,6 +345,7 @@ EVERY = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
