@@ -20,7 +20,7 @@ ROOT = HERE.parent.parent
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.sample(80)
+@pytest.mark.long
 @pytest.mark.parametrize("name", DEFECTS)
 def test_defect_is_caught(name):
     """The test fails under the defect; the rest of the suite shows that it passes without."""
