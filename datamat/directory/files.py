@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import getpass
 import json
 import os
 import pathlib
@@ -29,6 +30,7 @@ from datamat.errors import (
     OptionError,
     OutputError,
     OutputLockedError,
+    SourceError,
     require_posix,
 )
 
@@ -46,6 +48,7 @@ __all__ = [
     "commit",
     "commit_json",
     "commit_many",
+    "default_scratch",
     "digest_file",
     "disk_errors_explained",
     "empty_folder",
@@ -58,6 +61,7 @@ __all__ = [
     "look_anew",
     "open_regular",
     "parse_json",
+    "path_inside",
     "printable",
     "publish",
     "read_json",
@@ -167,6 +171,28 @@ def temporary_folder(owner: object) -> str:
             return folder
         if descriptor is not None:
             os.close(descriptor)
+
+
+def default_scratch() -> pathlib.Path:
+    """Make the folder below `TMPDIR` in which this user's scratch files lie, for nobody else to read; return its path.
+
+    Raises:
+        OutputError: its name is taken by something that another user could change.
+    """
+    folder = pathlib.Path(tempfile.gettempdir(), f"datamat-{getpass.getuser()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OutputError(f"{folder} is not a folder; remove it, or pass scratch= or set TMPDIR to a folder of yours")
+    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+        raise OutputError(
+            f"{folder} belongs to another user (uid {found.st_uid}), who could change what is made there; "
+            "pass scratch= or set TMPDIR to a folder of yours"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder
 
 
 _IN_USE = "in-use.lock"
@@ -444,6 +470,30 @@ def regular_path(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise CorruptDataError(f"{path} is a pipe, socket or device, not a regular file; run repair() to rebuild it")
     return real
+
+
+def path_inside(folder: str | os.PathLike[str], name: Any, named_by: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the path of a file that somebody's index file names, which must be a relative path below its folder.
+
+    Args:
+        folder: folder that the names of the index start from.
+        name: the name, as the index has it.
+        named_by: path of the index, for the message.
+
+    Raises:
+        SourceError: the name leads out of the folder, or is not a path.
+
+    Example:
+        >>> path_inside("set", "shards/0.mds", "set/index.json").as_posix()
+        'set/shards/0.mds'
+    """
+    path = pathlib.PurePosixPath(name) if isinstance(name, str) else None
+    if path is None or not path.name or "\0" in str(path) or path.is_absolute() or ".." in path.parts:
+        raise SourceError(
+            f"{os.fspath(named_by)} names the file {name!r}; want a relative path below {os.fspath(folder)}: "
+            "correct the index, or get it again from where you trust"
+        )
+    return pathlib.Path(folder, path)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:

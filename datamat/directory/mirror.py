@@ -23,7 +23,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import getpass
 import glob
 import hashlib
 import os
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import xxhash
 
+from datamat.directory.files import default_scratch
 from datamat.directory.remote import (
     RemotePath,
     is_unreachable,
@@ -432,7 +432,7 @@ def _put(part: str, path: str) -> None:
 _MOST_BYTES = 1 << 34  # of a file behind a URL: no disk holds what a server may send without end
 LIKELY_BYTES = 1 << 17
 """Size of a file behind the URL of a row, where nothing has said it yet."""
-_OF_THIS_MACHINE = frozenset({"asynclocal", "dir", "file", "generic", "git", "local", "memory"})
+_OF_TABLES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "data")
 _SUFFIX = re.compile(r"\.\w{1,8}")
 _CONNECT_S, _SILENCE_S = 10, 30  # many hosts of an old table are gone, and each must not take minutes
 _PAGES = ("text/html", "application/xhtml+xml")
@@ -658,16 +658,16 @@ def _disown_all() -> None:
 
 def _checked(url: str) -> str:
     """Return a URL with its scheme in small letters; raise `InputError` for one that no table of URLs may have."""
-    from fsspec import available_protocols
-
     if url[:5].lower() == "data:":
         return f"data:{url[5:]}"
-    scheme = url.partition("::")[0].partition("://")[0].lower()
-    # Of this machine: a table of somebody else's must not read its files.
-    if "::" in url.partition("://")[0] or scheme in _OF_THIS_MACHINE:
-        raise InputError(f"is of the scheme {scheme!r}, which tables of URLs must not use; give a path")
-    if scheme not in available_protocols():
-        raise InputError(f"is of the scheme {scheme!r}, which fsspec does not know; correct the URL")
+    scheme = url.partition("://")[0].lower()
+    # The table may be somebody else's: a chain of fsspec's or another scheme would read files of this machine.
+    if "::" in url:
+        raise InputError("holds '::', by which fsspec chains filesystems; write %3A%3A if it is part of the address")
+    if scheme not in _OF_TABLES:
+        raise InputError(
+            f"is of the scheme {scheme!r}, which tables of URLs must not use; want {', '.join(_OF_TABLES)}"
+        )
     return scheme + url[len(scheme) :]
 
 
@@ -737,8 +737,7 @@ def url_folder(output: str | os.PathLike[str], scratch: str | os.PathLike[str] |
 
 
 def _scratch(scratch: str | os.PathLike[str] | None) -> str:
-    below = os.path.join(tempfile.gettempdir(), f"datamat-{getpass.getuser()}") if scratch is None else scratch
-    return os.path.abspath(os.path.expanduser(below))
+    return os.path.abspath(os.path.expanduser(default_scratch() if scratch is None else scratch))
 
 
 def _arrived_urls(folder: str, options: Mapping[str, Any]) -> UrlFiles:

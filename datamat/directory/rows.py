@@ -1069,7 +1069,14 @@ class RowStore:
     def _refused(self, files: SourceFiles, names: Sequence[str]) -> dict[str, str]:
         """Return what is wrong with the local files among URLs, by their names."""
         with links_followed(self._follows_links):
-            problems = {name: files.problem(name) for name in names if self._is_file(name)}
+            problems = {
+                # The table may be somebody else's, and name any file of this machine.
+                name: "is an absolute path; make it relative, or pass follow_links=True if the table is yours"
+                if os.path.isabs(name) and not self._follows_links
+                else files.problem(name)
+                for name in names
+                if self._is_file(name)
+            }
         return {name: problem for name, problem in problems.items() if problem}
 
     def input_urls(self, field: RowField, positions: np.ndarray) -> list[dict[str, str]]:

@@ -30,7 +30,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import getpass
 import itertools
 import json
 import os
@@ -49,6 +48,7 @@ from datamat.directory.files import (
     WORK,
     commit,
     commit_json,
+    default_scratch,
     digest_file,
     is_stand_in,
     leave_stand_in,
@@ -134,7 +134,7 @@ def scratch_folder(store: ObjectStore, scratch: str | os.PathLike[str] | None) -
     name = f"{store.url.rstrip('/').rpartition('/')[2]}-{xxhash.xxh3_64_hexdigest(store.url.encode())}"
     if scratch is not None:
         return pathlib.Path(os.path.abspath(os.path.expanduser(scratch)), name)
-    return pathlib.Path(tempfile.gettempdir(), f"datamat-{getpass.getuser()}", name)
+    return default_scratch() / name
 
 
 # ---------------------------------------------------------------- in a worker

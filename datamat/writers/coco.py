@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datamat.codecs import probe, read_file
+from datamat.directory.files import path_inside
 from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import BBoxes, ClassLabel, Features, Image, Scalar
@@ -156,6 +157,7 @@ def _rows(
     folder = _image_folder(root, file, split, [image["file_name"] for image in instances["images"][:1]])
     for number in sorted(images):
         name = pathlib.PurePosixPath(images[number]["file_name"])
+        path_inside(root / folder, str(name), file)
         fields = {"image": str(folder / name), "image_id": number, "objects": json.dumps(objects[number])}
         yield IndexRow(str(name.with_suffix("")).replace("/", "-"), split, fields, f"{file.name} image {number}")
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
-from datamat.directory.files import expand_home, temporary_folder
+from datamat.directory.files import expand_home, path_inside, temporary_folder
 from datamat.directory.inspect import ColumnProfiler, parse_payload
 from datamat.errors import CorruptDataError, MissingDependencyError, OutputError, SourceError, want_of_resources
 from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, Mask, Optional, Scalar, Tensor, Text, dtype_of
@@ -226,7 +226,7 @@ def _shards(folder: pathlib.Path, info: Mapping[str, Any]) -> Iterator[_Shard]:
                 NUM_SHARDS=f"{len(lengths):05d}",
                 SHARD_X_OF_Y=f"{number:05d}-of-{len(lengths):05d}",
             )
-            yield _Shard(folder / name, split["name"], length)
+            yield _Shard(path_inside(folder, name, folder / INFO_FILE), split["name"], length)
 
 
 def _flattened(specs: Mapping[str, Any], prefix: str = "", *, many: int = 0) -> Iterator[tuple[str, Any]]:
@@ -1362,13 +1362,14 @@ def mds_shards(folder: pathlib.Path) -> tuple[list[StoredFile], list[Mapping[str
 
 def _mds_file(folder: pathlib.Path, shard: Mapping[str, Any]) -> StoredFile:
     """Return a shard as it is there: as it is read, or as it was uploaded."""
-    name = shard["raw_data"]["basename"]
-    if (folder / name).is_file():
-        return StoredFile(name, str(folder / name), None)
+    index, name = folder / "index.json", shard["raw_data"]["basename"]
+    plain = path_inside(folder, name, index)
+    if plain.is_file():
+        return StoredFile(name, str(plain), None)
     packed = (shard.get("zip_data") or {}).get("basename")
-    if packed is None or not (folder / packed).is_file():
+    if packed is None or not path_inside(folder, packed, index).is_file():
         also = f", nor does {packed}" if packed else ""
-        raise SourceError(f"{folder / name} does not exist{also}; copy the shard to the folder")
+        raise SourceError(f"{plain} does not exist{also}; copy the shard to the folder")
     codec = _CODECS.get(str(shard["compression"]).partition(":")[0])
     if codec is None:
         raise SourceError(
@@ -1546,7 +1547,8 @@ def litdata_chunks(folder: pathlib.Path) -> tuple[list[StoredFile], list[int], M
             f"{folder} holds chunks {'packed by ' + str(packed) if packed else 'of the item loader ' + loader}, which "
             "are not read here; pass the object that reads them, litdata.StreamingDataset(...), as the source"
         )
-    return [_lit_file(folder / name, compression and level) for name in names], counts, config
+    paths = [path_inside(folder, name, folder / "index.json") for name in names]
+    return [_lit_file(path, compression and level) for path in paths], counts, config
 
 
 _OF_TOKENS = "TokensLoader"
