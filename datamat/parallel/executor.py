@@ -378,7 +378,7 @@ class PathosExecutor(Executor):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C, or the interpreter is leaving
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
             self.terminate()
         else:
             self.shutdown(wait=True)

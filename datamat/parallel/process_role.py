@@ -8,9 +8,12 @@ and the parent sends its code by value instead.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from datamat.errors import ParallelError
 
 if TYPE_CHECKING:
     import types
@@ -24,6 +27,7 @@ __all__ = [
     "is_retiring",
     "is_worker",
     "modules_being_run",
+    "refuse_in_fork",
     "refuse_while_importing",
     "retire",
 ]
@@ -75,6 +79,24 @@ def retire() -> None:
 def is_retiring() -> bool:
     """Has this worker been asked to end?"""
     return _is_retiring
+
+
+def refuse_in_fork(owner: int, what: str, remedy: str) -> None:
+    """Refuse to go on in a fork of the process that began something: its threads do not run here, and it would hang.
+
+    Args:
+        owner: id of the process that began it.
+        what: what was begun.
+        remedy: how to begin it here.
+
+    Raises:
+        ParallelError: this is another process.
+    """
+    if os.getpid() != owner:
+        raise ParallelError(
+            f"{what} was begun in process {owner}, of which this process ({os.getpid()}) is a fork without its threads; "
+            f"{remedy} in this process"
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import itertools
 import operator
+import os
 import queue
 import threading
 import time
@@ -25,7 +26,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from datamat.parallel import pickling, worker
+from datamat.parallel import pickling, process_role, worker
 from datamat.parallel.tasks import (
     MESSAGE_COST_S,
     SLICE_S,
@@ -167,6 +168,7 @@ class ResultStream:
         ordered: bool,
         with_futures: bool = False,
     ) -> None:
+        self._pid = os.getpid()
         self._dispatcher = dispatcher
         self._remote = remote
         self._items = iter(items)
@@ -203,7 +205,7 @@ class ResultStream:
 
     def submit_rest(self) -> None:
         """Submit all items that are left: nobody takes more results, or the pool is about to end."""
-        while not (self._is_exhausted or self._is_endless or self._is_drawn):
+        while not (self._is_exhausted or self._is_endless or self._is_drawn or os.getpid() != self._pid):
             self._submit(64)
 
     def abandon(self) -> None:
@@ -366,6 +368,7 @@ class ResultStream:
 
     def _next_task(self, deadline: float | None) -> Task | None:
         """Return the task whose result comes next, None where no more is to come."""
+        process_role.refuse_in_fork(self._pid, "this map", "call map()")
         if self._num_taken == self._num_submitted:
             self._submit(1)
         if self._num_taken == self._num_submitted:
@@ -394,7 +397,9 @@ class ResultStream:
         return outcome
 
     def close(self) -> None:
-        """Cancel what has not started."""
+        """Cancel what has not started; in a fork, nothing: the calls are its parent's."""
+        if os.getpid() != self._pid:
+            return
         self._is_exhausted = True
         # The dispatcher reads for a moment only; another thread of the caller's may be reading for ever.
         with self._reading if self._is_drawn else nullcontext():

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 import sys
 import threading
 import weakref
@@ -23,6 +24,7 @@ from datamat.errors import SampleError, SchemaError
 from datamat.features import FLAT, is_number_dtype
 from datamat.features.base import as_array
 from datamat.parallel import PathosExecutor, physical_cores
+from datamat.parallel.process_role import refuse_in_fork
 from datamat.readers.sharing import BlockUser, SharedFolder, block_owner
 
 if TYPE_CHECKING:
@@ -614,9 +616,14 @@ def made_here(job: BatchJob, maker: BatchMaker, memory: MemoryPool) -> dict[str,
     return maker.finish(buffer, job)
 
 
-@functools.cache
 def shared_threads() -> DecodingThreads:
     """Return threads that help those of TensorFlow, and that all datasets of the process share."""
+    return _threads_of(os.getpid())
+
+
+@functools.cache
+def _threads_of(process: int) -> DecodingThreads:
+    del process  # a fork has none of its parent's threads
     return DecodingThreads(max(1, len(physical_cores()) - 1), "datamat-help")
 
 
@@ -731,8 +738,10 @@ def _close_all() -> None:
 
 def _ahead(jobs: Iterator[_Job], start: Callable[[_Job], Callable[[], _Made]], depth: int) -> Iterator[_Made]:
     """Yield the results of jobs in order, with `depth` jobs started while one result is in use."""
+    owner = os.getpid()
     started = collections.deque(map(start, itertools.islice(jobs, depth)))
     while started:
+        refuse_in_fork(owner, "this iterator over batches or samples", "call iter() of its dataset")
         batch = started.popleft()()
         started.extend(map(start, itertools.islice(jobs, 1)))
         yield batch
