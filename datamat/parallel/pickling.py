@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextvars
+import copyreg
 import functools
 import importlib
 import importlib.machinery
@@ -226,7 +227,45 @@ def _rule_for(kind: Any) -> Callable[[Any, Any], Reduction] | None:
     if standins.is_special(kind):
         return _Rules._special
     own = standins.rule_for(kind) or (_by_dill if kind in dill.Pickler.dispatch or _is_array(kind) else None)
+    if own is None and _answers_to_any_name(kind):
+        own = _reduced_by_type
     return None if own is None else lambda _, obj: own(obj)
+
+
+def _answers_to_any_name(kind: type) -> bool:
+    """Return True for types with a `__getattr__` of their own that leave pickling to `object`.
+
+    pickle asks instances for `__setstate__` and its like. Before its state is set, a wrapper that passes such questions
+    on to one of its attributes asks itself for that attribute, without end.
+    """
+    is_plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    return is_plain and kind not in copyreg.dispatch_table and any("__getattr__" in vars(base) for base in kind.__mro__)
+
+
+def _reduced_by_type(obj: Any) -> Reduction:
+    """Return the reduction that `object.__reduce_ex__` gives, but ask the type alone, as for other special methods."""
+    kind: Any = type(obj)
+    if hasattr(kind, "__getnewargs_ex__"):
+        args, options = kind.__getnewargs_ex__(obj)
+        make: tuple[Any, ...] = (functools.partial(kind.__new__, kind, *args, **options), ())
+    else:
+        args = kind.__getnewargs__(obj) if hasattr(kind, "__getnewargs__") else ()
+        make = (copyreg.__newobj__, (kind, *args))  # type: ignore[attr-defined]  # pickle knows it by this name
+    items = iter(obj) if issubclass(kind, list) else None
+    pairs = iter(obj.items()) if issubclass(kind, dict) else None
+    return *make, kind.__getstate__(obj), items, pairs, _set_state
+
+
+def _set_state(obj: Any, state: Any) -> None:
+    """Set the state of an instance as pickle does, but ask its type for `__setstate__`."""
+    if (setter := getattr(type(obj), "__setstate__", None)) is not None:
+        setter(obj, state)
+        return
+    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    if attributes:
+        object.__getattribute__(obj, "__dict__").update(attributes)
+    for name, value in (slots or {}).items():
+        object.__setattr__(obj, name, value)
 
 
 def _is_array(kind: type) -> bool:

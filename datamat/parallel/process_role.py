@@ -94,8 +94,8 @@ def refuse_in_fork(owner: int, what: str, remedy: str) -> None:
     """
     if os.getpid() != owner:
         raise ParallelError(
-            f"{what} was begun in process {owner}, of which this process ({os.getpid()}) is a fork without its threads; "
-            f"{remedy} in this process"
+            f"{what} was begun in process {owner}; this process ({os.getpid()}) is a fork of it, without its threads: "
+            f"{remedy} here"
         )
 
 
