@@ -153,11 +153,12 @@ def _rows(
     images = {image["id"]: image for image in instances["images"]}
     if len(images) < len(instances["images"]):
         raise SourceError(f"{file}: {len(instances['images']) - len(images)} images share an id with another; keep one")
+    for image in instances["images"]:
+        path_inside(root, image["file_name"], file)
     objects = _objects(file, images, instances["annotations"], categories)
     folder = _image_folder(root, file, split, [image["file_name"] for image in instances["images"][:1]])
     for number in sorted(images):
         name = pathlib.PurePosixPath(images[number]["file_name"])
-        path_inside(root / folder, str(name), file)
         fields = {"image": str(folder / name), "image_id": number, "objects": json.dumps(objects[number])}
         yield IndexRow(str(name.with_suffix("")).replace("/", "-"), split, fields, f"{file.name} image {number}")
 

@@ -1,0 +1,134 @@
+"""What users of `concurrent.futures`, loky and multiprocessing do without thinking."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from datamat import PathosExecutor, load, materialize
+from datamat.errors import ParallelError
+from datamat.testing import InlineExecutor
+
+
+def in_fork(action):
+    """Return what a function returns, or the error that it raises, in a fork of this process."""
+    reader, writer = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            found = action()
+        except Exception as exc:
+            found = exc
+        os.write(writer, pickle.dumps(found))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return pickle.loads(said)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forks") / "out"
+    materialize(
+        lambda n: {"n": n, "x": np.full(4, n, np.float32)}, range(64), folder, executor=InlineExecutor(), progress=False
+    )
+    return load(folder)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_size": 4}, {"batch_size": 4, "transform": lambda sample: sample, "num_threads": 2}]
+)
+def test_epoch_begun_before_a_fork_is_refused_in_it(dataset, options):
+    """Its threads stay in the parent, which goes on; a new epoch in the fork is fine."""
+    batches = dataset.to_numpy(**options)
+    epoch = iter(batches)
+    next(epoch)
+
+    found = in_fork(lambda: [*epoch])
+    anew = in_fork(lambda: len([*batches]))
+
+    assert isinstance(found, ParallelError)
+    assert "call iter()" in str(found)
+    assert anew == len(batches)
+    assert len([*epoch]) == len(batches) - 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_map_begun_before_a_fork_is_refused_in_it():
+    with PathosExecutor(1, start_method="fork") as pool:
+        results = pool.map(abs, range(-8, 0), chunksize=1)
+        next(results)
+
+        found = in_fork(lambda: [*results])
+
+        assert isinstance(found, ParallelError)
+        assert [*results] == [7, 6, 5, 4, 3, 2, 1]
+
+
+class Wrapper:
+    """Passes on whatever it does not have, as clients of boto3 do."""
+
+    def __init__(self):
+        self._inner = {"a": 1}
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class Slotted:
+    __slots__ = ("inner",)
+
+    def __init__(self):
+        self.inner = [1, 2]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Listed(list):
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Stateful(Wrapper):
+    def __getstate__(self):
+        return {"kept": sorted(self._inner)}
+
+    def __setstate__(self, state):
+        self._inner = dict.fromkeys(state["kept"], 2)
+
+
+class Job:
+    def __init__(self):
+        self.wrapper, self.slotted, self.listed, self.stateful = Wrapper(), Slotted(), Listed([1, 2, 3]), Stateful()
+        self.listed.inner = ""
+
+    def look(self, other):
+        return [*self.wrapper.items(), self.slotted.count(1), len(self.listed), *self.stateful.items(), *other.keys()]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def test_objects_that_answer_to_any_name_travel(method):
+    """On `self`, as argument and as result."""
+    with PathosExecutor(1, start_method=method) as pool:
+        found = pool.submit(Job().look, Wrapper()).result()
+        back = pool.submit(Job).result()
+
+    expected = [("a", 1), 1, 3, ("a", 1 if method == "fork" else 2), "a"]
+    assert found == expected
+    assert back.look({}) == [("a", 1), 1, 3, ("a", 2)]
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, SystemExit, pytest.skip.Exception])
+def test_submitted_calls_run_whatever_ends_the_block(error):
+    """As in `concurrent.futures`; only Ctrl-C drops them."""
+    with contextlib.suppress(error), PathosExecutor(1, start_method="fork") as pool:
+        futures = [pool.submit(abs, -n) for n in range(20)]
+        raise error("leaving")
+
+    assert [future.result() for future in futures] == [*range(20)]
