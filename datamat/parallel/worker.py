@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -284,6 +285,7 @@ def main(
     # it would copy all pages that are shared. In the parent, where objects come and go, nothing is frozen.
     gc.freeze()
     process_role.become_worker()
+    _forget_exit_handlers()
     _set_signals()
     _hold_lifeline(lifeline)
     faulthandler.enable(note, all_threads=True)
@@ -315,7 +317,26 @@ def main(
         held_up = threading.Timer(_HELD_UP_S, channel.send, (Reply.HELD_UP,))
         held_up.daemon = True
         held_up.start()
+    _run_exit_handlers()
+
+
+def _forget_exit_handlers() -> None:
+    """Drop the exit handlers that a fork inherited: they are the parent's."""
+    atexit._clear()
+    getattr(threading, "_threading_atexits", []).clear()
+
+
+def _run_exit_handlers() -> None:
+    """Run what tasks have registered for the end of the process, which neither fork nor forkserver does by itself.
+
+    joblib and its like end their own workers there, in the order of an interpreter's end. The parent kills this worker
+    if it takes too long.
+    """
+    for handler in reversed(getattr(threading, "_threading_atexits", [])):
+        with suppress(Exception):
+            handler()
     standins.end_worker()
+    atexit._run_exitfuncs()
 
 
 def _hide_descriptors() -> None:

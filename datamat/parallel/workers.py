@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import glob
 import linecache
 import multiprocessing
 import os
@@ -294,9 +295,14 @@ class WorkerHandle:
         self.kill_at = time.monotonic() + _HELD_UP_S
 
     def kill(self) -> None:
-        """Send SIGKILL; the death is noticed like any other."""
+        """Send SIGKILL to the worker and to what its tasks have started; the death is noticed like any other."""
         with suppress(ProcessLookupError, OSError):
+            self._send_signal(0)  # it is there, so that no other process has its number
+            started = _descendants(self.pid)
             self._send_signal(signal.SIGKILL)
+            for pid in started:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     def kill_with_stack(self) -> None:
         """Make the worker write its Python stack and end; SIGKILL follows if it cannot."""
@@ -337,6 +343,18 @@ class WorkerHandle:
         with suppress(ValueError):  # it did not end after all: its server lost sight of it
             self.process.close()
         return found
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have, as far as the system lists them."""
+    found, waiting = [], [pid]
+    while waiting:
+        for path in glob.glob(f"/proc/{waiting.pop()}/task/*/children"):
+            with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+                children = [int(number) for number in file.read().split()]
+                found += children
+                waiting += children
+    return found
 
 
 def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
+import psutil
 import pytest
 
-from datamat import PathosExecutor, load, materialize
+from datamat import PathosExecutor, TaskTimeout, load, materialize
 from datamat.errors import ParallelError
 from datamat.testing import InlineExecutor
 
@@ -132,3 +135,59 @@ def test_submitted_calls_run_whatever_ends_the_block(error):
         raise error("leaving")
 
     assert [future.result() for future in futures] == [*range(20)]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def test_exit_handlers_of_tasks_run_and_those_of_the_parent_do_not(tmp_path, method):
+    """As at the end of any program, in the worker that registered them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit, os, pathlib, sys\n"
+        "from datamat import PathosExecutor\n"
+        "here = pathlib.Path(sys.argv[2])\n"
+        "def note(name): (here / f'{name}-{os.getpid()}').touch()\n"
+        "def task(n): atexit.register(note, 'worker')\n"
+        "atexit.register(note, 'parent')\n"
+        "with PathosExecutor(1, start_method=sys.argv[1]) as pool: list(pool.map(task, range(2)))\n"
+        "print(os.getpid())\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script, method, tmp_path], check=True, capture_output=True, text=True, env={**os.environ}
+    )
+
+    found = sorted(path.name.partition("-")[::2] for path in tmp_path.glob("*-*"))
+    assert [name for name, _ in found] == ["parent", "worker"]
+    assert found[0][1] == done.stdout.strip()
+
+
+def test_worker_that_is_killed_takes_along_what_it_started(tmp_path):
+    """A task over its time limit leaves nothing running."""
+
+    def start():
+        process = subprocess.Popen(["sleep", "600"])
+        (tmp_path / "pid").write_text(str(process.pid))
+        process.wait()
+
+    with PathosExecutor(1, start_method="fork", task_timeout_s=2) as pool, pytest.raises(TaskTimeout):
+        pool.submit(start).result()
+
+    sleeper = int((tmp_path / "pid").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):  # gone, or about to be reaped by whoever is its parent now
+        assert psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE
+
+
+def test_joblib_in_a_task_leaves_nothing_behind(tmp_path):
+    """`subprocess.run` around the program returns at once: nobody holds its output open."""
+    pytest.importorskip("joblib")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import joblib\n"
+        "from datamat import PathosExecutor\n"
+        "def task(n): return sum(joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(-i) for i in range(n)))\n"
+        "with PathosExecutor(2) as pool: print(list(pool.map(task, range(4))))\n"
+    )
+
+    done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+
+    assert (done.stdout, done.stderr) == ("[0, 0, 1, 3]\n", "")
