@@ -232,7 +232,7 @@ def _rule_for(kind: Any) -> Callable[[Any, Any], Reduction] | None:
     return None if own is None else lambda _, obj: own(obj)
 
 
-def _answers_to_any_name(kind: type) -> bool:
+def _answers_to_any_name(kind: Any) -> bool:
     """Return True for types with a `__getattr__` of their own that leave pickling to `object`.
 
     pickle asks instances for `__setstate__` and its like. Before its state is set, a wrapper that passes such questions

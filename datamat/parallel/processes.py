@@ -55,6 +55,7 @@ __all__ = [
     "forget_idle_tracker",
     "interrupts_blocked",
     "interrupts_held",
+    "is_frozen",
     "main_free_context",
     "search_path",
     "serve",
@@ -88,16 +89,10 @@ def choose_start_method(requested: str | None = None) -> tuple[str, str]:
         ('spawn', 'asked for')
     """
     if requested is not None:
-        if requested not in START_METHODS:
-            raise OptionError(f"start_method is {requested!r}; pass one of {', '.join(START_METHODS)}, or None")
-        if not hasattr(os, "fork"):
-            raise OptionError("datamat.parallel needs a POSIX system (Linux or macOS); this one cannot pass sockets")
-        if requested == "fork" and _is_in_subinterpreter():
-            raise OptionError(
-                "start_method='fork' is not possible in a sub-interpreter, whose forks can set no signals; "
-                "leave it out, or pass 'forkserver'"
-            )
+        _check_start_method(requested)
         return requested, "asked for"
+    if is_frozen():
+        return "fork", "this program is frozen, and another interpreter would run it again"
     if sys.platform != "linux":
         return "spawn", f"{sys.platform} libraries are not safe to fork"
     for is_unsafe, reason in _REASONS_AGAINST_FORK:
@@ -106,6 +101,28 @@ def choose_start_method(requested: str | None = None) -> tuple[str, str]:
     if (library := library_against_fork()) is not None:
         return "forkserver", f"fork is unsafe: threads of {library} would be missing"
     return "fork", "one thread, and no runtime that a fork would break"
+
+
+def _check_start_method(requested: str) -> None:
+    if requested not in START_METHODS:
+        raise OptionError(f"start_method is {requested!r}; pass one of {', '.join(START_METHODS)}, or None")
+    if not hasattr(os, "fork"):
+        raise OptionError("datamat.parallel needs a POSIX system (Linux or macOS); this one cannot pass sockets")
+    if requested != "fork" and is_frozen():
+        raise OptionError(
+            f"start_method={requested!r} is not possible in a frozen program, which would run itself again; "
+            "leave it out, or pass 'fork'"
+        )
+    if requested == "fork" and _is_in_subinterpreter():
+        raise OptionError(
+            "start_method='fork' is not possible in a sub-interpreter, whose forks can set no signals; "
+            "leave it out, or pass 'forkserver'"
+        )
+
+
+def is_frozen() -> bool:
+    """Is `sys.executable` the program itself, as PyInstaller and its like make it, and not a Python interpreter?"""
+    return bool(getattr(sys, "frozen", False))
 
 
 def danger_of_fork() -> str | None:
@@ -140,6 +157,12 @@ def _has_live_jax() -> bool:
     return bool(getattr(bridge, "_backends", None))
 
 
+def _has_live_numba() -> bool:
+    """Has numba started its threads by GNU OpenMP? It ends each process that is forked after that and uses them."""
+    parallel = sys.modules.get("numba.np.ufunc.parallel")
+    return bool(getattr(parallel, "_is_initialized", False)) and "numba.np.ufunc.omppool" in sys.modules
+
+
 def _has_live_ray() -> bool:
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
@@ -161,6 +184,7 @@ _REASONS_AGAINST_FORK: tuple[tuple[Callable[[], bool], str], ...] = (
     (_has_live_cuda, "CUDA is initialised by torch"),
     (_has_live_jax, "a JAX backend is in use"),
     (_has_live_ray, "ray is running"),
+    (_has_live_numba, "numba's OpenMP threads are running"),
 )
 
 

@@ -15,7 +15,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -35,6 +35,7 @@ __all__ = [
     "end_worker",
     "find_unforkables",
     "innermost",
+    "is_a",
     "is_imported",
     "is_registered",
     "is_shared",
@@ -481,6 +482,11 @@ class Standin:
     __contains__ = __bool__ = __enter__ = __exit__ = __int__ = __float__ = __add__ = __setattr__ = _refuse
 
 
+def is_a(obj: Any, kinds: Any) -> bool:
+    """Return what `isinstance` does, but ask the type alone: a `Mock(spec=...)` says that it is what it stands for."""
+    return issubclass(type(obj), kinds)
+
+
 def standin_reduction(obj: object, place: str, reason: str = "") -> Reduction:
     """Return how a stand-in for `obj` is made in the worker."""
     return Standin, (place, type_name(obj), reason)
@@ -715,6 +721,7 @@ _STANDIN_TYPES: tuple[type, ...] = (
     types.FrameType,
     threading.Thread,
     Executor,
+    Future,  # a copy would never be done
 )
 # By name, so that nothing is imported for the question.
 _STANDIN_NAMES = frozenset({
@@ -839,26 +846,26 @@ class _ReachedObject:
         if self.parent is None:
             return str(self.key)
         before = self.parent.place()
-        if isinstance(self.parent.obj, set | frozenset):
+        if is_a(self.parent.obj, set | frozenset):
             return before
-        is_item = isinstance(self.parent.obj, _COLLECTIONS) and self.key != "__dict__"
+        is_item = is_a(self.parent.obj, _COLLECTIONS) and self.key != "__dict__"
         return f"{before}[{self.key!r}]" if is_item else f"{before}.{self.key}"
 
     def put(self, value: Any) -> None:
         """Replace the object in what holds it."""
         assert self.parent is not None
         holder = self.parent.obj
-        if isinstance(holder, dict | list | deque):
+        if is_a(holder, dict | list | deque):
             holder[self.key] = value
-        elif isinstance(holder, set):
+        elif is_a(holder, set):
             holder.discard(self.obj)
             holder.add(value)
         elif (rebuild := _rebuilder(holder)) is not None:
             self.parent.put(rebuild(self.key, self.obj, value))
-        elif isinstance(holder, functools.partial):
+        elif is_a(holder, functools.partial):
             parts = {"func": holder.func, "args": holder.args, "keywords": holder.keywords, self.key: value}
-            holder.__setstate__((*parts.values(), vars(holder)))  # type: ignore[attr-defined]  # functools: in place
-        elif isinstance(holder, types.FunctionType) and self.key in holder.__code__.co_freevars:
+            holder.__setstate__((*parts.values(), vars(holder)))  # functools: in place
+        elif is_a(holder, types.FunctionType) and self.key in holder.__code__.co_freevars:
             cells = holder.__closure__ or ()
             cells[holder.__code__.co_freevars.index(self.key)].cell_contents = value
         elif self.key in getattr(holder, "__dict__", ()):
@@ -909,16 +916,16 @@ class Unforkable:
 
 def roots_of(function: Any) -> dict[str, Any]:
     """Return what a callable starts from, by the name that users have for it: its `self`, or itself."""
-    roots = {"partial": function} if isinstance(function, functools.partial) else {}
+    roots = {"partial": function} if is_a(function, functools.partial) else {}
     owner = innermost(function)
-    if isinstance(owner, types.MethodType):
+    if is_a(owner, types.MethodType):
         return roots | {"self": owner.__self__}
     return roots | {logs.label_of(owner): owner}
 
 
 def innermost(function: Any) -> Any:
     """Return what partials call in the end."""
-    while isinstance(function, functools.partial):
+    while is_a(function, functools.partial):
         function = function.func
     return function
 
@@ -940,7 +947,7 @@ def find_unforkables(roots: Mapping[str, Any]) -> list[Unforkable]:
         if not waiting:
             break
         node = waiting.popleft()
-        is_entered = not isinstance(node.obj, _COLLECTIONS) or len(node.obj) <= _MAX_ITEMS
+        is_entered = not is_a(node.obj, _COLLECTIONS) or len(node.obj) <= _MAX_ITEMS
         for key, value in _children(node.obj):
             kind: Any = type(value)
             if kind in _VALUES or id(value) in seen:
@@ -969,29 +976,30 @@ def _may_be_entered(obj: Any) -> bool:
 
 def _children(obj: Any) -> Iterable[tuple[Any, Any]]:
     """Return what an object holds, by index, key or attribute; nothing of a collection of values."""
-    if isinstance(obj, _COLLECTIONS):
+    if is_a(obj, _COLLECTIONS):
         return itertools.chain(_items(obj), (("__dict__", each) for each in (getattr(obj, "__dict__", None),) if each))
-    if isinstance(obj, types.MethodType):
+    if is_a(obj, types.MethodType):
         return (("__self__", obj.__self__),)
-    if isinstance(obj, functools.partial):
+    if is_a(obj, functools.partial):
         return (("func", obj.func), ("args", obj.args), ("keywords", obj.keywords))
     return _attributes(obj)
 
 
 def _items(collection: Any) -> Iterable[tuple[Any, Any]]:
-    values = collection.values() if isinstance(collection, dict) else collection
+    values = collection.values() if is_a(collection, dict) else collection
     kinds = set(map(type, values))
     if kinds <= _VALUES:
         return ()
     if kinds <= _ROWS and _VALUES.issuperset(map(type, itertools.chain.from_iterable(values))):
         return ()
-    return list(collection.items() if isinstance(collection, dict) else enumerate(collection))
+    return list(collection.items() if is_a(collection, dict) else enumerate(collection))
 
 
 def _attributes(obj: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(attributes := getattr(obj, "__dict__", None), dict):
+    attributes: Any = getattr(obj, "__dict__", None)
+    if is_a(attributes, dict):
         yield from list(attributes.items())
-    if isinstance(obj, types.FunctionType) and not is_imported(obj):
+    if is_a(obj, types.FunctionType) and not is_imported(obj):
         yield from _closure(obj)
     kind: Any = type(obj)
     for name, member in slots_of(kind).items():
@@ -1023,17 +1031,17 @@ def slots_of(kind: Hashable) -> Mapping[str, types.MemberDescriptorType]:
         for base in cast("type", kind).__mro__
         if "__slots__" in vars(base)
         for name, member in vars(base).items()
-        if isinstance(member, types.MemberDescriptorType)
+        if is_a(member, types.MemberDescriptorType)
     }
 
 
 def _rebuilder(holder: Any) -> Callable[[Any, Any, Any], Any] | None:
     """Return what makes another one of an immutable object (key, value before, value after), or None."""
-    if isinstance(holder, tuple):
+    if is_a(holder, tuple):
         return lambda key, _, after: _tuple_like(holder, [*holder[:key], after, *holder[key + 1 :]])
-    if isinstance(holder, frozenset):
+    if is_a(holder, frozenset):
         return lambda _, before, after: (holder - {before}) | {after}
-    if isinstance(holder, types.MethodType):
+    if is_a(holder, types.MethodType):
         return lambda _, __, after: types.MethodType(holder.__func__, after)
     return None
 

@@ -162,9 +162,9 @@ class State:
             self._note_instance(value)
         elif kind in _CONTAINERS:
             self._note_container(value)
-        elif isinstance(value, type):
+        elif standins.is_a(value, type):
             self._note_class(value)
-        elif isinstance(value, types.MethodType | types.BuiltinFunctionType):
+        elif standins.is_a(value, types.MethodType | types.BuiltinFunctionType):
             self._waiting += (getattr(value, "__func__", None), value.__self__)
         elif kind is functools.partial:
             self._waiting += (value.func, value.args, value.keywords)
@@ -175,7 +175,7 @@ class State:
         if kind is types.FunctionType:
             self._note_function(value)
         elif standins.is_special(kind) and (standins.is_shared(value) or standins.replacement(value, "") is not None):
-            self.may_rest &= isinstance(value, _KNOWN_SPECIALS) or standins.is_shared(value)
+            self.may_rest &= standins.is_a(value, _KNOWN_SPECIALS) or standins.is_shared(value)
             self._specials.append((value, _reduction_of(value)))
         else:
             holds_nothing = not gc.is_tracked(value) or kind.__module__.partition(".")[0] in ("array", "numpy")
@@ -183,12 +183,12 @@ class State:
             self._contents.append((value, _digest(value)))
 
     def _note_container(self, value: Any) -> None:
-        if isinstance(value, dict):
+        if standins.is_a(value, dict):
             self._mappings.append(value)
             self._look_at(value.keys())
             self._look_at(value.values())
         else:
-            if not isinstance(value, _SETTLED):
+            if not standins.is_a(value, _SETTLED):
                 self._rows.append(value)
             self._look_at(value)
 
@@ -211,7 +211,7 @@ class State:
             self._look_at(attributes.values())
         for member in standins.slots_of(kind).values():
             self._note_slot(member.__get__, value)
-        if isinstance(value, _CONTAINER_TYPES):
+        if standins.is_a(value, _CONTAINER_TYPES):
             self.may_rest &= value is not self._owner
             self._note_container(value)
 
@@ -239,7 +239,7 @@ class State:
 
     def _note_globals(self, function: Any) -> None:
         """Note the globals of a function that travels by value."""
-        if not isinstance(function, types.FunctionType) or not byvalue.is_by_value(function.__module__):
+        if not standins.is_a(function, types.FunctionType) or not byvalue.is_by_value(function.__module__):
             return
         held = function.__globals__
         for name in byvalue.global_names(function.__code__):
@@ -248,14 +248,14 @@ class State:
                 self._namespaces.append(held)
                 self._names.append(name)
                 value = held.get(name)
-                if isinstance(self._owner, types.FunctionType):
+                if standins.is_a(self._owner, types.FunctionType):
                     self.may_rest &= value is not self._owner and _is_light(value)
                 self._code.append(value)
 
     def _search(self, value: Any) -> None:
         """Note the globals of code in what a global holds, but not what it holds."""
         kind: Any = type(value)
-        if isinstance(value, type):
+        if standins.is_a(value, type):
             if id(value) not in self._seen:
                 self._note_class(value)
         elif not (_is_fixed(value) or _is_number(kind)):
@@ -292,11 +292,11 @@ def _owner_of(function: Callable[..., Any]) -> Any:
     """Return what holds what the callable holds: the object whose method it is, or the function; None for others."""
     if isinstance(function, types.MethodType):
         return function.__self__
-    return function if isinstance(function, types.FunctionType) else None
+    return function if standins.is_a(function, types.FunctionType) else None
 
 
 def _is_fixed(value: Any) -> bool:
-    return isinstance(value, _FIXED) or (isinstance(value, types.FunctionType) and standins.is_imported(value))
+    return standins.is_a(value, _FIXED) or (standins.is_a(value, types.FunctionType) and standins.is_imported(value))
 
 
 def _parts_of(value: Any, kind: Any) -> Collection[Any] | None:
@@ -304,7 +304,7 @@ def _parts_of(value: Any, kind: Any) -> Collection[Any] | None:
     if kind in _PARTS:
         return [_value_of(get, value) for get in _PARTS[kind]]
     if kind in _CONTAINERS:
-        held = (*value, *value.values()) if isinstance(value, dict) else value
+        held = (*value, *value.values()) if standins.is_a(value, dict) else value
         return () if pickling.PLAIN.issuperset(map(type, held)) else held
     if _is_transparent(kind):
         slots = (_value_of(member.__get__, value) for member in standins.slots_of(kind).values())
@@ -316,7 +316,7 @@ def _is_light(value: Any) -> bool:
     """Return whether nobody minds that it is kept: it holds no data."""
     if type(value) is types.FunctionType:
         return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
-    is_class = isinstance(value, type) and not byvalue.is_by_value(value.__module__)
+    is_class = standins.is_a(value, type) and not byvalue.is_by_value(value.__module__)
     return type(value) in pickling.PLAIN or is_class or _is_fixed(value)
 
 
@@ -386,10 +386,12 @@ def _is_transparent(kind: Hashable) -> bool:
         own, parent = vars(base), base.__base__
         if base in _CONTAINERS:
             continue
-        is_of_c = not base.__flags__ & _HEAP_TYPE or isinstance(own.get("__new__"), types.BuiltinFunctionType)
+        is_of_c = not base.__flags__ & _HEAP_TYPE or standins.is_a(own.get("__new__"), types.BuiltinFunctionType)
         # A class of Python is larger than its base by its slots alone.
         words = sum(name in own for name in ("__dict__", "__weakref__"))
-        words += sum(isinstance(each, types.MemberDescriptorType) for each in own.values()) if "__slots__" in own else 0
+        words += (
+            sum(standins.is_a(each, types.MemberDescriptorType) for each in own.values()) if "__slots__" in own else 0
+        )
         if is_of_c or parent is None or base.__basicsize__ - parent.__basicsize__ > 8 * words:
             return False
     return True

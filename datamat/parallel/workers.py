@@ -29,6 +29,7 @@ from datamat.parallel.processes import (
     SpawnPopen,
     current_umask,
     interrupts_held,
+    is_frozen,
     start_process,
 )
 from datamat.parallel.worker import Request
@@ -605,6 +606,8 @@ class WorkerGroup:
         Raises:
             OSError, EOFError: the system, or the server, did not start one.
         """
+        if self._launcher is None and is_frozen():
+            raise OSError("a frozen program starts its workers once, by fork, and cannot replace them")
         if self._launcher is None:
             modules: Sequence[str] = ()
             with suppress(UnpicklableError):  # raised to whoever waits for it, when it is to be sent

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import subprocess
 import sys
+import types
+import unittest.mock
 
 import numpy as np
 import psutil
 import pytest
 
-from datamat import PathosExecutor, TaskTimeout, load, materialize
+from datamat import (
+    BrokenPoolError,
+    OptionError,
+    PathosExecutor,
+    TaskTimeout,
+    UnpicklableError,
+    WorkerDied,
+    load,
+    materialize,
+)
 from datamat.errors import ParallelError
 from datamat.testing import InlineExecutor
 
@@ -191,3 +203,48 @@ def test_joblib_in_a_task_leaves_nothing_behind(tmp_path):
     done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
 
     assert (done.stdout, done.stderr) == ("[0, 0, 1, 3]\n", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("spec", [dict, list, types.MethodType, functools.partial, types.FunctionType, Wrapper])
+@pytest.mark.filterwarnings("ignore:self.client. unittest.mock.Mock cannot be sent:UserWarning")
+def test_mock_on_self_is_taken_for_what_it_is(method, spec):
+    """Its `__class__` says that it is what it stands for."""
+
+    class Service:
+        def __init__(self):
+            self.client = unittest.mock.Mock(spec=spec)
+
+        def call(self, n):
+            return n + 1
+
+    with PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(Service().call, 1).result() == 2
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_future_as_an_argument_is_refused_by_name(method):
+    """A copy of it would never be done."""
+    with PathosExecutor(1, start_method=method) as pool:
+        future = pool.submit(abs, -1)
+        with pytest.raises(UnpicklableError, match="Future"):
+            pool.submit(repr, future).result()
+        with pytest.raises(UnpicklableError, match="Future"):
+            list(pool.map(repr, [[future]]))
+
+
+def test_frozen_program_never_runs_itself_again(monkeypatch):
+    """Its executable is the program, not an interpreter: workers are forks, or there are none."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/nowhere/program")
+
+    with PathosExecutor(1) as pool:
+        assert pool.submit(abs, -1).result() == 1
+        assert pool.stats().start_method == "fork"
+        with pytest.raises(WorkerDied):
+            pool.submit(os._exit, 3).result()
+        with pytest.raises(BrokenPoolError, match="frozen"):
+            pool.submit(abs, -1).result()
+    for method in ("forkserver", "spawn"):
+        with pytest.raises(OptionError, match="frozen"):
+            PathosExecutor(1, start_method=method)
