@@ -178,7 +178,7 @@ class Store:
             "ResponseMetadata": {"HTTPHeaders": {"date": date}},
             "Contents": [
                 {"Key": name.partition("/")[2], "LastModified": one.modified}
-                for name, one in list(self.objects.items())
+                for name, one in self.objects.copy().items()  # in one step, whatever other threads do
                 if name.startswith(path)
             ],
         }

@@ -297,19 +297,22 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """Send SIGKILL to the worker and to what its tasks have started; the death is noticed like any other."""
-        with suppress(ProcessLookupError, OSError):
-            self._send_signal(0)  # it is there, so that no other process has its number
-            started = _descendants(self.pid)
-            self._send_signal(signal.SIGKILL)
-            for pid in started:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+        self._end_by(signal.SIGKILL)
 
     def kill_with_stack(self) -> None:
         """Make the worker write its Python stack and end; SIGKILL follows if it cannot."""
         self.kill_at = time.monotonic() + LAST_WORDS_S
+        self._end_by(worker.TRACE_SIGNAL)
+
+    def _end_by(self, number: int) -> None:
+        """Send a signal that ends the worker, and SIGKILL to all that its tasks have started."""
         with suppress(ProcessLookupError, OSError):
-            self._send_signal(worker.TRACE_SIGNAL)
+            self._send_signal(0)  # it is there, so that no other process has its number
+            started = _descendants(self.pid)
+            self._send_signal(number)
+            for pid in started:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _send_signal(self, number: int) -> None:
         if self._pidfd.fileno() >= 0:
