@@ -108,6 +108,7 @@ def test_sidecars_reveal_neither_machine_nor_time(made, name):
         assert private.encode() not in content
 
 
+@pytest.mark.long
 def test_run_that_is_killed_before_the_manifest_is_completed_by_the_next(source, made, tmp_path, monkeypatch):
     """The run is killed at every file between the first sidecar and the manifest."""
     whole = small_pairs.digests(made("tfrecord"))

@@ -155,6 +155,7 @@ def test_planted_link_is_never_written_through(small_source, tmp_path, whole, na
     check_whole(job, whole)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     ["données ✓ 数据集 🗂", " leading and trailing ", "-rf", "x" * 255, "new\nline", "%s{0}*?[a]", "caf\udce9"],

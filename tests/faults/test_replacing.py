@@ -252,6 +252,7 @@ def test_reader_that_was_there_before_never_gets_new_records_for_old_ones(pairs,
     assert len(list(load(output))) == 16
 
 
+@pytest.mark.long
 def test_reader_that_was_there_before_reads_on_where_its_shards_are_the_same(pairs, tmp_path):
     """This holds where the manifest is a new one; shards that were replaced are never read."""
     output = tmp_path / "out"

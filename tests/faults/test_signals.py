@@ -203,6 +203,7 @@ def test_run_whose_lock_is_deleted_does_not_finish_beside_the_one_that_took_its_
     assert verify(job.output, deep=True).ok
 
 
+@pytest.mark.long
 def test_run_whose_lock_belongs_to_another_stops_and_lets_that_one_finish(job_by, tmp_path, whole):
     """The first finishes its rows before the second: it still stops, and the second succeeds."""
     job = job_by("fork")
@@ -225,6 +226,7 @@ def test_run_whose_lock_belongs_to_another_stops_and_lets_that_one_finish(job_by
     assert left_behind(pathlib.Path(job.output)) == []
 
 
+@pytest.mark.long
 def test_deleted_lock_costs_no_finished_work(job_by, tmp_path, check_resumed):
     """Nobody took its place, but the run cannot know that: it stops, and the next one resumes."""
     job = job_by("fork")

@@ -271,6 +271,7 @@ def stop_oneself():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.long
 def test_timeout_of_a_stopped_worker_kills_it(method):
     """It cannot write its stack, but it is replaced all the same."""
     with PathosExecutor(1, start_method=method, task_timeout_s=1.5) as pool:

@@ -318,6 +318,7 @@ def test_class_stays_the_same_when_more_code_of_its_module_comes(tmp_path: Path)
     assert run(["-c", script], tmp_path) == "(True, 1) True (True, 2)\n" * 6
 
 
+@pytest.mark.long
 def test_pools_that_fork_at_the_same_time_keep_their_initializers(tmp_path: Path) -> None:
     """One pool starts completely while another is about to fork its worker."""
     script = (
@@ -422,6 +423,7 @@ def test_stop_button_of_a_notebook_leaves_it_usable(method: str, tmp_path: Path)
     assert "".join(printed) == "0\n[0, 0]\n"
 
 
+@pytest.mark.long
 def test_module_that_writes_data_when_imported_is_not_imported_again(tmp_path: Path) -> None:
     """Nor is it on the next day, when its run has nothing to do and starts no pool of its own."""
     (tmp_path / "library.py").write_text(

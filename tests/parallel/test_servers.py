@@ -131,6 +131,7 @@ def test_server_whose_modules_started_processes_ends_when_it_is_idle(monkeypatch
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_server_in_use_is_not_idle(monkeypatch):
     """It does not matter how long its worker has been idle or busy."""
     monkeypatch.setattr(processes, "IDLE_S", 0.2)

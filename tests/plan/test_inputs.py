@@ -186,6 +186,7 @@ def stopped(source, output, gate):
     return writer
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["copy", "rows deleted"])
 def test_parts_of_an_unfinished_run_are_reused(source, tmp_path, how):
     """New times, a copied project or deleted rows change nothing: the bytes are those of an undisturbed run."""

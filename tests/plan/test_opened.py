@@ -76,6 +76,7 @@ def said(project, program, *arguments):
     return ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", ["forkserver", *(pytest.param(name, marks=pytest.mark.long) for name in ("fork", "spawn"))]
 )

@@ -47,6 +47,7 @@ def write(folder, count, **options):
     return load(folder, "train")
 
 
+@pytest.mark.long
 def test_first_shards_are_written_in_parallel(tmp_path):
     """The first row of a process waits until another process holds a row as well."""
     with socket.create_server(("localhost", 0)) as meeting:

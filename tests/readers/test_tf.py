@@ -278,6 +278,7 @@ def test_python_transforms_see_the_values_of_load(odd):
     assert rows == [(number, MICROSECONDS + 1_000_000 + number) for number in range(20)]
 
 
+@pytest.mark.long
 def test_views_are_read(tmp_path):
     """Each record of the view once in each epoch; functions of `map` may change fields and dtypes."""
     a, b = written(tmp_path / "a", 0, 23, 3), written(tmp_path / "b", 100, 11, 2, "parquet")
@@ -349,6 +350,7 @@ def test_shuffle_is_known_by_its_seed_and_new_in_every_epoch(pairs):
     assert {tuple(sorted(keys)) for keys in one} == {tuple(sorted(train.keys()))}
 
 
+@pytest.mark.long
 def test_window_bounds_how_far_records_move(tmp_path):
     """A number is the size of the window: a record comes at most that many places early."""
     data = written(tmp_path, 0, 60, 1)
@@ -517,6 +519,7 @@ def test_samples_that_differ_are_refused(pairs, changed, told):
 # ---------------------------------------------------------------- caches and snapshots
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_cache_holds_samples_but_no_random_draws(tf, copied, tmp_path, where):
     """A second epoch needs no shard; its augmentation and order are drawn again, in a seeded program, too."""

@@ -216,6 +216,7 @@ def test_strategy_tells_each_program_its_rank(tf, rows):
     assert batched(second) == batched(data.to_numpy(4, rank=1, world_size=3))
 
 
+@pytest.mark.long
 def test_batch_that_is_skipped_as_a_whole_is_an_error(tf, tmp_path):
     """The other ranks would wait for it; a single one goes on without."""
     path = pathlib.Path(written(tmp_path, 0, 12, 1).files[0])
@@ -424,6 +425,7 @@ def test_value_without_a_tensor_is_named(rows):
         rows["tfrecord"].map(lambda sample: {**sample, "meta": {"a": 1}}).to_tf(4)
 
 
+@pytest.mark.long
 def test_fields_in_dicts_are_shaped_like_all_others(tmp_path):
     """Those of dicts, of lists of dicts, and what `map` returns; with lengths beside what they are of."""
     data = nested_rows(tmp_path)

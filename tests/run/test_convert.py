@@ -205,6 +205,7 @@ def test_order_of_the_index_and_size_of_records_count(tmp_path):
     assert [len(infos) for infos in Manifest.read(output).splits.values()] == [4, 1]
 
 
+@pytest.mark.long
 def test_copies_keep_their_keys(uneven, tmp_path):
     """Keys hold where a copy is two records; rows that failed are not in the new directory."""
     output = converted(uneven, tmp_path / "out", format="parquet", shards=3)
@@ -240,6 +241,7 @@ def test_output_is_the_same_for_any_number_of_workers_and_any_place(mixed, tmp_p
     assert small_pairs.digests(one) == small_pairs.digests(three)
 
 
+@pytest.mark.long
 def test_several_formats_are_written_and_read(mixed, tmp_path):
     """A directory in two formats keeps both at another number of shards; readers use its first format."""
     both = converted(mixed, tmp_path / "both", format=["parquet", "tfrecord"])
@@ -436,6 +438,7 @@ def test_senseless_arguments_are_refused(mixed, tmp_path):
         convert(tmp_path, tmp_path.with_name("out"), shards=2)
 
 
+@pytest.mark.long
 def test_command_writes_beside_the_directory(mixed, tmp_path, capsys):
     """`--output` names another place; the command prints where it wrote."""
     source = shutil.copytree(mixed, tmp_path / "source")

@@ -137,6 +137,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path):
     assert not list(tmp_path.glob("out/**/*.part")) and not list(tmp_path.glob("out/*.tfrecord"))
 
 
+@pytest.mark.long
 def test_module_that_was_edited_after_its_import_is_refused(tmp_path):
     """The program has the old code, and a worker would import the new one."""
     extra = "import pathlib; p = pathlib.Path('settings.py'); p.write_text(p.read_text().replace('x * K', 'x * K + 1'))"

@@ -140,6 +140,7 @@ def test_row_that_ends_its_worker_is_left_out_after_the_second_attempt(place):
     assert shards.items() <= small_pairs.digests(place / "reference").items()
 
 
+@pytest.mark.long
 def test_number_of_attempts_can_be_chosen(place):
     """`max_retries` counts for each row."""
     job(place, "out", {"train003": "die", "train004": "die"}, max_retries=0).run(progress=False)
@@ -186,6 +187,7 @@ def test_sample_that_eats_the_memory_fails_alone_under_a_limit(place):
     assert not entries(place, "out", "worker_died")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "crumb"),
     [

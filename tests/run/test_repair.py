@@ -336,6 +336,7 @@ def test_source_that_gives_other_bytes_is_reported_and_its_old_entry_stays(sourc
     assert small_pairs.digests(output) == before
 
 
+@pytest.mark.long
 def test_repair_that_was_killed_does_not_make_a_run_accept_other_bytes(source, output, monkeypatch):
     """The next repair, or run, still knows the bytes that must come out."""
     output = output.with_name("versioned")

@@ -126,6 +126,7 @@ def test_rows_that_fail_again_stay_out(place):
     assert verify(place / "out").ok
 
 
+@pytest.mark.long
 def test_other_changes_are_done_as_by_run(place):
     """In a shard where another row changed, that row is read, too; shards without failures are not touched."""
     job(place).run(progress=False)

@@ -107,6 +107,7 @@ def test_each_format_has_the_bytes_of_a_run_with_it_alone(source, finished, tmp_
     assert shards_of(finished, name) == alone
 
 
+@pytest.mark.long
 def test_each_sample_is_read_and_drawn_once(source, tmp_path):
     """The counts are those of a run in one format."""
     tallies = []

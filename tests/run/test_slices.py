@@ -125,6 +125,7 @@ def test_shards_of_a_killed_task_are_taken_over(source, wanted, output, start, a
     _is_as_wanted(output, wanted)
 
 
+@pytest.mark.long
 def test_task_that_comes_again_resumes_its_own_parts(source, wanted, output, start):
     """The next job of the same array does not wait for its own lease, and makes no finished shard again."""
     start(0, 31, KILL).wait()
@@ -291,6 +292,7 @@ def test_only_what_changed_is_made_again(tmp_path, output):
     _is_as_wanted(output, content(tmp_path / "wanted"))
 
 
+@pytest.mark.long
 def test_deadline_leaves_the_rest_to_others(source, wanted, output, start):
     """A task whose time is over reports that; the next one continues."""
     holder = start(0, 5, STOP)

@@ -190,6 +190,7 @@ def test_they_are_those_of_the_finished_records(made, split):
     check_numbers(found["many"]["items"], of("many", len))
 
 
+@pytest.mark.long
 def test_statistics_do_not_depend_on_workers_and_shards(made, tmp_path):
     make(tmp_path / "out", workers=WorkerOptions(num_workers=3))
 
@@ -227,6 +228,7 @@ class Second(Rows):
     numbers = range(NUM_ROWS // 2, NUM_ROWS)
 
 
+@pytest.mark.long
 def test_merged_they_are_those_of_all(made, tmp_path):
     make(tmp_path / "a", writer=First)
     make(tmp_path / "b", writer=Second)

@@ -461,6 +461,7 @@ _PLANTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", _PLANTED)
 def test_planted_links_are_not_written_through(source, tmp_path, name):
     """At every name that a run writes to, a link is refused or replaced; what it leads to does not change."""

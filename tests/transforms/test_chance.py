@@ -151,6 +151,7 @@ def test_retried_replayed_and_verified_rows_draw_the_same_again(tmp_path):
     assert job.verify(sample=1.0).ok
 
 
+@pytest.mark.long
 def test_rows_retried_by_rerun_failed_draw_what_they_would_have_drawn(tmp_path):
     """The shard equals that of a run in which nothing failed."""
 
@@ -169,6 +170,7 @@ def test_rows_retried_by_rerun_failed_draw_what_they_would_have_drawn(tmp_path):
     assert {sample.pop("key"): sample for sample in map(dict, load(tmp_path / "out"))} == _rolled(tmp_path / "wanted")
 
 
+@pytest.mark.long
 def test_other_seed_draws_other_numbers_and_reuses_no_shard(tmp_path):
     """This holds even where the seed does not decide the order of the rows."""
     options = {"shards": ShardOptions(shuffle=False)}
@@ -432,6 +434,7 @@ def test_block_that_draws_is_refused(draw, message, tmp_path):
         job.run(progress=False)
 
 
+@pytest.mark.long
 def test_rows_whose_block_fails_draw_what_they_draw_one_by_one(tmp_path):
     """Reading the rows of a block one by one changes no number."""
 

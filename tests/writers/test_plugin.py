@@ -36,6 +36,7 @@ def install(package: pathlib.Path, target: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="builds a package with hatchling")
 def test_installed_writer_is_found_by_name(tmp_path):
     """An entry point in the group `datamat.writers` is all it takes."""
