@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import types
 import unittest.mock
 
@@ -181,12 +182,13 @@ def test_worker_that_is_killed_takes_along_what_it_started(tmp_path):
         (tmp_path / "pid").write_text(str(process.pid))
         process.wait()
 
-    with PathosExecutor(1, start_method="fork", task_timeout_s=2) as pool, pytest.raises(TaskTimeout):
+    with PathosExecutor(1, start_method="fork", task_timeout_s=5) as pool, pytest.raises(TaskTimeout):
         pool.submit(start).result()
 
     sleeper = int((tmp_path / "pid").read_text())
     with contextlib.suppress(psutil.NoSuchProcess):  # gone, or about to be reaped by whoever is its parent now
-        assert psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE
+        while psutil.Process(sleeper).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
 
 
 def test_joblib_in_a_task_leaves_nothing_behind(tmp_path):
