@@ -160,7 +160,8 @@ class Materializer:
         hooks: `RunHook` objects that hear what happens in `run`, `rerun_failed` and `repair`.
         follow_links: whether to follow links in the source that lead out of it, as in the cache of the Hugging Face
             Hub, in DVC and git-annex; their targets then count as input. Otherwise such a link to a file is refused,
-            and one to a folder is not searched, because whoever packed an archive chose where its links lead.
+            and one to a folder is not searched, because whoever packed an archive chose where its links lead. The same
+            holds for absolute paths in a table.
         storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
         source_options: the same for the URL of the source; None takes `storage_options`, unless the output is in
             another kind of store. For URLs in rows (`url_fields` of a writer), by scheme: `{"s3": ..., "https": ...}`.

@@ -48,7 +48,8 @@ class TableWriter(DatasetWriter):
         features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; a row with an empty cell
             fails, unless the feature of the column is an `Optional`. None reads all columns, with the feature that fits
             their values, and refuses a table with empty cells.
-        files: the column that names the file of each of these features, by URL or by path, such as {"image": "url"}.
+        files: the column that names the file of each of these features, by URL (http, https, s3, gs, az, abfs, hf or
+            data) or by a path from the table's folder, such as {"image": "url"}.
 
     Raises:
         OptionError: a feature of `files` is not declared.

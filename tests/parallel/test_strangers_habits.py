@@ -186,8 +186,10 @@ def test_worker_that_is_killed_takes_along_what_it_started(tmp_path):
         pool.submit(start).result()
 
     sleeper = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
     with contextlib.suppress(psutil.NoSuchProcess):  # gone, or about to be reaped by whoever is its parent now
         while psutil.Process(sleeper).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "it still runs"
             time.sleep(0.01)
 
 

@@ -1710,5 +1710,47 @@ DEFECTS = {
             lambda is_whole: lambda self, name, wanted: True,
             "tests/run/test_upload.py::test_lost_object_is_made_again",
         ),
+        Defect(
+            "iterator-goes-on-in-a-fork",
+            "an epoch that was begun before a fork waits in the child for threads that only the parent has",
+            "datamat.parallel.process_role:refuse_in_fork",
+            lambda refuse: lambda *_: None,
+            "tests/parallel/test_strangers_habits.py::test_epoch_begun_before_a_fork_is_refused_in_it",
+        ),
+        Defect(
+            "wrappers-are-asked-for-anything",
+            "pickle asks a half-made wrapper for special methods, which asks itself without end",
+            "datamat.parallel.pickling:_answers_to_any_name",
+            lambda answers: lambda kind: False,
+            "tests/parallel/test_strangers_habits.py::test_objects_that_answer_to_any_name_travel",
+        ),
+        Defect(
+            "exit-handlers-of-tasks-dropped",
+            "what a task has registered for the end of its process never runs",
+            "datamat.parallel.worker:_run_exit_handlers",
+            lambda run: lambda: None,
+            "tests/parallel/test_strangers_habits.py::test_exit_handlers_of_tasks_run_and_those_of_the_parent_do_not",
+        ),
+        Defect(
+            "started-processes-outlive-the-worker",
+            "a worker that is killed leaves behind what its task has started",
+            "datamat.parallel.workers:_descendants",
+            lambda descendants: lambda pid: [],
+            "tests/parallel/test_strangers_habits.py::test_worker_that_is_killed_takes_along_what_it_started",
+        ),
+        Defect(
+            "index-names-any-file",
+            "an index file opens files outside of its own folder",
+            "datamat.directory.files:path_inside",
+            replace('".." in path.parts', "False"),
+            "tests/writers/test_names_from_data.py::test_index_that_names_a_file_elsewhere_is_refused",
+        ),
+        Defect(
+            "tables-may-chain-filesystems",
+            "a table of URLs reads files of this machine by a chain of fsspec's",
+            "datamat.directory.mirror:_checked",
+            replace('"::" in url', "False"),
+            "tests/writers/test_names_from_data.py::test_table_uses_no_scheme_of_this_machine_and_no_chain",
+        ),
     )
 }
