@@ -887,6 +887,7 @@ _VERIFIED = {
     "num_records": "records that the manifest counts",
     "num_formats": "formats that hold them",
     "problems": "one line per problem",
+    "notes": "one line per edited file for people",
     "files": "the damaged files",
 }
 

@@ -330,6 +330,7 @@ class VerifyReport:
         num_records: number of records in the manifest.
         found: all damage, in the order of the files.
         num_formats: number of formats that hold the records.
+        notes: what is no damage and yet worth a look, one line each: a README.md or croissant.json that was edited.
     """
 
     path: pathlib.Path | str
@@ -337,6 +338,7 @@ class VerifyReport:
     num_records: int
     found: tuple[Problem, ...]
     num_formats: int = 1
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -356,10 +358,10 @@ class VerifyReport:
     def __str__(self) -> str:
         if self.ok:
             formats = f" in {self.num_formats} formats" if self.num_formats > 1 else ""
-            size = f"{self.num_shards} shards{formats}, {self.num_records:,} records"
-            return f"{self.path}: {size}: all as the manifest says"
-        count = f"{len(self.found)} problem{'' if len(self.found) == 1 else 's'}"
-        return "\n".join([f"{self.path}: {count}:", *(f"  {line}" for line in self.problems)])
+            title = f"{self.num_shards} shards{formats}, {self.num_records:,} records: all as the manifest says"
+        else:
+            title = f"{len(self.found)} problem{'' if len(self.found) == 1 else 's'}:"
+        return "\n".join([f"{self.path}: {title}", *(f"  {line}" for line in (*self.problems, *self.notes))])
 
     def _repr_html_(self) -> str:
         title, *lines = str(self).splitlines()
@@ -544,10 +546,13 @@ class _Examination:
         foreign = _foreign(names, manifest, formats.values(), known_sidecars(folder))
         found += [Problem(name, "not in the manifest; remove it") for name in foreign]
         damaged = {problem.file for problem in found}
+        edited: dict[str, str] = {}
         if MANIFEST_FILE not in damaged:  # with which they are compared, and indexes of shards with shards
             self._files.bring(dict.fromkeys(sorted(sidecar_names(manifest) | known_sidecars(folder)), _MOST_BYTES))
-            found += [Problem(name, what) for name, what in sidecar_problems(folder, manifest, damaged).items()]
-        return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats))
+            wrong_files, edited = sidecar_problems(folder, manifest, damaged)
+            found += [Problem(name, what) for name, what in wrong_files.items()]
+        notes = tuple(f"{name}: {what}" for name, what in edited.items())
+        return VerifyReport(folder, len(manifest.shards), manifest.num_records, tuple(found), len(formats), notes)
 
     def _shard_problems(
         self, manifest: Manifest, shard_format: ShardFormat, rows: Mapping[str, list[list[str]]]

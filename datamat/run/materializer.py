@@ -19,7 +19,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from datamat.directory.display import feature_table, render_html, shorten
-from datamat.directory.files import expand_home, lock_holder, locked, refuse_links
+from datamat.directory.files import WORK, expand_home, lock_holder, locked, refuse_links
 from datamat.directory.manifest import INDEX_FOLDER
 from datamat.directory.mirror import UrlFiles, mirrored, url_folder, urls_in_errors
 from datamat.directory.provenance import find_provenance
@@ -743,9 +743,17 @@ def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:
     return tuple(hooks)
 
 
+_FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "sidecars.json")
+"""Files of `.datamat` that every run reads or writes; nobody can hold a lock that is none."""
+
+
 def _repairable(job: Job) -> pathlib.Path:
-    """Return the `.datamat` folder of an output; move aside links and folders that are in the way of index files."""
+    """Return the `.datamat` folder of an output; move aside what is in the way of its files and of index files."""
     output, work, index = job.output, job.work, job.output / INDEX_FOLDER
+    for name in _FILES_OF_WORK if work.is_dir() else ():
+        if os.path.lexists(work / name) and not (work / name).is_file():
+            refuse_links(work)
+            set_aside(output, work, f"{WORK}/{name}")
     is_folder = index.is_dir() and not index.is_symlink()
     found = [f"{INDEX_FOLDER}/{path.name}" for path in index.iterdir()] if is_folder else [INDEX_FOLDER]
     wrong = [name for name in found if os.path.islink(output / name) or is_folder == (output / name).is_dir()]

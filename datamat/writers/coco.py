@@ -127,7 +127,7 @@ def _files(source: Any) -> dict[str, pathlib.Path]:
 def _load(file: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     try:
         found = json.loads(read_file(file, max_bytes=_MOST_BYTES))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{file} is no JSON: {error}; restore it") from error
     parts = ("images", "annotations", "categories")
     if not isinstance(found, dict) or not all(isinstance(found.get(part), list) for part in parts):

@@ -26,7 +26,6 @@ from datamat.writers.base import DatasetWriter, DataSource, Sample
 from datamat.writers.existing import (
     ArrowSource,
     SpooledSource,
-    SpoolOptions,
     converted,
     dicts_of,
     fill_lists,
@@ -35,6 +34,7 @@ from datamat.writers.existing import (
     open_source,
     without_items,
 )
+from datamat.writers.foreign import SpoolOptions
 from datamat.writers.index import Index
 
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ class ImportWriter(DatasetWriter):
         spool: folder for the rows of an iterator, which are written to disk as they arrive. It stays: the iterator is
             not asked again for rows that are there, and a source that can resume continues after them. None takes a
             temporary folder.
+        max_unpack_ratio: how many times its own size a compressed file of over 8 MiB, unpacked, may hold; one that
+            holds more is refused, because it may be made to fill the disk.
         version: text that stands for the content of the source in fingerprints; change it when the samples change.
             None stands for the content itself: of files, all of it; of objects, as far as they hold it.
 
@@ -152,6 +154,7 @@ class ImportWriter(DatasetWriter):
         drop: Sequence[str] = (),
         features: Mapping[str, Feature] | None = None,
         spool: str | os.PathLike[str] | None = None,
+        max_unpack_ratio: float = 500,
         version: str | None = None,
     ) -> None:
         self.name = name
@@ -159,7 +162,7 @@ class ImportWriter(DatasetWriter):
         self._key = key
         self._names = names
         self._declared = dict(_declared_fields(features or {}))
-        self._spool = SpoolOptions(None if spool is None else os.fspath(spool))
+        self._spool = SpoolOptions(None if spool is None else os.fspath(spool), max_unpack_ratio)
         self._version = version
         self.choose_fields(columns, rename, drop)
 

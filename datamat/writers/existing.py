@@ -30,6 +30,7 @@ from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.rows import Rows, follows_links
 from datamat.errors import (
     CorruptDataError,
+    DatamatError,
     InputError,
     MissingDependencyError,
     OptionError,
@@ -66,11 +67,13 @@ from datamat.readers.records import KeyIndex, RecordFiles
 from datamat.transforms.seeding import signature_of
 from datamat.writers.base import SOURCE_KINDS, DataSource
 from datamat.writers.foreign import (
+    DAMAGES,
     INFO_FILE,
     FilesForm,
     LitdataForm,
     MdsForm,
     RecordForm,
+    SpoolOptions,
     StoredFile,
     TarForm,
     TarRows,
@@ -93,7 +96,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_AHEAD",
     "ArrowSource",
-    "SpoolOptions",
     "SpooledSource",
     "TableRows",
     "content_of",
@@ -776,7 +778,8 @@ def open_source(
         )
     paths = _paths_of(dataset, is_named=kind is not None)
     if paths is not None:
-        return _of_paths(paths, kind, SpoolOptions() if spool is None else spool)
+        with _damage_named(paths[0]):
+            return _of_paths(paths, kind, SpoolOptions() if spool is None else spool)
     if kind in _OF_FILES and kind not in _OF_OBJECTS:
         raise SourceError(f"the source is a {type(dataset).__qualname__}, and {kind!r} reads files; give their path")
     found = dataset if isinstance(dataset, DataSource) else _of_object(dataset, names, spool)
@@ -1039,6 +1042,18 @@ def _listed(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list[Sour
         shared = os.path.commonpath([os.path.dirname(file.path) for file in found])
         found = [SourceFile(os.path.relpath(file.path, shared).replace(os.sep, "/"), file.path) for file in found]
     return sorted(found, key=lambda file: file.name)
+
+
+@contextlib.contextmanager
+def _damage_named(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGES as error:
+        if isinstance(error, DatamatError):
+            raise
+        raise SourceError(
+            f"{path} is damaged, or no dataset of its kind: {type(error).__name__}: {error}; copy or write it again"
+        ) from error
 
 
 def _of_paths(paths: Sequence[pathlib.Path], kind: str | None, spool: SpoolOptions) -> DataSource:
@@ -1575,6 +1590,7 @@ class _TableFiles:
                     found = opened.read_row_group(group, columns=own, use_threads=False)
             else:
                 found = _mapped(file.path).read_all()
+                found.validate(full=True)  # Arrow follows offsets blindly, also out of its memory
             if self._may_differ:
                 found = _readable(found.select([name for name in own if name in found.column_names]))
                 return pa.concat_tables([wanted.empty_table(), found], promote_options="permissive")
@@ -1636,7 +1652,11 @@ def _mapped(path: str) -> Any:
     try:
         return pa.ipc.open_file(data)
     except pa.ArrowInvalid:
-        return pa.ipc.open_stream(data)
+        stream = pa.ipc.open_stream(data)
+        # Arrow takes the end of the file for that of the stream, also where batches are missing.
+        if not data.slice(max(0, data.size - 4)).equals(pa.py_buffer(bytes(4))):
+            raise pa.ArrowInvalid("the stream has no end: it was cut off, or whoever wrote it was stopped") from None
+        return stream
 
 
 @final
@@ -1795,7 +1815,16 @@ class RecordsSource(DataSource):
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         file = int(np.searchsorted(self._ends, number, side="right"))
-        return self._form.read(file, number - int(self._ends[file - 1] if file else 0), self._names)
+        inner = number - int(self._ends[file - 1] if file else 0)
+        try:
+            return self._form.read(file, inner, self._names)
+        except DAMAGES as error:
+            path = self._sources[file].path
+            if isinstance(error, DatamatError) and (not isinstance(error, CorruptDataError) or path in str(error)):
+                raise
+            raise CorruptDataError(
+                f"{path}: record {inner} is damaged: {error}; copy or write the file again"
+            ) from error
 
     def field_names(self) -> list[str]:
         """Return the names of the fields."""
@@ -1849,21 +1878,6 @@ _BATCH_ROWS = 4096
 _SAVE_S = 1.0
 _END: Any = object()
 _NOT_EXACT = "BufferShuffled"  # of Hugging Face: the rows in its buffer are lost when a state is loaded
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpoolOptions:
-    """How rows of an iterator are written to disk.
-
-    Args:
-        folder: folder of the rows, which is kept; None takes a temporary one, for as long as the source is in use.
-    """
-
-    folder: str | None = None
-
-    def below(self, name: str) -> SpoolOptions:
-        """Return the options of one of several sources."""
-        return SpoolOptions(self.folder and os.path.join(self.folder, name))
 
 
 @final
@@ -2753,7 +2767,7 @@ def _table_files(files: Sequence[SourceFile], spool: SpoolOptions, *, is_parquet
 
 
 def _tars(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
-    return RecordsSource(files, TarForm([file.path for file in files], spool.folder))
+    return RecordsSource(files, TarForm([file.path for file in files], spool))
 
 
 def _files(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
@@ -2767,7 +2781,7 @@ def _files(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
 
 
 def _tfrecords(files: Sequence[SourceFile], spool: SpoolOptions) -> DataSource:
-    return RecordsSource(files, TFRecordForm([file.path for file in files], spool.folder))
+    return RecordsSource(files, TFRecordForm([file.path for file in files], spool))
 
 
 def _mds(paths: Sequence[pathlib.Path], spool: SpoolOptions) -> DataSource:
@@ -2799,7 +2813,7 @@ def _as_sources(files: Sequence[StoredFile]) -> list[SourceFile]:
 
 
 def _unpacked(files: Sequence[StoredFile], spool: SpoolOptions) -> UnpackedFiles:
-    return UnpackedFiles([file.path for file in files], [file.codec for file in files], spool.folder)
+    return UnpackedFiles([file.path for file in files], [file.codec for file in files], spool)
 
 
 def _of_index(folder: pathlib.Path, source: Callable[[pathlib.Path], DataSource]) -> DataSource:

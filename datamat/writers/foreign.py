@@ -39,7 +39,15 @@ import xxhash
 
 from datamat.directory.files import expand_home, path_inside, temporary_folder
 from datamat.directory.inspect import ColumnProfiler, parse_payload
-from datamat.errors import CorruptDataError, MissingDependencyError, OutputError, SourceError, want_of_resources
+from datamat.errors import (
+    CorruptDataError,
+    DatamatError,
+    MissingDependencyError,
+    OptionError,
+    OutputError,
+    SourceError,
+    want_of_resources,
+)
 from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, Mask, Optional, Scalar, Tensor, Text, dtype_of
 from datamat.features import Sequence as ListOf
 from datamat.formats import Offsets, get_format
@@ -48,7 +56,7 @@ from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import BinaryIO
 
     from datamat.directory.inspect import ColumnProfile, Values
@@ -57,11 +65,13 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "DAMAGES",
     "INFO_FILE",
     "FilesForm",
     "LitdataForm",
     "MdsForm",
     "RecordForm",
+    "SpoolOptions",
     "StoredFile",
     "TFRecordForm",
     "TarForm",
@@ -144,7 +154,9 @@ class TfdsFiles:
         try:
             columns = self._columns(place, record)
             return {name: self._value(name, feature, columns) for name, feature in self.features.items()}
-        except CorruptDataError as error:
+        except DAMAGES as error:
+            if isinstance(error, DatamatError) and not isinstance(error, CorruptDataError):
+                raise
             raise CorruptDataError(f"{shard.path}: record {record} is damaged: {error}; prepare it again") from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -338,22 +350,17 @@ def _labels(folder: pathlib.Path, name: str) -> tuple[str, ...]:
 
 
 def _offsets_of(shard: _Shard) -> np.ndarray:
-    """Return the offset of each record of a TFRecord file, int64 (n,), by following the lengths."""
-    offsets, place = [], 0
-    with open(shard.path, "rb") as file:
-        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-            offsets.append(place)
-            place += int.from_bytes(head, "little") + FRAMING_BYTES
-            file.seek(place)
+    """Return the offset of each record of a shard, int64 (n,)."""
+    offsets = _record_offsets(str(shard.path), str(shard.path))
     if len(offsets) != shard.num_records:
         raise CorruptDataError(f"the file holds {len(offsets)} records, {INFO_FILE} says {shard.num_records}")
-    return np.array(offsets, np.int64)
+    return offsets
 
 
 def _read_json(path: pathlib.Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}); copy or write the dataset again") from error
 
 
@@ -423,6 +430,51 @@ def _shared_folder() -> _SharedFolder:
     return found
 
 
+DAMAGES = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, struct.error)
+"""What reading damaged bytes raises, besides errors of the codecs."""
+
+_FREE_BYTES = 8 << 20
+"""A file of this size may be packed at any ratio: blocks of zeros between small members are most of a small archive."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpoolOptions:
+    """Where a source writes to disk what cannot be read in place: rows of an iterator, and what files unpack to.
+
+    Args:
+        folder: folder of both, which is kept; None takes a temporary one, for as long as the source is in use.
+        max_ratio: how many times its own size a file may unpack to.
+
+    Raises:
+        OptionError: `folder` is no folder, or the ratio is below 1.
+    """
+
+    folder: str | None = None
+    max_ratio: float = 500
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and os.path.lexists(path := expand_home(self.folder)) and not os.path.isdir(path):
+            raise OptionError(f"spool is {self.folder!r}, which is a file; want a folder, or the path of a new one")
+        if not self.max_ratio >= 1:
+            raise OptionError(f"max_unpack_ratio is {self.max_ratio!r}; want a number of 1 or more, such as 500")
+
+    def below(self, name: str) -> SpoolOptions:
+        """Return the options of one of several sources."""
+        return dataclasses.replace(self, folder=self.folder and os.path.join(self.folder, name))
+
+    def limited(self, pieces: Iterable[bytes], num_packed: int) -> Iterator[bytes]:
+        """Yield pieces of what a file of so many bytes unpacks to; raises `ValueError` where they become too many."""
+        most, found = max(_FREE_BYTES, self.max_ratio * num_packed), 0
+        for piece in pieces:
+            found += len(piece)
+            if found > most:
+                raise ValueError(
+                    f"it holds more than {self.max_ratio:g} times its {num_packed:,} bytes, as files do that are made "
+                    "to fill disks; if you trust it, pass ImportWriter(max_unpack_ratio=...)"
+                )
+            yield piece
+
+
 @final
 class UnpackedFiles:
     """Files by their number, of which those that are compressed are unpacked when they are needed.
@@ -430,14 +482,15 @@ class UnpackedFiles:
     Args:
         paths: the files.
         codecs: how each is compressed; None where it is not.
-        folder: folder of the unpacked files, which is kept; None takes a temporary one.
+        spool: where unpacked files go.
     """
 
-    def __init__(self, paths: Sequence[str], codecs: Sequence[str | None], folder: str | None) -> None:
+    def __init__(self, paths: Sequence[str], codecs: Sequence[str | None], spool: SpoolOptions) -> None:
         self.paths = paths
+        self.spool = spool
         self._codecs = codecs
-        self._folder = None if folder is None else os.path.abspath(expand_home(folder))
-        self._shared = _shared_folder() if folder is None and any(codecs) else None
+        self._folder = None if spool.folder is None else os.path.abspath(expand_home(spool.folder))
+        self._shared = _shared_folder() if spool.folder is None and any(codecs) else None
         self._place = "" if self._shared is None else self._shared.path
         self._known: dict[int, str] = {}
         self._damaged: dict[int, str] = {}
@@ -504,7 +557,7 @@ class UnpackedFiles:
         descriptor, temporary = tempfile.mkstemp(".tmp", f"{os.path.basename(name)}-", os.path.dirname(name))
         try:
             with open(descriptor, "wb") as file:
-                for piece in _pieces(path, codec):
+                for piece in _pieces(path, codec, self.spool):
                     file.write(piece)
                 if self._folder is not None:  # a power cut leaves no empty file under a complete one's name
                     file.flush()
@@ -538,28 +591,23 @@ def _alone(path: str) -> Iterator[bool]:
         yield True
 
 
-def _pieces(path: str, codec: str) -> Iterator[bytes]:
+def _pieces(path: str, codec: str, spool: SpoolOptions) -> Iterator[bytes]:
     """Yield what a compressed file holds, in pieces of 1 MiB at most; raises `CorruptDataError`."""
-    failures: tuple[type[Exception], ...] = (
-        EOFError,
-        ValueError,
-        zlib.error,
-        lzma.LZMAError,
-    )  # Arrow's are ValueErrors
+    size = os.path.getsize(path)
     try:
         if codec in _WHOLE:
             with open(path, "rb") as file:
-                yield from _WHOLE[codec](file)
+                yield from spool.limited(_WHOLE[codec](file, spool), size)
             return
         with _opened(path, codec) as stream:
-            while piece := stream.read(_PIECE):
-                yield piece
-    except failures as error:
-        raise _damage(path, codec, error) from error
-    except OSError as error:
-        if want_of_resources(path, error) or error.errno in {errno.ENOENT, errno.EACCES}:
+            yield from spool.limited(iter(lambda: stream.read(_PIECE), b""), size)
+    except MissingDependencyError:
+        raise
+    except Exception as error:  # each codec has its own class of error for damage; gzip and Arrow also use OSError
+        is_of_system = isinstance(error, OSError) and error.errno in {errno.ENOENT, errno.EACCES}
+        if is_of_system or (isinstance(error, OSError) and want_of_resources(path, error)):
             raise
-        raise _damage(path, codec, error) from error  # gzip and Arrow report damage so
+        raise _damage(path, codec, error) from error
 
 
 def _damage(path: str, codec: str, error: Exception) -> CorruptDataError:
@@ -598,18 +646,18 @@ def _need_codec(name: str) -> None:
         )
 
 
-def _unpacked_item(data: bytes) -> bytes:
+def _unpacked_item(data: bytes, spool: SpoolOptions) -> bytes:
     """Return the item that a zstd frame holds; raises `CorruptDataError`."""
     import pyarrow as pa
 
     try:
         with _arrow_stream(pa.BufferReader(data), "zstd") as stream:
-            return bytes(stream.read())
+            return b"".join(spool.limited(iter(lambda: stream.read(_PIECE), b""), len(data)))
     except (ValueError, OSError) as error:
         raise CorruptDataError(f"it does not unpack: {error}") from error
 
 
-def _inflated(file: BinaryIO) -> Iterator[bytes]:
+def _inflated(file: BinaryIO, _: SpoolOptions) -> Iterator[bytes]:
     inflate = zlib.decompressobj()
     while not inflate.eof:
         data = inflate.unconsumed_tail or file.read(_PIECE)
@@ -624,7 +672,7 @@ def _inflated(file: BinaryIO) -> Iterator[bytes]:
 _SNAPPY_RATIO = 64  # an element of three bytes copies 64 at most
 
 
-def _unsnapped(file: BinaryIO) -> Iterator[bytes]:
+def _unsnapped(file: BinaryIO, _: SpoolOptions) -> Iterator[bytes]:
     """Yield what one block of Snappy holds, which is unpacked as a whole: its format has no frames.
 
     Its size stands before it, seven bits to a byte, the lowest first.
@@ -652,7 +700,7 @@ _FRAMED_HEAD, _FRAMED_ENTRY = struct.Struct("<8sHHIII"), struct.Struct("<IIQII")
 _FRAMED_MAGIC = b"LDFZ01\0\0"
 
 
-def _unframed(file: BinaryIO) -> Iterator[bytes]:
+def _unframed(file: BinaryIO, spool: SpoolOptions) -> Iterator[bytes]:
     """Yield a chunk of litdata as it is without compression, from one with a zstd frame for each 256 items or so.
 
     litdata 0.2.76, streaming/framed_zstd.py: head, offsets of items behind each other, a table of frames, the frames.
@@ -665,7 +713,7 @@ def _unframed(file: BinaryIO) -> Iterator[bytes]:
     yield np.uint32(num_items).tobytes() + (offsets + np.uint32(4 * (num_items + 2))).tobytes()
     for _, _, place, size, num_bytes in _FRAMED_ENTRY.iter_unpack(entries):
         file.seek(place)
-        data = _unpacked_item(_exactly(file, size))
+        data = _unpacked_item(_exactly(file, size), spool)
         if len(data) != num_bytes:
             raise ValueError(f"a frame holds {len(data):,} bytes, and its table says {num_bytes:,}")
         yield data
@@ -678,7 +726,7 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     return data
 
 
-_WHOLE: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+_WHOLE: dict[str, Callable[[BinaryIO, SpoolOptions], Iterator[bytes]]] = {
     "zlib": _inflated,
     "snappy": _unsnapped,
     "framed": _unframed,
@@ -761,12 +809,12 @@ class TarForm(RecordForm):
 
     Args:
         paths: the archives.
-        folder: folder that those are unpacked into that are compressed; None takes a temporary one.
+        spool: where those are unpacked that are compressed.
     """
 
-    def __init__(self, paths: Sequence[str], folder: str | None = None) -> None:
+    def __init__(self, paths: Sequence[str], spool: SpoolOptions) -> None:
         self._paths = paths
-        self._files = _unpacked_by_content(paths, _is_tar, folder)
+        self._files = _unpacked_by_content(paths, _is_tar, spool)
         self._raw: frozenset[str] = frozenset()
         self._may_miss: frozenset[str] = frozenset()
         found = [self._samples(path, self._files.path(number)) for number, path in enumerate(paths)]
@@ -835,8 +883,13 @@ class TarForm(RecordForm):
                     if ending in samples[-1][1]:
                         raise SourceError(f"{path}: sample {key!r} has two members {ending!r}; give each its own name")
                     samples[-1][1][ending] = member.offset_data, member.size
-        except (tarfile.TarError, OSError, EOFError) as error:
+                end = archive.offset
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:  # of Python's own, too: sizes below zero
+            if isinstance(error, SourceError):
+                raise
             raise SourceError(f"{path} cannot be read as a tar archive: {error}; copy or write it again") from error
+        if (damage := _after_the_end(unpacked, end)) is not None:
+            raise SourceError(f"{path} {damage}; copy or write it again")
         return samples
 
     def _why_not(self, name: str) -> str:
@@ -926,10 +979,10 @@ class FilesForm(RecordForm):
         return _unknown(name)
 
 
-def _unpacked_by_content(paths: Sequence[str], is_plain: Callable[[bytes], bool], folder: str | None) -> UnpackedFiles:
+def _unpacked_by_content(paths: Sequence[str], is_plain: Callable[[bytes], bool], spool: SpoolOptions) -> UnpackedFiles:
     """Return the files, those that are compressed unpacked; raises `SourceError` where one does not unpack."""
     try:
-        files = UnpackedFiles(paths, [compression_of(path, is_plain) for path in paths], folder)
+        files = UnpackedFiles(paths, [compression_of(path, is_plain) for path in paths], spool)
         files.unpack_all()
     except CorruptDataError as error:
         raise SourceError(str(error)) from error
@@ -941,6 +994,23 @@ def _is_tar(head: bytes) -> bool:
         tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
         return True
     return False
+
+
+def _after_the_end(path: str, end: int) -> str | None:
+    """Return what is wrong with what follows the last member that `tarfile` gives; None if that is the archive's end.
+
+    It takes whatever is no header for the end, also where an archive was cut off or is damaged. By POSIX, an archive
+    ends with blocks of zeros.
+    """
+    with open(path, "rb") as file:
+        file.seek(end)
+        if not (piece := file.read(_PIECE)):
+            return f"has no end: it was cut off behind byte {end:,}, or whoever wrote it was stopped"
+        while piece:
+            if piece.count(0) < len(piece):
+                return f"is damaged behind byte {end:,}, or another archive was joined to it"
+            piece = file.read(_PIECE)
+    return None
 
 
 def _is_tfrecord(head: bytes) -> bool:
@@ -1057,12 +1127,12 @@ class TFRecordForm(RecordForm):
 
     Args:
         paths: the files.
-        folder: folder that those are unpacked into that are compressed; None takes a temporary one.
+        spool: where those are unpacked that are compressed.
     """
 
-    def __init__(self, paths: Sequence[str], folder: str | None = None) -> None:
+    def __init__(self, paths: Sequence[str], spool: SpoolOptions) -> None:
         self._paths = paths
-        self._files = _unpacked_by_content(paths, _is_tfrecord, folder)
+        self._files = _unpacked_by_content(paths, _is_tfrecord, spool)
         self._offsets = [_record_offsets(path, self._files.path(number)) for number, path in enumerate(paths)]
         profilers: dict[str, ColumnProfiler] = {}
         count = 0
@@ -1235,13 +1305,14 @@ class MdsForm(RecordForm):
 
 def _numbered_item(file: BinaryIO, path: str, number: int) -> bytes:
     """Return an item of a file that begins with a count and the offsets of its items, uint32 each, and their end."""
+    size = file.seek(0, os.SEEK_END)
     file.seek(4 * (1 + number))
-    begin, end = np.frombuffer(file.read(8), "<u4").tolist()
+    place = file.read(8)
+    begin, end = np.frombuffer(place, "<u4").tolist() if len(place) == 8 else (1, 0)
+    if not begin <= end <= size:
+        raise CorruptDataError(f"{path}: item {number} is cut off, or has no place in its {size:,} bytes")
     file.seek(begin)
-    data = file.read(end - begin)
-    if len(data) != end - begin:
-        raise CorruptDataError(f"{path}: item {number} is cut off: {len(data):,} of {end - begin:,} bytes")
-    return data
+    return file.read(end - begin)
 
 
 _MDS_LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4, "list[pil]": 4}
@@ -1442,7 +1513,7 @@ class LitdataForm(RecordForm):
         # Not where Arrow holds the same rows behind them. Else the size of a first value begins them, below 4 GB.
         if self._may_pack_items and data.startswith(_ZSTD_MAGIC):
             try:
-                data = _unpacked_item(data)
+                data = _unpacked_item(data, self._files.spool)
             except CorruptDataError as error:
                 raise CorruptDataError(
                     f"{self._files.paths[file]}: item {number} is damaged: {error}; copy the chunk again"

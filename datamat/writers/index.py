@@ -659,7 +659,7 @@ def _json_batches(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]
 def _object_of_line(path: pathlib.Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} line {number} is no JSON: {error}; want an object on each line") from error
     if not isinstance(row, dict):
         raise SourceError(f"{path} line {number} holds {line[:40]!r}; want an object on each line")

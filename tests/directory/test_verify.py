@@ -364,6 +364,26 @@ def test_deep_looks_into_every_record(copied):
     assert re.match(rf"{shard.name}: record 5 \('train\d+'\) is not as the manifest's features say: .*'image'", found)
 
 
+def test_edited_document_is_noted_and_a_broken_one_is_damage(copied):
+    """People edit README.md; JSON that is none was damaged."""
+    (copied / "README.md").write_text("about")
+    assert verify(copied).ok
+    assert verify(copied).notes and verify(copied).notes[0].startswith("README.md: edited")
+    assert "README.md: edited" in str(verify(copied))
+
+    values = json.loads((copied / "croissant.json").read_text())
+    (copied / "croissant.json").write_text(json.dumps({**values, "license": "mine"}))
+    assert verify(copied).ok
+    assert [note.partition(":")[0] for note in verify(copied).notes] == ["README.md", "croissant.json"]
+
+    for content in (b"", b"{", b"[" * 100_000, b"\xff"):
+        (copied / "croissant.json").write_bytes(content)
+        assert verify(copied).files == ("croissant.json",)
+
+    assert "croissant.json" in export(copied).written
+    assert verify(copied).ok
+
+
 def test_files_of_others_are_ignored(copied):
     """Only names that a reader by pattern would take count."""
     (copied / "README.md").write_text("about")

@@ -111,6 +111,22 @@ def test_repair_restores_every_file_and_touches_no_other(source, template, outpu
     assert {*os.listdir(output / ".datamat")} - {"quarantine"} == {"inputs", "ledger.jsonl", "lock", "sidecars.json"}
 
 
+@pytest.mark.parametrize("name", ["inputs", "ledger.jsonl", "lock", "sidecars.json"])
+@pytest.mark.parametrize("put", [lambda path: (path.mkdir(), (path / "x").touch()), os.mkfifo], ids=["folder", "pipe"])
+def test_repair_mends_what_is_no_file_below_its_own_folder(source, template, output, name, put):
+    """It goes to quarantine, and the next run has nothing to do."""
+    path = output / ".datamat" / name
+    path.unlink()
+    put(path)
+
+    report = _job(source, output).repair(progress=False)
+
+    assert report.num_shards_written == 0 and verify(output).ok
+    assert small_pairs.digests(output) == small_pairs.digests(template)
+    assert os.path.lexists(output / ".datamat" / "quarantine" / "foreign" / f".datamat-{name}")
+    assert _job(source, output).run(progress=False).did_nothing
+
+
 def test_whole_directory_is_left_alone(source, output):
     """The report says that there was nothing to do."""
     before = {

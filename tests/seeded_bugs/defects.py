@@ -667,7 +667,7 @@ DEFECTS = {
             "file-of-the-user-overwritten",
             "a features.json that the user wrote is replaced by datamat's",
             "datamat.directory.sidecars.exporting:_is_foreign",
-            replace("__name in __record and __name not in _DOCUMENTS", "__name not in _DOCUMENTS"),
+            replace("__name in __record and __rest", "__rest"),
             "tests/directory/test_sidecars.py::test_files_of_the_user_are_left_alone",
         ),
         Defect(
@@ -1751,6 +1751,34 @@ DEFECTS = {
             "datamat.directory.mirror:_checked",
             replace('"::" in url', "False"),
             "tests/writers/test_names_from_data.py::test_table_uses_no_scheme_of_this_machine_and_no_chain",
+        ),
+        Defect(
+            "archive-need-not-end",
+            "a tar archive that was cut off, or damaged, loses the samples behind that place",
+            "datamat.writers.foreign:_after_the_end",
+            lambda after: lambda path, end: None,
+            "tests/writers/test_damaged_sources.py::test_archive_without_its_end_is_refused",
+        ),
+        Defect(
+            "any-ratio-is-unpacked",
+            "a small file fills the disk with what it unpacks to",
+            "datamat.writers.foreign:SpoolOptions.limited",
+            replace("found > most", "False"),
+            "tests/writers/test_damaged_sources.py::test_archive_of_any_ratio_is_unpacked_only_on_request",
+        ),
+        Defect(
+            "arrow-is-trusted",
+            "a damaged Arrow file makes Arrow read outside of its memory",
+            "datamat.writers.existing:_TableFiles._read",
+            delete("found.validate(full=True)"),
+            "tests/writers/test_damaged_sources.py::test_offsets_of_arrow_that_lead_out_of_its_memory_are_refused",
+        ),
+        Defect(
+            "broken-json-is-an-edit",
+            "a damaged croissant.json counts as edited by its owner, and stays",
+            "datamat.directory.sidecars.exporting:_is_broken",
+            lambda broken: lambda name, content: False,
+            "tests/directory/test_verify.py::test_edited_document_is_noted_and_a_broken_one_is_damage",
         ),
     )
 }

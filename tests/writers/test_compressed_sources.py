@@ -213,7 +213,9 @@ def test_bomb_is_unpacked_in_pieces(tmp_path, codec):
     path.write_bytes(PACKED[codec](_records([1], pad=100_000) * 400))  # 40 MB in few bytes
     tracemalloc.start()
     try:
-        Materializer(ImportWriter(kind="tfrecord", spool=tmp_path / "rows"), path, tmp_path / "out")
+        Materializer(
+            ImportWriter(kind="tfrecord", spool=tmp_path / "rows", max_unpack_ratio=1e6), path, tmp_path / "out"
+        )
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()

@@ -14,7 +14,8 @@ from pyarrow import parquet
 from datamat import CorruptDataError, Materializer, SampleError, SourceError, load, verify
 from datamat.testing import DataSourceConformance, InlineExecutor
 from datamat.writers.dataset import ImportWriter
-from datamat.writers.existing import SpoolOptions, open_source
+from datamat.writers.existing import open_source
+from datamat.writers.foreign import SpoolOptions
 
 NUMBERS = range(9)
 

@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import errno
 import itertools
+import json
 import logging
 import os
 import pathlib
@@ -238,8 +239,12 @@ def known_sidecars(output: pathlib.Path) -> set[str]:
     return {*(_read_record(output) or ())} - _DOCUMENTS
 
 
-def sidecar_problems(output: pathlib.Path, manifest: Manifest, damaged: Collection[str] = ()) -> dict[str, str]:
-    """Return what is wrong with files that programs read, by name; missing ones do no harm, and are not reported.
+def sidecar_problems(
+    output: pathlib.Path, manifest: Manifest, damaged: Collection[str] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what is wrong with files for other readers, and how those for people differ, both by name.
+
+    Missing ones do no harm, and are not reported.
 
     Args:
         output: a finished directory whose manifest is whole.
@@ -248,8 +253,9 @@ def sidecar_problems(output: pathlib.Path, manifest: Manifest, damaged: Collecti
     """
     record = _read_record(output)
     files = _files(manifest)
-    mine = set(files if record is None else record) - _DOCUMENTS  # others are the user's own
-    wrong = {}
+    mine = set(files if record is None else record)  # others are the user's own
+    wrong: dict[str, str] = {}
+    edited: dict[str, str] = {}
     for name in [*(name for name in files if name in mine), *sorted(mine - files.keys())]:
         wanted, added = files.get(name), (record or {}).get(name, _Written(""))
         if isinstance(wanted, FromShard) and wanted.shard.file in damaged:
@@ -258,10 +264,26 @@ def sidecar_problems(output: pathlib.Path, manifest: Manifest, damaged: Collecti
         if found is None:
             continue
         if wanted is not None and found != _rendered(output, wanted):
-            wrong[name] = "differs from what manifest and shards give; export rebuilds it"
+            is_edited = name in _DOCUMENTS and not _is_broken(name, found)
+            (edited if is_edited else wrong)[name] = (
+                "edited, or of another version of the dataset; remove it and export again to have datamat's"
+                if is_edited
+                else "differs from what manifest and shards give; export rebuilds it"
+            )
         elif wanted is None and added.manifest and added.digest not in {"", _digest(found)}:
             wrong[name] = "differs from what its sidecar wrote; export(..., sidecars=[...]) rebuilds it"
-    return wrong
+    return wrong, edited
+
+
+def _is_broken(name: str, content: bytes) -> bool:
+    """Tell whether a file that should be JSON is none, so that nobody has edited it on purpose."""
+    if not name.endswith(".json"):
+        return False
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _files(manifest: Manifest) -> Files:
@@ -432,9 +454,9 @@ def _of_absent_sidecars(output: pathlib.Path, manifest: Manifest, record: Record
 
 def _is_foreign(output: pathlib.Path, name: str, content: bytes | FromShard, record: Record) -> bool:
     """Tell whether a file that is there is not datamat's to write: not recorded, or for people and edited."""
-    if name in record and name not in _DOCUMENTS:
-        return False
     found = _content(output / name)
+    if name in record and (name not in _DOCUMENTS or (found is not None and _is_broken(name, found))):
+        return False
     is_recorded = found is not None and name in record and record[name].digest == _digest(found)
     return found is not None and not is_recorded and found != _rendered(output, content)
 
