@@ -22,7 +22,7 @@ from datamat.directory.manifest import MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.mirror import urls_in_errors
 from datamat.directory.rows import FileState, digest_files, file_state, links_followed, relative_to_source, write_rows
 from datamat.errors import OptionError, SourceError, join_problems
-from datamat.fingerprint import Examined, Reached, examine, fingerprint, versions_of
+from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object, written_attributes
 from datamat.formats import ShardFormat, get_format
 from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
@@ -77,7 +77,7 @@ __all__ = [
 _SHARD_BYTES, _PART_BYTES = 500, 40
 _METHOD = "writer."
 _DRAWN = "drawn."
-_PACKAGE, _VARIABLE, _FILE = "package.", "environment.", "file."
+_PACKAGE, _VARIABLE, _FILE, _SWITCH = "package.", "environment.", "file.", "switch."
 
 _MAKING = frozenset({"read", "read_block", "augment", "setup_worker"})
 _BEFORE = ("bind", "index", "features", "name", "file_fields", "url_fields")
@@ -109,6 +109,7 @@ class JobDigests:
         environment: digests of the environment variables that the writer reads, by name.
         drawn_environment: digests of the environment variables that the transform reads, by name.
         files: digests of what the files hold that every sample depends on, by name.
+        switches: switches of libraries that are not as the library has them, by name.
     """
 
     writer: str
@@ -122,6 +123,7 @@ class JobDigests:
     environment: Mapping[str, str]
     drawn_environment: Mapping[str, str]
     files: Mapping[str, str]
+    switches: Mapping[str, str]
 
     @classmethod
     def of(
@@ -170,12 +172,16 @@ class JobDigests:
             environment={**code.environment, **others.environment},
             drawn_environment=drawing.environment,
             files=files or {},
+            switches={}
+            if version is not None
+            else Switches.of().counting({*code.packages, *others.packages, *drawing.packages}),
         )
 
     def of_split(self, *, augmented: bool, copies: int) -> str:
         """Return the digest of all that decides the records of a split, beside its rows."""
         always = [self.writer, self.features, self.format, self.seed, self.packages, self.environment]
         always += [list(self.files.values())] if self.files else []  # not by name: a path may be absolute
+        always += [self.switches] if self.switches else []
         drawn = [self.transform, self.drawn_packages, self.drawn_environment] if augmented else []
         return fingerprint([always, drawn, copies], where="options")
 
@@ -186,6 +192,7 @@ class JobDigests:
             digests["version"] = self.version
         groups = {
             _FILE: self.files,
+            _SWITCH: self.switches,
             _PACKAGE: self.packages,
             _DRAWN + _PACKAGE: self.drawn_packages,
             # Enough to name a variable that changed, and too little to give away what it held.
@@ -291,6 +298,8 @@ def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented
     if "seed" in differing:  # of every split: it decides the order of the rows, too
         changes.append(f"seed changed {versions['seed']}")
     changes += [f"file {name} changed" for name in _named(differing, _FILE, drawn=False)]
+    switches = _named(differing, _SWITCH, drawn=False)
+    changes += [f"{name} changed {versions[key]}" for name, key in switches.items()]
     # Other code uses other packages and variables: changes of these are worth a word only where the code is the same.
     counting = [name for name in differing if not changes or (name in old and name in new)]
     changes += [f"environment variable {name} changed" for name in _named(counting, _VARIABLE, drawn=augmented)]

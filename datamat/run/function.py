@@ -13,6 +13,7 @@ from datamat.directory.keys import safe_key
 from datamat.errors import BrokenPoolError, IncompleteRunError, SampleError, Skip, WorkerDied, fold
 from datamat.features import Features
 from datamat.features.base import as_array
+from datamat.fingerprint import Switches
 from datamat.options import ErrorPolicy, Remedies, WorkerOptions
 from datamat.parallel import get_logger
 from datamat.parallel.engines import CallLost
@@ -181,6 +182,7 @@ class _Search:
         errors: what happens to items that fail.
         is_own_pool: whether the worker is datamat's own.
         state: state of the user's modules in the caller, which the worker restores.
+        switches: switches of libraries in the caller, likewise.
     """
 
     writer: FunctionWriter
@@ -189,6 +191,7 @@ class _Search:
     errors: ErrorPolicy
     is_own_pool: bool
     state: ModuleState | None = None
+    switches: Switches = dataclasses.field(default_factory=Switches.of)
 
     def __getstate__(self) -> dict[str, Any]:
         """Take along what modules of the user hold, as the run does."""
@@ -273,6 +276,7 @@ class _Search:
 
     def _settled_pipeline(self) -> Pipeline:
         """Return what makes the samples, with this process as the items of the run will find it."""
+        self.switches.set()
         if self.state is not None:
             self.state.settle(self._pipeline)
         if self.workers.max_rss is not None and is_worker():

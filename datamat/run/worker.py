@@ -44,6 +44,7 @@ from datamat.errors import (
 )
 from datamat.features import Feature, RaggedColumn, Statistics, join_blocks, num_bytes_of
 from datamat.features.base import gathered, one_bytes, ragged
+from datamat.fingerprint import Switches
 from datamat.parallel import retire
 from datamat.parallel.crash import own_note
 from datamat.parallel.process_role import is_worker
@@ -201,6 +202,7 @@ class PartWorker:
         self._has_travelled = False
         self._digests: dict[str, str] | None = None  # once pickled, for workers of an engine: what decides the bytes
         self._module_state: ModuleState | None = None  # once pickled: of the user's modules, in the caller
+        self._switches = Switches.of()  # of the caller's libraries
         self._shared: dict[int, _SharedByParts] = {}  # by process: a forked one starts with its own
 
     def __getstate__(self) -> dict[str, Any]:
@@ -211,11 +213,12 @@ class PartWorker:
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def settle(self) -> None:
-        """In a worker that this was sent to: give the user's modules the state that they have in the caller.
+        """In a worker: give libraries, and the user's modules, the state that they have in the caller.
 
         Raises:
             FingerprintError: something differs that cannot be set.
         """
+        self._switches.set()
         if self._has_travelled and self._module_state is not None:
             self._module_state.settle(self.job.records)
             self._module_state = None
@@ -258,6 +261,7 @@ class PartWorker:
         run: str = "",
     ) -> Receipt:
         """Write a part; see `Materializer.write_part`."""
+        self._switches.set()  # some libraries have theirs by thread
         shared = self._shared.get(os.getpid())
         if shared is None:
             self._arrive(run)

@@ -1780,5 +1780,19 @@ DEFECTS = {
             lambda broken: lambda name, content: False,
             "tests/directory/test_verify.py::test_edited_document_is_noted_and_a_broken_one_is_damage",
         ),
+        Defect(
+            "switches-not-set",
+            "a worker computes with its own precision of decimal, and not with the caller's",
+            "datamat.fingerprint.switches:Switches.set",
+            lambda set_: lambda self: None,
+            "tests/run/test_switches.py::test_switches_by_thread_are_those_of_the_caller",
+        ),
+        Defect(
+            "switches-do-not-count",
+            "records that were made with another precision of decimal stay",
+            "datamat.fingerprint.switches:Switches.counting",
+            lambda counting: lambda self, packages: {},
+            "tests/run/test_switches.py::test_switch_counts",
+        ),
     )
 }
