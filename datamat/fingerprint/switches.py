@@ -18,7 +18,9 @@ import locale
 import os
 import re
 import sys
+import threading
 import time
+import uuid
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -199,15 +201,21 @@ _SWITCHES: dict[str, _Switch] = {
 """By the name that users know them by; docs/determinism.md lists them."""
 
 
+_thread = threading.local()
+"""`token`: the switches that this thread was given last."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switches:
     """The switches of the libraries that a process has loaded.
 
     Attributes:
         values: value of each, by its name in the table.
+        token: unique name of this look at them.
     """
 
     values: Mapping[str, Any]
+    token: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
     def of(cls) -> Switches:
@@ -215,11 +223,13 @@ class Switches:
         return cls(dict(_found()))
 
     def set(self) -> None:
-        """Give this process, and this thread, the same; costs microseconds where they are.
+        """Give this process, and this thread, the same, unless it got them from here before.
 
         Raises:
             FingerprintError: one cannot be set here, such as a locale that is not installed.
         """
+        if getattr(_thread, "token", None) == self.token:
+            return
         for name, wanted in self.values.items():
             switch = _SWITCHES[name]
             loaded = sys.modules.get(switch.module)
@@ -235,6 +245,7 @@ class Switches:
                     f"{name} is {wanted!r} in the program that called run, and cannot be set in this worker: {error}; "
                     "set it in setup_worker, or leave it as the library has it"
                 ) from error
+        _thread.token = self.token
 
     def counting(self, packages: Collection[str]) -> dict[str, str]:
         """Return those that decide bytes and are not as their library has them, as texts by name.
