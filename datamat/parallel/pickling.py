@@ -66,7 +66,8 @@ _MAX_STANDINS = 100
 _LONGEST_PLACE = 200
 # Of nested saves, where each takes some 200 bytes of the 8 MiB of a thread's stack; Python's own limit is 1,000.
 _DEEPEST = 10_000
-_recursion_guard = threading.RLock()
+_recursion_guard = threading.Lock()
+_limits_before: list[int] = []  # of the recursion of those that are in the middle of deep objects
 BUILTIN_TYPES = {*_dill._typemap, type(None), type(...), type(NotImplemented)}
 PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
@@ -508,14 +509,17 @@ def _trace(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], 
 
 @contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """Raise the recursion limit for deeply nested objects; it holds for the whole interpreter."""
+    """Raise the recursion limit for deeply nested objects; it holds for the whole interpreter, until the last one."""
     with _recursion_guard:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(limit, _DEEPEST))
-        try:
-            yield
-        finally:
-            sys.setrecursionlimit(limit)
+        _limits_before.append(sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
+    try:
+        yield  # without the guard: code of the user's runs there
+    finally:
+        with _recursion_guard:
+            limit = _limits_before.pop()
+            if not _limits_before:
+                sys.setrecursionlimit(limit)
 
 
 def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) -> Shipped:
