@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from datamat.parallel.crash import WorkerExit
-    from datamat.parallel.dispatcher import Dispatcher
 
 __all__ = [
     "CHUNK_COST_S",
@@ -186,6 +185,16 @@ class LightFuture:
 # ---------------------------------------------------------------- a future that can be taken back
 
 
+class Recaller(Protocol):
+    """A dispatcher, as its futures know it."""
+
+    def recall(self, is_meant: Callable[[Task], bool]) -> None:
+        """Take back what workers have not begun, from those that have a task which is meant; `wake` sends it again."""
+
+    def wake(self) -> None:
+        """End the sleep of its thread."""
+
+
 class CallFuture(Future[Any]):
     """The future of a call that may wait at a worker, behind another call: until that has ended, it can be cancelled.
 
@@ -195,7 +204,7 @@ class CallFuture(Future[Any]):
     """
 
     is_ahead = False
-    dispatcher: Dispatcher | None = None
+    dispatcher: Recaller | None = None
 
     def cancelled(self) -> bool:
         """Return whether the call is cancelled; asked for each call, so without the lock."""
