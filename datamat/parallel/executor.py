@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from datamat.errors import BrokenPoolError, OptionError, require_posix
 from datamat.parallel import affinity as cpu
-from datamat.parallel import byvalue, logs, process_role
+from datamat.parallel import byvalue, logs, pickling, process_role
 from datamat.parallel.dispatcher import Dispatcher
 from datamat.parallel.processes import choose_start_method, danger_of_fork
 from datamat.parallel.streams import Items, ResultStream
@@ -81,6 +82,10 @@ class PathosExecutor(Executor):
         task_timeout_s: seconds that one call may take, including its first imports; then its worker is replaced.
         max_retries: how often a call is retried after its worker has died.
         logger: logger for messages of the pool itself.
+
+    Raises:
+        OptionError: an argument makes no sense, or this system cannot do it.
+        UnpicklableError: `initargs` hold a queue of threads, of which workers would get copies.
     """
 
     _max_tasks_per_child: int | None = None
@@ -101,6 +106,7 @@ class PathosExecutor(Executor):
         require_posix("a pool of worker processes")
         byvalue.run_top_level_once()
         _check(max_workers, initializer, task_timeout_s, max_retries)
+        pickling.refuse_local(initargs)
         cores = len(cpu.physical_cores())
         self._max_workers = max_workers or cores
         self._masks = tuple(cpu.worker_masks(affinity, self._max_workers))
@@ -147,6 +153,7 @@ class PathosExecutor(Executor):
         future.dispatcher = dispatcher
         remote = dispatcher.functions.acquire(fn)
         try:
+            _refuse_bound(fn)
             self._prepare(dispatcher, remote)
         except Exception as exc:  # noqa: BLE001 -- as in concurrent.futures, the future raises it
             dispatcher.functions.release(remote)
@@ -222,6 +229,7 @@ class PathosExecutor(Executor):
         dispatcher = self._ready_dispatcher()
         remote = dispatcher.functions.acquire_for_map(fn)
         try:
+            _refuse_bound(fn)
             self._prepare(dispatcher, remote)
             stream = ResultStream(
                 self,
@@ -437,6 +445,13 @@ def _warn_of_fork() -> None:
             RuntimeWarning,
             stacklevel=callers_stacklevel(),
         )
+
+
+def _refuse_bound(function: Callable[..., Any]) -> None:
+    """Refuse what `pickling.refuse_local` does among the arguments that partials bind."""
+    while type(function) is functools.partial:
+        pickling.refuse_local((function.args, function.keywords))
+        function = function.func
 
 
 def _no_workers(error: OSError) -> BrokenPoolError:

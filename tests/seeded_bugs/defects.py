@@ -1288,6 +1288,13 @@ DEFECTS = {
             "tests/parallel/test_promises.py::test_interrupt_while_the_callable_is_pickled_releases_it",
         ),
         Defect(
+            "queue-copied",
+            "what a call puts into a queue that it got as an argument is lost, silently",
+            "datamat.parallel.pickling:dumps_items",
+            delete("refuse_local(obj)"),
+            "tests/parallel/test_strangers_habits.py::test_what_threads_wait_for_is_refused_as_an_argument[Queue0]",
+        ),
+        Defect(
             "pickled-at-once",
             "each pending call holds a copy of its arguments: sixty calls with one array of 32 MB take 2 GB",
             "datamat.parallel.dispatcher:Dispatcher.submit",
