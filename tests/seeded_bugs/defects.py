@@ -1295,6 +1295,13 @@ DEFECTS = {
             "tests/parallel/test_strangers_habits.py::test_what_threads_wait_for_is_refused_as_an_argument[Queue0]",
         ),
         Defect(
+            "threads-preloaded",
+            "calls of a library that starts a thread when it is imported wait for ever under forkserver",
+            "datamat.parallel.processes:serve",
+            replace("library_against_fork(known=threads) is not None", "False"),
+            "tests/parallel/test_servers.py::test_module_that_starts_a_thread_is_not_preloaded[thread]",
+        ),
+        Defect(
             "pickled-at-once",
             "each pending call holds a copy of its arguments: sixty calls with one array of 32 MB take 2 GB",
             "datamat.parallel.dispatcher:Dispatcher.submit",
