@@ -29,6 +29,7 @@ __all__ = [
     "library_against_fork",
     "limit_loaded_libraries",
     "limit_thread_environment",
+    "native_threads",
     "note_thread_pools",
     "num_cpus",
     "parse_cpu_list",
@@ -93,18 +94,19 @@ def _mappings() -> list[tuple[Mapping, bool]]:
 # ---------------------------------------------------------------- whose threads they are
 
 
-def library_against_fork(*, is_patient: bool = True) -> str | None:
+def library_against_fork(*, is_patient: bool = True, known: set[int] | None = None) -> str | None:
     """Return the name of a library that would miss its threads after a fork of this process; None if there is none.
 
-    Threads of Python are `threading`'s to count. A thread that computes without a pause counts as one of an unknown
-    library, and so do all of them where the kernel does not say where their stacks are (gVisor).
+    A thread that computes without a pause counts as one of an unknown library, and so do all of them where the kernel
+    does not say where their stacks are (gVisor).
 
     Args:
         is_patient: wait for threads that compute at this moment; else they are passed over.
+        known: threads not to ask about, of `native_threads`; None for those of Python, which `threading` counts.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    while threads := _foreign_threads():
-        owners = _owners(threads)
+    while threads := native_threads() - (_python_threads() if known is None else known):
+        owners = _owners(threads, is_python_one=known is not None)
         if not is_patient:
             owners.discard(None)
         if None not in owners or time.monotonic() > deadline:
@@ -114,10 +116,14 @@ def library_against_fork(*, is_patient: bool = True) -> str | None:
     return None
 
 
-def _foreign_threads() -> set[int]:
-    own = {os.getpid(), threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
+def _python_threads() -> set[int | None]:
+    return {os.getpid(), threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
+
+
+def native_threads() -> set[int]:
+    """Return the ids that the kernel has for the threads of this process; none where it does not list them."""
     with suppress(OSError):
-        return set(map(int, os.listdir("/proc/self/task"))) - own
+        return set(map(int, os.listdir("/proc/self/task")))
     return set()
 
 
@@ -129,8 +135,13 @@ def _survives(owner: str | None) -> bool:
     return _SURVIVES_FORK.search(owner) is not None
 
 
-def _owners(threads: set[int]) -> set[str | None]:
-    """Return the files that started these threads; None stands for one that cannot be found now."""
+def _owners(threads: set[int], *, is_python_one: bool) -> set[str | None]:
+    """Return the files that started these threads; None stands for one that cannot be found now.
+
+    Args:
+        threads: ids of the threads.
+        is_python_one: whether the interpreter counts.
+    """
     mappings = _mappings()
     code = _with_code(mappings)
     interpreter = _find(code, ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0)
@@ -141,7 +152,8 @@ def _owners(threads: set[int]) -> set[str | None]:
             stack = _stack(thread, [mapping for mapping, _ in mappings])
         owner = _outermost(stack, code)
         has_ended = not stack and not os.path.exists(f"/proc/self/task/{thread}")
-        if not has_ended and (owner is None or interpreter is None or owner != interpreter.path):
+        is_of_python = owner is not None and interpreter is not None and owner == interpreter.path
+        if not has_ended and (is_python_one or not is_of_python):
             owners.add(owner)
     return owners
 

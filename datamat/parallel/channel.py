@@ -202,9 +202,6 @@ def _padding(num_bytes: int) -> bytes:
 # reports that.
 
 
-_MOST = 1 << 12
-
-
 class Claims:
     """Both ends of the pipe in the parent, the reading end in the worker."""
 
@@ -237,10 +234,14 @@ class Claims:
         """In the parent, before the tasks are sent: let the worker begin this many more."""
         os.write(self._write.fileno(), bytes(num_tasks))
 
-    def take_back(self) -> int:
-        """In the parent: return how many tasks at the worker, counted from the last, it can no longer begin."""
+    def take_back(self, num_tasks: int) -> int:
+        """In the parent: return how many tasks at the worker, counted from the last, it can no longer begin.
+
+        Args:
+            num_tasks: how many there may be.
+        """
         with suppress(BlockingIOError):
-            return len(os.read(self._read.fileno(), _MOST))
+            return len(os.read(self._read.fileno(), num_tasks))
         return 0
 
     def claim(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datamat.errors import BrokenPoolError, ParallelError, UnpicklableError
+from datamat.errors import BrokenPoolError, ParallelError
 from datamat.parallel import logs, pickling, worker
 from datamat.parallel.tasks import PREFETCH_COST_S, FunctionTable, prefetch_depth, split
 from datamat.parallel.worker import Reply, Request
@@ -30,7 +31,7 @@ from datamat.parallel.workers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from datamat.parallel.crash import WorkerExit
     from datamat.parallel.tasks import RemoteFunction, Task, TaskSource
@@ -121,6 +122,7 @@ def blame(
 # Deaths in a row while starting: before any worker was ready it will not get better; later something kills them.
 _MAX_STARTUP_DEATHS, _MAX_LATER_STARTUP_DEATHS = 3, 30
 _DEEP = 16  # tasks at each worker, all of them short
+_LARGE_BYTES = 1 << 16  # of arguments, which take longer to pickle than it takes to send what came before
 _NAP_S = 0.0002
 
 
@@ -137,9 +139,13 @@ class Dispatcher:
         self.counter = CallCounter(self.progress, options.logger)
         self.broken: BrokenPoolError | None = None
         self.thread: threading.Thread | None = None
+        self._starter: int | None = None
+        self._has_started = threading.Event()
         self._options = options
         self._workers = WorkerGroup(options)
-        self._lock = threading.RLock()  # what is collected in the middle of it may come back here
+        # For what is waiting and what is at each worker; no code of the user's runs under it, but what is collected in
+        # the middle of it may come back here.
+        self._lock = threading.RLock()
         self._user_objects = weakref.ref(user_objects)
         self._held: UserObjects | None = None  # while there is work
         self._waiting: deque[Task] = deque()
@@ -157,10 +163,19 @@ class Dispatcher:
 
     # ------------------------------------------------------------ called by any thread
 
-    def start(self, first: RemoteFunction) -> threading.Thread:
+    def claim_start(self) -> bool:
+        """Return whether the calling thread is to call `start`: it is the first one that asks."""
+        with self._lock:
+            is_first = self._starter is None
+            if is_first:
+                self._starter = threading.get_ident()
+        return is_first
+
+    def start(self, first: RemoteFunction) -> None:
         """Prepare the workers and start the thread; `first` is inherited where workers are forked.
 
-        Called once, by the thread that submits the first task: it may have to be the one that is forked.
+        Called once, by the thread that submits the first task: it may have to be the one that is forked. What other
+        threads submit meanwhile waits.
         """
         user_objects = self._user_objects()
         assert user_objects is not None  # the executor calls this
@@ -168,13 +183,23 @@ class Dispatcher:
         try:
             self._workers.prepare(first, user_objects)
             thread.start()
-        except BaseException:  # an interrupt, say: workers would wait for tasks, and the program's end for the workers
+            self.thread = thread
+        except BaseException as exc:  # an interrupt, say: workers would wait for tasks, and the program for the workers
+            self._break("no worker could be started", describe_start_error(exc))
             self.shutdown(kill=True)
             if not thread.is_alive():  # else it ends them
                 self._workers.give_up()
+                self._settle_all()
             raise
-        self.thread = thread
-        return thread
+        finally:
+            self._has_started.set()
+
+    def join(self) -> None:
+        """Wait for the thread to end, if it was started; in a callback or finalizer, this may be the thread itself."""
+        if self._starter not in (None, threading.get_ident()):
+            self._has_started.wait()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
 
     def submit(self, *tasks: Task) -> None:
         """Queue tasks; those that come after the thread has ended fail with the reason."""
@@ -186,7 +211,7 @@ class Dispatcher:
         if is_over:
             self._give_up(tasks)
         elif not self._is_saturated:
-            self._wake()
+            self.wake()
 
     def open_source(self, stream: TaskSource) -> None:
         """Draw the tasks of a map as the workers need them."""
@@ -194,11 +219,18 @@ class Dispatcher:
             if not self._is_over:
                 self._hold_user_objects()
                 self._sources.append(stream)
-        self._wake()
+        self.wake()
 
     def _hold_user_objects(self) -> None:
         if self._held is None:
             self._held = self._user_objects()
+
+    def recall(self, is_meant: Callable[[Task], bool]) -> None:
+        """Take back what workers have not begun, from those that have a task which is meant; `wake` sends it again."""
+        with self._lock:
+            for handle in self._workers.handles.copy():
+                if any(map(is_meant, itertools.islice(handle.in_flight, 1, None))):
+                    self._requeue(handle.take_back())
 
     def shutdown(self, *, cancel_waiting: bool = False, kill: bool = False) -> None:
         """Ask the thread to end: after all tasks, after those under way, or immediately."""
@@ -207,9 +239,10 @@ class Dispatcher:
         self._kills |= kill
         if kill:
             self._workers.interrupt_start()
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End the sleep of the thread, if it sleeps."""
         if self._is_asleep:
             self._is_asleep = False
             self._workers.wake()
@@ -270,6 +303,7 @@ class Dispatcher:
         if self._kills or self.broken is not None:
             return True
         if self._cancels_waiting:
+            self.recall(lambda _: True)
             self._cancel_waiting()
         if not self._is_shutting_down or self._waiting or self._sources:
             return False
@@ -312,7 +346,8 @@ class Dispatcher:
         ready.sort(key=lambda handle: len(handle.in_flight))
         share = max(1, min(depth, -(-len(self._waiting) // len(ready))))
         # Deep queues are refilled when half empty: one write for many tasks.
-        self._deal([handle for handle in ready if len(handle.in_flight) <= share // 2], share)
+        refilled = [handle for handle in ready if len(handle.in_flight) <= share // 2]
+        self._deal([handle for handle in refilled if not handle.is_laden], share)
 
     def _draw(self) -> None:
         """Draw from the open maps, in turn, as many tasks as keep the workers busy until the next pass."""
@@ -337,29 +372,58 @@ class Dispatcher:
         takers = handles
         while takers and self._waiting:
             for handle in takers:
-                if self._waiting:
+                if self._waiting and not handle.num_taken_back:
                     self._give(handle, self._waiting.popleft())  # only this thread takes from it
-            takers = [handle for handle in takers if len(handle.in_flight) < depth]
+            takers = [
+                handle
+                for handle in takers
+                if len(handle.in_flight) < depth and not (handle.is_laden or handle.num_taken_back)
+            ]
         for handle in handles:
+            self._flush(handle)
+
+    def _flush(self, handle: WorkerHandle) -> None:
+        with self._lock:
             handle.grant_claims()
-            self._workers.flush(handle)
+        self._workers.flush(handle)
 
     def _give(self, handle: WorkerHandle, task: Task) -> None:
-        """Send a task unless it is cancelled, preceded by its function where the worker lacks that."""
-        if not task.begin():
+        """Send a task unless it is cancelled, preceded by its functions where the worker lacks them.
+
+        Only now are its arguments pickled: a task that waits costs nothing but references. No lock is held meanwhile,
+        since an object may pickle itself under its own lock, under which another thread submits.
+        """
+        if task.future.cancelled():
+            task.begin()  # notifies those who wait
             self.functions.release(task.remote)
             return
-        for remote in (*task.needs, task.remote):
-            if not (remote.is_inherited and handle.is_fork) and remote.number not in handle.known_functions:
-                try:
-                    frame = remote.frame()
-                except UnpicklableError as exc:  # of a function that other workers inherited: it was not pickled before
-                    self.functions.release(task.remote)
-                    self._fail(task, exc)
-                    return
-                handle.channel.post(Request.FUNCTION, *frame)
-                handle.known_functions.add(remote.number)
-        handle.post(task)
+        try:
+            task.pack(self.functions)
+            for remote in (*task.needs, task.remote):
+                if not (remote.is_inherited and handle.is_fork) and remote.number not in handle.known_functions:
+                    handle.channel.post(Request.FUNCTION, *remote.frame())
+                    handle.known_functions.add(remote.number)
+        except BaseException as exc:  # noqa: BLE001 -- whatever a `__reduce__` of the user's raises
+            self._fail_unsent(task, exc)
+            return
+        with self._lock:
+            if handle.num_taken_back:  # another thread has done that just now; see `Claims`
+                self._waiting.appendleft(task)
+                return
+            if task.begin():
+                handle.post(task)
+        if not task.is_started:
+            self.functions.release(task.remote)
+        elif len(task.payload) > _LARGE_BYTES:
+            self._flush(handle)  # before the next one is pickled
+
+    def _fail_unsent(self, task: Task, error: BaseException) -> None:
+        if task.begin() and task.count > 1:  # the other items of a chunk may travel
+            self._requeue(split(task, self.functions))
+            return
+        self.functions.release(task.remote)
+        if task.is_started:
+            self._fail(task, error)
 
     def _start_workers(self) -> None:
         handles, user_objects = self._workers.handles, self._held
@@ -423,7 +487,8 @@ class Dispatcher:
         """Take back what waits behind a long task, or behind one that waits for it, and give it to a free worker."""
         for handle, seconds in self._blocked_workers().items():
             if not seconds:
-                self._requeue(handle.take_back())
+                with self._lock:
+                    self._requeue(handle.take_back())
 
     def _has_work(self) -> bool:
         """Return whether work has arrived since the last pass: before `_is_asleep` was set, nobody woke this thread."""
@@ -461,10 +526,11 @@ class Dispatcher:
             self._startup_deaths = 0
             self._max_startup_deaths = _MAX_LATER_STARTUP_DEATHS
         elif kind == Reply.RETURNED:
-            self._requeue([handle.in_flight.popleft()])
-            handle.head_since = time.monotonic()
+            with self._lock:
+                self._requeue([handle.pop_head()])
         elif kind == Reply.PASSED_OVER:
-            handle.num_taken_back -= 1
+            with self._lock:
+                handle.num_taken_back -= 1
         elif kind in (Reply.RETIRED, Reply.HELD_UP):
             self._note_leaving(handle, kind)
         elif kind == Reply.BY_VALUE:
@@ -477,14 +543,15 @@ class Dispatcher:
         if kind == Reply.HELD_UP:
             handle.hold_up()
         else:
-            handle.leave()
-            self._requeue_unstarted(handle)
+            handle.leave()  # what it has not answered is not begun
+            with self._lock:
+                self._requeue(handle.pop_all())
 
     def _take_answer(self, handle: WorkerHandle, kind: int, data: bytes) -> None:
         _, busy_s, peak, packed = worker.unpack_outcome(data)
-        task = handle.in_flight.popleft()
+        with self._lock:
+            task = handle.pop_head()
         if kind == Reply.UNREAD and task.count > 1:
-            handle.head_since = time.monotonic()
             self._requeue(split(task, self.functions))
             return
         handle.count(task.count, busy_s, peak)
@@ -526,29 +593,25 @@ class Dispatcher:
         number = worker.FUNCTION.unpack_from(data)[0]
         module = data[worker.FUNCTION.size :].decode()
         handle.known_functions.discard(number)
-        functions = (remote for task in handle.in_flight for remote in (*task.needs, task.remote))
+        functions = (remote for task in handle.in_flight.copy() for remote in (*task.needs, task.remote))
         remote = next((remote for remote in functions if remote.number == number), None)
         if remote is not None:
             self._options.logger.debug("%s: %s travels by value, a worker could not import it", remote.label, module)
             remote.send_by_value(module)
 
-    def _requeue_unstarted(self, handle: WorkerHandle) -> None:
-        """Requeue what a worker that is leaving has not begun."""
-        unbegun = list(handle.in_flight)
-        handle.in_flight.clear()
-        self._requeue(unbegun)
-
     def _requeue(self, tasks: Sequence[Task]) -> None:
         with self._lock:
+            for task in tasks:
+                task.take_back()
             self._waiting.extendleft(reversed(tasks))
 
     # ------------------------------------------------------------ deaths of workers
 
     def _reap(self, handle: WorkerHandle) -> None:
         """Handle a worker that has ended: blame, requeue, count."""
+        with self._lock:
+            lost = handle.pop_all()
         worker_exit = self._workers.reap(handle)
-        lost = list(handle.in_flight)
-        handle.in_flight.clear()
         if lost:
             self._apply_blame(lost, worker_exit, has_timed_out=handle.has_timed_out)
         if not handle.is_ready and not handle.is_leaving and not self._kills:
@@ -578,9 +641,8 @@ class Dispatcher:
         with self._lock:
             self._is_over = True
             self._sources.clear()  # whoever takes their results submits the rest, and learns why that fails
-        under_way = [task for handle in self._workers.handles for task in handle.in_flight]
-        for handle in self._workers.handles:
-            handle.in_flight.clear()
+            self.recall(lambda _: True)
+            under_way = [task for handle in self._workers.handles for task in handle.pop_all()]
         if self.broken is not None:
             under_way += self._take_waiting()
         self._give_up(under_way)

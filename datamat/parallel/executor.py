@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import os
 import sys
 import threading
@@ -17,13 +19,14 @@ from datamat.parallel import byvalue, logs, pickling, process_role
 from datamat.parallel.dispatcher import Dispatcher
 from datamat.parallel.processes import choose_start_method, danger_of_fork
 from datamat.parallel.streams import Items, ResultStream
-from datamat.parallel.tasks import Task, callers_stacklevel, compute_chunksize
+from datamat.parallel.tasks import CallFuture, Task, callers_stacklevel, compute_chunksize
 from datamat.parallel.workers import PoolOptions, UserObjects, describe_start_error
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from datamat.parallel.tasks import RemoteFunction
     from datamat.parallel.workers import PoolProgress, WorkerStats
 
 
@@ -48,6 +51,7 @@ def run_now(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 T = TypeVar("T")
+_SHUT_DOWN = "cannot schedule new futures after shutdown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,10 @@ class PathosExecutor(Executor):
         task_timeout_s: seconds that one call may take, including its first imports; then its worker is replaced.
         max_retries: how often a call is retried after its worker has died.
         logger: logger for messages of the pool itself.
+
+    Raises:
+        OptionError: an argument makes no sense, or this system cannot do it.
+        UnpicklableError: `initargs` hold a queue of threads, of which workers would get copies.
     """
 
     _max_tasks_per_child: int | None = None
@@ -98,6 +106,7 @@ class PathosExecutor(Executor):
         require_posix("a pool of worker processes")
         byvalue.run_top_level_once()
         _check(max_workers, initializer, task_timeout_s, max_retries)
+        pickling.refuse_local(initargs)
         cores = len(cpu.physical_cores())
         self._max_workers = max_workers or cores
         self._masks = tuple(cpu.worker_masks(affinity, self._max_workers))
@@ -124,7 +133,13 @@ class PathosExecutor(Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Have `fn(*args, **kwargs)` called in a worker.
 
-        `fn`, with its `self`, travels once per worker and not once per call.
+        `fn`, with its `self`, travels once per worker and not once per call, as it is now. The arguments are pickled
+        when a worker is free to take them, as in `concurrent.futures`: until then the call holds references to them, so
+        do not change them before it has ended.
+
+        Returns:
+            A future; `cancel()` works until a worker has begun the call. It raises the error of an argument, or of
+            `fn`, that cannot be sent to a worker.
 
         Raises:
             RuntimeError: the pool has been shut down.
@@ -133,23 +148,27 @@ class PathosExecutor(Executor):
         """
         if self._runs_here():
             return run_now(fn, args, kwargs)
-        future: Future[T] = Future()
+        dispatcher = self._ready_dispatcher()
+        future = CallFuture()
+        future.dispatcher = dispatcher
+        remote = dispatcher.functions.acquire(fn)
+        try:
+            _refuse_bound(fn)
+            self._prepare(dispatcher, remote)
+        except Exception as exc:  # noqa: BLE001 -- as in concurrent.futures, the future raises it
+            dispatcher.functions.release(remote)
+            future.set_exception(exc)
+            return future
+        except BaseException:  # an interrupt, or a `__reduce__` that exits; else `fn` would be kept for ever
+            dispatcher.functions.release(remote)
+            raise
+        task = Task(remote, (args, kwargs), future, context=contextvars.copy_context())
         with self._lock:
-            dispatcher = self._ready_dispatcher()
-            remote = dispatcher.functions.acquire(fn)
-            try:
-                self._prepare(dispatcher, remote)
-                payload, classes = pickling.dumps_items((args, kwargs))
-                needs = dispatcher.functions.for_classes(classes)
-            except Exception as exc:  # noqa: BLE001 -- as in concurrent.futures, the future raises it
-                dispatcher.functions.release(remote)
-                future.set_exception(exc)
+            if not self._is_shut_down:
+                dispatcher.submit(task)
                 return future
-            except BaseException:  # an interrupt, or a `__reduce__` that exits; else `fn` would be kept for ever
-                dispatcher.functions.release(remote)
-                raise
-            dispatcher.submit(Task(remote, payload, future, needs=needs))
-        return future
+        dispatcher.functions.release(remote)
+        raise RuntimeError(_SHUT_DOWN)
 
     def map(
         self,
@@ -207,14 +226,11 @@ class PathosExecutor(Executor):
         ordered: bool,
         with_futures: bool = False,
     ) -> ResultStream:
-        with self._lock:
-            dispatcher = self._ready_dispatcher()
-            remote = dispatcher.functions.acquire_for_map(fn)
-            try:
-                self._prepare(dispatcher, remote)
-            except BaseException:
-                dispatcher.functions.release(remote)
-                raise
+        dispatcher = self._ready_dispatcher()
+        remote = dispatcher.functions.acquire_for_map(fn)
+        try:
+            _refuse_bound(fn)
+            self._prepare(dispatcher, remote)
             stream = ResultStream(
                 self,
                 dispatcher,
@@ -225,7 +241,13 @@ class PathosExecutor(Executor):
                 ordered=ordered,
                 with_futures=with_futures,
             )
-            self._streams.add(stream)
+            with self._lock:
+                if self._is_shut_down:
+                    raise RuntimeError(_SHUT_DOWN)
+                self._streams.add(stream)
+        except BaseException:
+            dispatcher.functions.release(remote)
+            raise
         # Not under the lock: the caller's iterator may wait for another thread that submits to this very pool.
         stream.begin()
         return stream
@@ -242,25 +264,27 @@ class PathosExecutor(Executor):
         return True
 
     def _ready_dispatcher(self) -> Dispatcher:
-        if self._dispatcher is not None and self._dispatcher.broken is not None:
-            raise self._dispatcher.broken
-        if self._is_shut_down:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        if _is_exiting:
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-        if self._dispatcher is None:
-            # Now, not when the pool was made: meanwhile a thread may have been started, or TensorFlow used.
-            self._start_method, self._reason = choose_start_method(self._asked_for)
-            if self._asked_for == "fork":
-                _warn_of_fork()
-            try:
-                self._dispatcher = Dispatcher(self._options(), self._user_objects)
-            except OSError as exc:
-                raise _no_workers(exc) from exc
-        return self._dispatcher
+        with self._lock:
+            if self._dispatcher is not None and self._dispatcher.broken is not None:
+                raise self._dispatcher.broken
+            if self._is_shut_down:
+                raise RuntimeError(_SHUT_DOWN)
+            if _is_exiting:
+                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+            if self._dispatcher is None:
+                # Now, not when the pool was made: meanwhile a thread may have been started, or TensorFlow used.
+                self._start_method, self._reason = choose_start_method(self._asked_for)
+                if self._asked_for == "fork":
+                    _warn_of_fork()
+                try:
+                    self._dispatcher = Dispatcher(self._options(), self._user_objects)
+                except OSError as exc:
+                    raise _no_workers(exc) from exc
+            return self._dispatcher
 
-    def _prepare(self, dispatcher: Dispatcher, remote: Any) -> None:
-        if dispatcher.thread is None:
+    def _prepare(self, dispatcher: Dispatcher, remote: RemoteFunction) -> None:
+        """Start the workers at the first call, and pickle the callable; no lock is held, since both run users' code."""
+        if dispatcher.thread is None and dispatcher.claim_start():
             self._logger.debug("workers start by %s: %s", self._start_method, self._reason)
             try:
                 dispatcher.start(remote)
@@ -340,7 +364,7 @@ class PathosExecutor(Executor):
             is_first = not self._is_shut_down
             self._is_shut_down = True
         dispatcher = self._dispatcher
-        if dispatcher is None or dispatcher.thread is None:
+        if dispatcher is None:
             return
         try:
             if cancel_futures:
@@ -351,7 +375,7 @@ class PathosExecutor(Executor):
             dispatcher.shutdown(cancel_waiting=cancel_futures)
         if wait:
             try:
-                _join(dispatcher)
+                dispatcher.join()
             except BaseException:  # Ctrl-C: the caller wants out
                 self.terminate()
                 raise
@@ -370,9 +394,9 @@ class PathosExecutor(Executor):
         self._is_shut_down = True
         self._abandon_streams()
         dispatcher = self._dispatcher
-        if dispatcher is not None and dispatcher.thread is not None and not self._runs_here():
+        if dispatcher is not None and not self._runs_here():
             dispatcher.shutdown(kill=True)
-            _join(dispatcher)
+            dispatcher.join()
 
     def __enter__(self) -> Self:
         return self
@@ -406,13 +430,7 @@ def _end_all() -> None:
         for dispatcher in dispatchers:
             dispatcher.shutdown(kill=interrupted)
         for dispatcher in dispatchers:
-            _join(dispatcher)
-
-
-def _join(dispatcher: Dispatcher) -> None:
-    """Wait for the workers to end; in a callback, or where an object is collected, this may be their own thread."""
-    if dispatcher.thread is not None and dispatcher.thread is not threading.current_thread():
-        dispatcher.thread.join()
+            dispatcher.join()
 
 
 # Not atexit: that runs after the interpreter has waited for non-daemon threads, which the dispatcher's is.
@@ -427,6 +445,13 @@ def _warn_of_fork() -> None:
             RuntimeWarning,
             stacklevel=callers_stacklevel(),
         )
+
+
+def _refuse_bound(function: Callable[..., Any]) -> None:
+    """Refuse what `pickling.refuse_local` does among the arguments that partials bind."""
+    while type(function) is functools.partial:
+        pickling.refuse_local((function.args, function.keywords))
+        function = function.func
 
 
 def _no_workers(error: OSError) -> BrokenPoolError:

@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 import typing
+from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ __all__ = [
     "load_code",
     "loads_data",
     "loads_results",
+    "refuse_local",
 ]
 
 # ---------------------------------------------------------------- callables
@@ -66,7 +68,8 @@ _MAX_STANDINS = 100
 _LONGEST_PLACE = 200
 # Of nested saves, where each takes some 200 bytes of the 8 MiB of a thread's stack; Python's own limit is 1,000.
 _DEEPEST = 10_000
-_recursion_guard = threading.RLock()
+_recursion_guard = threading.Lock()
+_limits_before: list[int] = []  # of the recursion of those that are in the middle of deep objects
 BUILTIN_TYPES = {*_dill._typemap, type(None), type(...), type(NotImplemented)}
 PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
@@ -86,6 +89,7 @@ class _Rules:
         self.classes: list[type] | None = (
             None  # where it is a list, classes that go by value are put there, and go by id
         )
+        self.local: list[Any] = []
         self.standins: dict[str, str] = {}
         self.modules: set[str] = set()
         self.globals: Globals = {}
@@ -216,6 +220,18 @@ _NATIVE = frozenset({*PLAIN, tuple, list, dict, set, frozenset, bytearray, pickl
 @standins.per_type
 def _rule_for(kind: Any) -> Callable[[Any, Any], Reduction] | None:
     """Return the rule for objects of this type; None leaves them to pickle."""
+    rule = _rule_of(kind)
+    if not standins.is_local(kind):
+        return rule
+
+    def noted(rules: _Rules, obj: Any) -> Reduction:
+        rules.local.append(obj)
+        return NotImplemented if rule is None else rule(rules, obj)
+
+    return noted
+
+
+def _rule_of(kind: Any) -> Callable[[Any, Any], Reduction] | None:
     if kind in _NATIVE or (kind.__module__, kind.__name__) == ("numpy", "ndarray"):  # dill would copy the array
         return None
     if (rule := _RULES.get(kind)) is not None:
@@ -429,9 +445,21 @@ def dumps_code(obj: Any, *, to_parent: bool = False) -> PickledFunction:
 
 
 def dumps_fast(
-    obj: Any, out: io.BytesIO, *, to_parent: bool, buffers: Callable[[pickle.PickleBuffer], Any] | None = None
+    obj: Any,
+    out: io.BytesIO,
+    *,
+    to_parent: bool,
+    buffers: Callable[[pickle.PickleBuffer], Any] | None = None,
+    local: list[Any] | None = None,
 ) -> list[type] | None:
     """Write what `pickle.loads` understands.
+
+    Args:
+        obj: what to write.
+        out: where to.
+        to_parent: see `_Rules`.
+        buffers: see `_Rules`.
+        local: takes the queues that are met, which only threads of one process share.
 
     Returns:
         The classes by value that must be there before it; None if it is not all, since the globals of code are missing.
@@ -441,6 +469,7 @@ def dumps_fast(
     """
     pickler = _FastPickler(out, to_parent=to_parent, buffers=buffers)
     pickler.classes = None if to_parent else []
+    pickler.local = [] if local is None else local
     pickler.dump(obj)
     return None if pickler.globals and not to_parent else pickler.classes or []
 
@@ -508,14 +537,17 @@ def _trace(parts: tuple[Shipped, Any], banned: dict[int, str], kept: list[Any], 
 
 @contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """Raise the recursion limit for deeply nested objects; it holds for the whole interpreter."""
+    """Raise the recursion limit for deeply nested objects; it holds for the whole interpreter, until the last one."""
     with _recursion_guard:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(limit, _DEEPEST))
-        try:
-            yield
-        finally:
-            sys.setrecursionlimit(limit)
+        _limits_before.append(sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
+    try:
+        yield  # without the guard: code of the user's runs there
+    finally:
+        with _recursion_guard:
+            limit = _limits_before.pop()
+            if not _limits_before:
+                sys.setrecursionlimit(limit)
 
 
 def _gather_globals(needed: Globals, banned: dict[int, str], kept: list[Any]) -> Shipped:
@@ -577,9 +609,38 @@ def dumps_items(obj: Any) -> tuple[bytes, list[type]]:
     """Return arguments as bytes that `loads_data` understands, and the classes that must be there before them.
 
     Raises:
-        UnpicklableError: something in it cannot be sent.
+        UnpicklableError: something in it cannot be sent, or a copy of it would be of no use.
     """
-    return _dumps(obj, to_parent=False)
+    local: list[Any] = []
+    packed = _dumps(obj, to_parent=False, local=local)
+    if local:
+        refuse_local(obj)
+    return packed
+
+
+def refuse_local(arguments: Any) -> None:
+    """Refuse arguments by which a call would talk to threads of this process; what they hold as attributes may go.
+
+    Raises:
+        UnpicklableError: one of them, or what a collection among them holds, is a queue of threads, or of asyncio.
+    """
+    waiting, seen = [arguments], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if standins.is_local(type(each)):
+            name = standins.type_name(each)
+            raise UnpicklableError(
+                f"{name} as an argument: a worker would get a copy, and neither side would see what the other does "
+                f"with it; return values from the call instead, or pass one that processes share: "
+                f"pathos.helpers.mp.Manager().{standins.shared_name(each)}()"
+            )
+        if standins.is_a(each, dict):
+            waiting += (*each, *each.values())
+        elif standins.is_a(each, (*_CONTAINERS, deque)):
+            waiting += each
 
 
 def dumps_data(obj: Any) -> bytes:
@@ -588,19 +649,20 @@ def dumps_data(obj: Any) -> bytes:
     Raises:
         UnpicklableError: something in it cannot be sent.
     """
-    return _dumps(obj, to_parent=True)[0]
+    return _dumps(obj, to_parent=True, local=[])[0]
 
 
-def _dumps(obj: Any, *, to_parent: bool) -> tuple[bytes, list[type]]:
+def _dumps(obj: Any, *, to_parent: bool, local: list[Any]) -> tuple[bytes, list[type]]:
     try:
         if _is_simple(obj):
             return b"p" + pickle.dumps(obj, 5), []
         out = io.BytesIO()
         out.write(b"p")
-        if (classes := dumps_fast(obj, out, to_parent=to_parent)) is not None:
+        if (classes := dumps_fast(obj, out, to_parent=to_parent, local=local)) is not None:
             return out.getvalue(), classes
     except Exception:  # noqa: BLE001, S110 -- whatever the C pickler cannot do, the other one tries, and reports
         pass
+    local.append(obj)  # it may hold some
     stream, buffers, places, _ = dumps_code(obj, to_parent=to_parent)
     if places:
         place, name = next(iter(places.items()))

@@ -27,7 +27,12 @@ from multiprocess import resource_tracker as tracker
 
 from datamat.errors import OptionError
 from datamat.parallel import process_role
-from datamat.parallel.affinity import library_against_fork, limit_thread_environment, note_thread_pools
+from datamat.parallel.affinity import (
+    library_against_fork,
+    limit_thread_environment,
+    native_threads,
+    note_thread_pools,
+)
 from datamat.parallel.channel import Descriptor, close_in_forks, no_forks
 
 if hasattr(os, "fork"):
@@ -522,11 +527,8 @@ class Server:
             raise
 
     def _begin(self, listener_fd: int, alive_r: int, held: int) -> int:
-        command = (
-            f"import sys; sys.path[:] = {search_path()!r}; from datamat.parallel.processes import serve; "
-            f"serve({listener_fd}, {alive_r}, {self._preload!r}, {self._num_threads}, {IDLE_S}, {os.getpid()})"
-        )
-        arguments = [spawn.get_executable(), *util._args_from_interpreter_flags(), "-c", command]
+        options = (listener_fd, alive_r, self._preload, self._num_threads, IDLE_S, os.getpid())
+        arguments = _server_command(search_path(), options)
         return int(util.spawnv_passfds(spawn.get_executable(), arguments, [listener_fd, alive_r, held]))
 
     def _address(self) -> str:
@@ -595,6 +597,12 @@ class Server:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def _server_command(path: list[str], options: tuple[Any, ...]) -> list[str]:
+    """Return the command line of a server that finds modules there; `options` are the arguments of `serve`."""
+    code = f"import sys; sys.path[:] = {path!r}; from datamat.parallel.processes import serve; serve(*{options!r})"
+    return [spawn.get_executable(), *util._args_from_interpreter_flags(), "-c", code]
+
+
 def _remove_leftovers(parent: str) -> None:
     """Remove the directories of servers that were killed together with their callers: nobody holds a lock on them."""
     with suppress(OSError), os.scandir(parent) as entries:
@@ -647,7 +655,7 @@ def serve(
     Args:
         listener_fd: socket on which the caller asks for workers.
         alive_r: pipe that the caller, and each worker, holds open.
-        preload: names of modules that the server imports before it forks a worker.
+        preload: names of modules that the server imports before it forks a worker, but for those that start threads.
         num_threads: threads that libraries in a worker may use.
         idle_s: seconds without a worker, after which the server ends.
         caller: process that started the server.
@@ -655,14 +663,21 @@ def serve(
     with socket.socket(fileno=os.dup(listener_fd)) as listener:
         address = listener.getsockname()
     directory = os.path.dirname(address)
+    path = list(sys.path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_thread_environment(num_threads)  # before the libraries that read it are imported
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it looks for a newer version when imported
     with _ending_with(caller, directory):
+        threads = native_threads()
         for name in preload:
             # A module that cannot be imported here is imported, and its error reported, by the task that needs it.
             with suppress(Exception, process_role.NestedRunError), process_role.importing():
                 __import__(name)
+            if library_against_fork(known=threads) is not None:
+                # No fork would have the thread that it has started. What is imported cannot be undone: from the start.
+                others = tuple(other for other in preload if other != name)
+                options = (listener_fd, alive_r, others, num_threads, idle_s, caller)
+                os.execv(spawn.get_executable(), _server_command(path, options))  # noqa: S606 -- as itself
     note_thread_pools()
     gc.freeze()
     with suppress(OSError):

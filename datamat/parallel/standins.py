@@ -9,6 +9,7 @@ import logging
 import math
 import mmap
 import os
+import queue
 import stat
 import sys
 import threading
@@ -37,6 +38,7 @@ __all__ = [
     "innermost",
     "is_a",
     "is_imported",
+    "is_local",
     "is_registered",
     "is_shared",
     "is_special",
@@ -50,6 +52,7 @@ __all__ = [
     "replacement",
     "roots_of",
     "rule_for",
+    "shared_name",
     "slots_of",
     "standin_reduction",
     "standin_type",
@@ -660,6 +663,23 @@ _FRESH: dict[type, Callable[[Any], Reduction]] = {
     threading.local: lambda _: (threading.local, ()),
     ThreadPoolExecutor: _thread_pool,
 }
+
+# Of no use as arguments: a call would put into a copy what threads, or coroutines, of the caller wait for.
+_LOCAL = (queue.Queue, queue.SimpleQueue)
+
+
+def is_local(kind: Any) -> bool:
+    """Return whether objects of this type are queues of threads, or connect coroutines."""
+    return issubclass(kind, _LOCAL) or any(
+        base.__module__ in ("asyncio.mixins", "asyncio.queues") for base in kind.__mro__
+    )
+
+
+def shared_name(obj: Any) -> str:
+    """Return the name of what a manager of `multiprocessing` has instead of an object that is local."""
+    names = {base.__name__ for base in type(obj).__mro__}
+    return next((name for name in ("Event", "Condition", "Barrier", "Lock", "Semaphore") if name in names), "Queue")
+
 
 # ---------------------------------------------------------------- reopened
 

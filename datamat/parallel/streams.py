@@ -13,6 +13,7 @@ submits them, and when:
 from __future__ import annotations
 
 import array
+import contextvars
 import itertools
 import operator
 import os
@@ -26,10 +27,11 @@ from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from datamat.parallel import pickling, process_role, worker
+from datamat.parallel import process_role, worker
 from datamat.parallel.tasks import (
     MESSAGE_COST_S,
     SLICE_S,
+    CallFuture,
     LightFuture,
     Task,
     Wakeup,
@@ -181,6 +183,7 @@ class ResultStream:
         self._num_workers = num_workers
         self._with_futures = with_futures
         self._wakeup = Wakeup()
+        self._context = contextvars.copy_context()
         self._reading = threading.RLock()  # the dispatcher, `shutdown` and the exit of the program read, too
         self._in_order: deque[Task] | None = deque() if ordered else None
         self._unordered: set[Task] = set()
@@ -234,7 +237,7 @@ class ResultStream:
                     self._left = max(0, self._left - len(batch))
                 self._is_exhausted |= len(batch) < size
                 if batch:
-                    tasks += self._tasks(batch)
+                    tasks.append(self._expect(batch))
             if tasks:
                 self._dispatcher.functions.add_tasks(self._remote, len(tasks))
             return tasks
@@ -271,22 +274,10 @@ class ResultStream:
             self._is_exhausted = True
         return batch
 
-    def _tasks(self, batch: list[Any]) -> list[Task]:
-        """Return the tasks to submit for a batch: one, or one per item where an item cannot be pickled."""
-        try:
-            payload, classes = pickling.dumps_items(batch)
-            needs = self._dispatcher.functions.for_classes(classes)
-        except Exception as exc:  # noqa: BLE001 -- a `__reduce__` of the user's; it fails the item's own result
-            if len(batch) > 1:
-                return [task for item in batch for task in self._tasks([item])]
-            self._expect(b"", (), batch).future.set_exception(exc)
-            return []
-        return [self._expect(payload, needs, batch)]
-
-    def _expect(self, payload: bytes, needs: tuple[RemoteFunction, ...], batch: list[Any]) -> Task:
+    def _expect(self, batch: list[Any]) -> Task:
         """Return a task, whose result is taken in its turn."""
-        future: Any = Future() if self._with_futures else LightFuture(self._wakeup)
-        task = Task(self._remote, payload, future, self._mode, batch, self, needs)
+        future: Any = CallFuture() if self._with_futures else LightFuture(self._wakeup)
+        task = Task(self._remote, batch, future, self._mode, context=self._context, stream=self)
         self._num_submitted += 1
         if self._in_order is not None:
             self._in_order.append(task)
@@ -403,8 +394,12 @@ class ResultStream:
         self._is_exhausted = True
         # The dispatcher reads for a moment only; another thread of the caller's may be reading for ever.
         with self._reading if self._is_drawn else nullcontext():
-            for task in [*(self._in_order or ()), *self._unordered]:
+            tasks = [*(self._in_order or ()), *self._unordered]
+            if any(task.is_started for task in tasks):
+                self._dispatcher.recall(lambda task: task.stream is self)
+            for task in tasks:
                 task.future.cancel()
             if not self._is_closed:
                 self._is_closed = True
                 self._dispatcher.functions.release(self._remote)
+                self._dispatcher.wake()

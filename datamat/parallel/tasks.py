@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from datamat.errors import BrokenPoolError, OptionError, UnpicklableError
 from datamat.parallel import byvalue, logs, pickling, standins, worker
@@ -22,6 +22,7 @@ from datamat.parallel.channel import PackedFunction
 from datamat.parallel.state import State
 
 if TYPE_CHECKING:
+    import contextvars
     from collections.abc import Callable, Sequence
 
     from datamat.parallel.crash import WorkerExit
@@ -31,6 +32,7 @@ __all__ = [
     "MESSAGE_COST_S",
     "PREFETCH_COST_S",
     "SLICE_S",
+    "CallFuture",
     "FunctionTable",
     "LightFuture",
     "RemoteFunction",
@@ -92,9 +94,10 @@ _WAITING, _RUNNING, _CANCELLED, _FAILED, _DONE = range(5)
 class LightFuture:
     """The part of a Future that the dispatcher and a stream use; settled by one thread, read by one other."""
 
-    __slots__ = ("_callback", "_state", "_value", "_wakeup")
+    __slots__ = ("_callback", "_state", "_value", "_wakeup", "is_ahead")
 
     def __init__(self, wakeup: Wakeup) -> None:
+        self.is_ahead = False
         self._wakeup = wakeup
         self._state = _WAITING
         self._value: Any = None
@@ -105,14 +108,22 @@ class LightFuture:
         self._callback = callback
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Mark the task as started, unless it has been cancelled."""
+        """Mark the task as sent, unless it has been cancelled."""
         if self._state == _CANCELLED:
             return False
         self._state = _RUNNING
         return True
 
+    def set_pending(self) -> None:
+        """Mark the task as not sent: its worker will not run it."""
+        self._state = _WAITING
+
+    def cancelled(self) -> bool:
+        """Is it cancelled?"""
+        return self._state == _CANCELLED
+
     def cancel(self) -> bool:
-        """Cancel a task that has not started. Should it start at this moment, nobody reads its result."""
+        """Cancel a task that is not sent. Should it be sent at this moment, nobody reads its result."""
         if self._state == _WAITING:
             self._settle(_CANCELLED, None)
         return self._state == _CANCELLED
@@ -171,6 +182,53 @@ class LightFuture:
             wakeup.awaited = None
 
 
+# ---------------------------------------------------------------- a future that can be taken back
+
+
+class Recaller(Protocol):
+    """A dispatcher, as its futures know it."""
+
+    def recall(self, is_meant: Callable[[Task], bool]) -> None:
+        """Take back what workers have not begun, from those that have a task which is meant; `wake` sends it again."""
+
+    def wake(self) -> None:
+        """End the sleep of its thread."""
+
+
+class CallFuture(Future[Any]):
+    """The future of a call that may wait at a worker, behind another call: until that has ended, it can be cancelled.
+
+    Attributes:
+        is_ahead: whether the call is at a worker that has not begun it.
+        dispatcher: dispatcher of the pool; None for a future that nobody cancels.
+    """
+
+    is_ahead = False
+    dispatcher: Recaller | None = None
+
+    def cancelled(self) -> bool:
+        """Return whether the call is cancelled; asked for each call, so without the lock."""
+        return self._state.startswith("CANCELLED")
+
+    def running(self) -> bool:
+        """Return whether a worker has begun the call."""
+        return not self.is_ahead and super().running()
+
+    def cancel(self) -> bool:
+        """Cancel the call if no worker has begun it; return whether it is cancelled."""
+        if not self.is_ahead or self.dispatcher is None:
+            return super().cancel()
+        self.dispatcher.recall(lambda task: task.future is self)
+        is_cancelled = super().cancel()
+        self.dispatcher.wake()
+        return is_cancelled
+
+    def set_pending(self) -> None:
+        """Mark the call as not sent: its worker will not run it."""
+        with self._condition:
+            self._state = "PENDING"
+
+
 # ---------------------------------------------------------------- tasks
 #
 # The units that the dispatcher moves: a callable (`RemoteFunction`), sent once per worker, and calls of it (`Task`).
@@ -189,6 +247,7 @@ class RemoteFunction:
     Attributes:
         number: id of the callable on the wire.
         label: name of the callable in messages.
+        state: what the callable held when it was submitted; None where nobody asks.
         unfinished: number of tasks that still need the callable.
         identity: key in `FunctionTable`; None for a callable of a single map.
         is_inherited: whether the workers have the callable from their fork.
@@ -196,7 +255,7 @@ class RemoteFunction:
 
     def __init__(self, function: Callable[..., Any], state: State | None = None) -> None:
         self.number = next(_numbers)
-        self._state = state
+        self.state = state
         self.label = logs.label_of(function)
         self.function: Callable[..., Any] | None = function
         self.unfinished = 0
@@ -226,7 +285,7 @@ class RemoteFunction:
     @property
     def sees_all_code(self) -> bool:
         """Whether each change of the callable is noticed; see `State`."""
-        return self._state is not None and self._state.sees_all_code
+        return self.state is not None and self.state.sees_all_code
 
     @property
     def is_prepared(self) -> bool:
@@ -240,7 +299,7 @@ class RemoteFunction:
             UnpicklableError: it cannot travel.
         """
         assert self.function is not None
-        if self.is_inherited and self._state is not None and not self._state.is_current():
+        if self.is_inherited and self.state is not None and not self.state.is_current():
             raise UnpicklableError(
                 f"{self.label} was changed while calls of it were under way, and the worker that had it as it was has "
                 'ended; change a copy, or pass start_method="forkserver", where it is kept as it was'
@@ -253,10 +312,10 @@ class RemoteFunction:
     def rest(self) -> bool:
         """Release the callable, which has no task left; return whether it can be recognised without pickling it."""
         self.function = None
-        if self._state is None or not self._state.may_rest:
-            self._state = None
+        if self.state is None or not self.state.may_rest:
+            self.state = None
             return self._packed is not None
-        self._state.forget_owner()
+        self.state.forget_owner()
         return True
 
     def is_as_sent(self, function: Callable[..., Any]) -> bool:
@@ -267,9 +326,9 @@ class RemoteFunction:
         """
         if self.function is None:
             self.function = function
-            if self._state is not None:
-                self._state.remember_owner(function)
-        if self._state is not None and self._state.is_current():
+            if self.state is not None:
+                self.state.remember_owner(function)
+        if self.state is not None and self.state.is_current():
             return True
         if self._packed is None:  # inherited as it was; there is nothing to compare
             return False
@@ -277,7 +336,7 @@ class RemoteFunction:
         pickled = pickling.dumps_code(self.function)
         if not self._packed.is_same_as(pickled.stream, pickled.buffers):
             return False
-        self._state = state
+        self.state = state
         return True
 
     def modules(self) -> tuple[str, ...]:
@@ -317,7 +376,8 @@ class FunctionTable:
     def acquire(self, function: Callable[..., Any]) -> RemoteFunction:
         """Return the `RemoteFunction` of a callable for one more task; `release` follows when that task is finished.
 
-        Called by one thread at a time.
+        No lock is held while the callable is compared or pickled: code of the user's may run there, and wait for
+        another thread that is about to submit. (If two threads submit a new callable at once, it may be sent twice.)
 
         Raises:
             UnpicklableError: it cannot travel any more.
@@ -327,17 +387,21 @@ class FunctionTable:
             known = self._by_identity.get(identity)
             if known is not None:
                 known.unfinished += 1  # whatever becomes of its other tasks meanwhile
-        if known is not None:
-            self._on_rest.pop(known.number, None)
-            if known.is_as_sent(function):
-                return known
+                self._on_rest.pop(known.number, None)
+        found = None
+        try:
+            found = known if known is not None and known.is_as_sent(function) else self._add(identity, function)
+        finally:
+            if known is not None and found is not known:
+                self.release(known)
+        return found
+
+    def _add(self, identity: tuple[int, int], function: Callable[..., Any]) -> RemoteFunction:
         remote = RemoteFunction(function, State(function))
         remote.identity = identity
         remote.unfinished = 1
         with self._lock:
             self._by_identity[identity] = remote
-        if known is not None:
-            self.release(known)
         return remote
 
     def for_classes(self, classes: Sequence[type]) -> tuple[RemoteFunction, ...]:
@@ -381,15 +445,16 @@ class FunctionTable:
             remote.unfinished -= 1
             if remote.unfinished:
                 return
-        function = remote.function
-        owner = function.__self__ if isinstance(function, types.MethodType) else function
-        if not remote.rest() or remote.identity is None or self._by_identity.get(remote.identity) is not remote:
-            self._forget(remote)
-            return
-        try:
-            self._on_rest[remote.number] = weakref.ref(owner, lambda _: self._forget(remote))
-        except TypeError:  # no weak references to this kind of object
-            self._forget(remote)
+            held = remote.function, remote.state  # until the lock is free: to drop them may run code of the user's
+            function = held[0]
+            owner = function.__self__ if isinstance(function, types.MethodType) else function
+            if not remote.rest() or remote.identity is None or self._by_identity.get(remote.identity) is not remote:
+                self._forget(remote)
+                return
+            try:
+                self._on_rest[remote.number] = weakref.ref(owner, lambda _: self._forget(remote))
+            except TypeError:  # no weak references to this kind of object
+                self._forget(remote)
 
     def _forget(self, remote: RemoteFunction) -> None:
         self._on_rest.pop(remote.number, None)
@@ -443,15 +508,15 @@ class Task:
     Attributes:
         number: its id on the wire.
         remote: function that is called.
-        payload: pickled arguments.
+        arguments: arguments of the calls in the layout `mode`, until they are answered. A lost chunk is taken apart
+            with them: to unpickle its payload would run code of their classes in the parent, which may be what kills.
+        payload: pickled arguments, from `pack` until the task is answered: the worker may die.
         mode: layout of the arguments, one of `Mode`.
-        items: arguments of the calls, until they are answered; none of a single call. A lost chunk is taken apart with
-            them: to unpickle its payload would run code of their classes in the parent, and that may be what kills.
         count: number of calls in the task.
         future: gets the result, or what `worker.call_each` returns of a chunk.
         tries: workers that have died under it.
         unbegun: workers that have died before they began it, when it was next in line there.
-        is_started: has it been at a worker? Then its future is running, and cannot be cancelled.
+        is_started: is it at a worker, or has it been when one died?
         busy_s: seconds that it took, once done.
         stream: map that it belongs to, None for a single call.
         num_bytes: size of its packed result, once done.
@@ -459,33 +524,34 @@ class Task:
     """
 
     __slots__ = (
-        "busy_s", "count", "future", "is_started", "items", "mode", "needs", "num_bytes", "number", "payload",
-        "remote", "stream", "tries", "unbegun",
+        "_context", "arguments", "busy_s", "count", "future", "is_started", "mode", "needs", "num_bytes", "number",
+        "payload", "remote", "stream", "tries", "unbegun",
     )  # fmt: skip
 
     def __init__(
         self,
         remote: RemoteFunction,
-        payload: bytes,
-        future: Future[Any] | LightFuture,
+        arguments: Any,
+        future: CallFuture | LightFuture,
         mode: int = worker.Mode.CALL,
-        items: Sequence[Any] = (),
+        *,
+        context: contextvars.Context | None = None,
         stream: TaskSource | None = None,
-        needs: tuple[RemoteFunction, ...] = (),
     ) -> None:
         self.number = next(_numbers)
         self.remote = remote
-        self.payload = payload
+        self.arguments = arguments
+        self.payload = b""
         self.mode = mode
-        self.items = items
-        self.count = len(items) or 1
+        self.count = 1 if mode == worker.Mode.CALL else len(arguments)
         self.future = future
+        self._context = context or None  # most have no variables
         self.tries = 0
         self.unbegun = 0
         self.is_started = False
         self.busy_s = 0.0
         self.stream = stream
-        self.needs = needs
+        self.needs: tuple[RemoteFunction, ...] = ()
         self.num_bytes = 0
 
     @property
@@ -493,14 +559,37 @@ class Task:
         """Name of the task in messages."""
         return f"{self.remote.label}[{self.number}]"
 
+    def pack(self, functions: FunctionTable) -> None:
+        """Pickle the arguments, as they are now, unless that is done; variables have the values of the call.
+
+        Raises:
+            BaseException: it is not possible, or a `__reduce__` of the user's raises this.
+        """
+        if not self.payload:
+            dump = pickling.dumps_items
+            payload, classes = self._context.run(dump, self.arguments) if self._context else dump(self.arguments)
+            self.needs = functions.for_classes(classes)
+            self.payload = payload
+
     def begin(self) -> bool:
         """Mark the task as started unless its caller has cancelled it; return whether it is to run."""
         self.is_started = self.is_started or self.future.set_running_or_notify_cancel()
         return self.is_started
 
+    def take_back(self) -> None:
+        """Mark the task as not started: its worker will not run it. One that was begun by a worker that died stays."""
+        self.future.is_ahead = False
+        if not self.tries:
+            self.is_started = False
+            self.future.set_pending()
+
+    def parts(self) -> list[Task]:
+        """Return a task for each call of a chunk."""
+        return [Task(self.remote, [item], CallFuture(), self.mode, context=self._context) for item in self.arguments]
+
     def drop_arguments(self) -> None:
         """Release its arguments: its result may wait for long."""
-        self.payload, self.items = b"", ()
+        self.payload, self.arguments, self._context = b"", (), None
 
     def was_begun(self, worker_exit: WorkerExit) -> bool:
         """Did the worker work on this task, or receive its callable, when it died?"""
@@ -520,37 +609,24 @@ def split(task: Task, functions: FunctionTable) -> list[Task]:
 
     The chunk's own future is settled once all of them are.
     """
-    parts: list[tuple[Task, Future[Any]]] = []
-    waiting: list[Task] = []
-    for item in task.items:
-        future: Future[Any] = Future()
-        part = Task(task.remote, b"", future, task.mode, [item])
-        parts.append((part, future))
-        try:
-            part.payload, classes = pickling.dumps_items([item])
-            part.needs = functions.for_classes(classes)
-        except Exception as exc:  # noqa: BLE001 -- a `__reduce__` of the user's, which raises this time
-            future.set_exception(exc)
-        else:
-            functions.add_tasks(task.remote)
-            waiting.append(part)
-    functions.release(task.remote)
-    unfinished = {future for _, future in parts}
-    for _, future in parts:
+    parts = task.parts()
+    functions.add_tasks(task.remote, len(parts) - 1)
+    futures = [cast("CallFuture", part.future) for part in parts]
+    unfinished: set[Future[Any]] = set(futures)
+    for future in futures:
         future.add_done_callback(functools.partial(_join, task, parts, unfinished))
-    return waiting
+    return parts
 
 
-def _join(
-    chunk: Task, parts: list[tuple[Task, Future[Any]]], unfinished: set[Future[Any]], future: Future[Any]
-) -> None:
+def _join(chunk: Task, parts: list[Task], unfinished: set[Future[Any]], future: Future[Any]) -> None:
     """Settle the chunk with the outcomes of its calls once the last of them is there."""
     unfinished.discard(future)
     if unfinished or chunk.future.done():
         return
     results: list[Any] = []
     errors: dict[int, bytes | BaseException] = {}
-    for position, (_, each) in enumerate(parts):
+    for position, part in enumerate(parts):
+        each = cast("CallFuture", part.future)
         error = (
             BrokenPoolError("the pool was shut down; wait for results before") if each.cancelled() else each.exception()
         )
@@ -558,7 +634,7 @@ def _join(
         results.append(result)
         if failed:
             errors[position] = failed[0]
-    chunk.busy_s = sum(part.busy_s for part, _ in parts)
+    chunk.busy_s = sum(part.busy_s for part in parts)
     chunk.future.set_result((results, errors))
 
 

@@ -135,7 +135,7 @@ def _describe(exc: BaseException) -> str:
 
 def _note_item(error: BaseException, task: Task, position: int, pid: int) -> None:
     """Note which item of a chunk an error belongs to."""
-    item = task.items[position]
+    item = task.arguments[position]
     worker.note_item(error, item if task.mode == worker.Mode.CHUNK else (item,), {}, pid)
 
 
@@ -174,6 +174,7 @@ def _attach(error: ParallelError, task: Task, worker_exit: WorkerExit) -> None:
 LAST_WORDS_S = 1.0  # between the request to end and SIGKILL
 _HELD_UP_S = 10.0  # the same, where somebody may still read a queue of the worker's
 _LAST_LINES = 20
+_AHEAD_BYTES = 1 << 23
 _EXIT_CODE_S = 1.0  # a server writes an exit code within microseconds, unless it was killed too
 
 
@@ -220,7 +221,8 @@ class WorkerHandle:
         with no_forks:
             self._pidfd = self._ends.enter_context(closing(Descriptor(_open_pidfd(self.pid))))
             close_in_forks(self._pidfd)
-        self.in_flight: deque[Task] = deque()
+        self.in_flight: deque[Task] = deque()  # changed, as the numbers below, under the lock of the dispatcher
+        self.num_bytes = 0  # of their arguments
         # Tasks that it has still to pass over, and tasks posted behind others for which there is no claim yet.
         self.num_taken_back = self._num_unclaimed = 0
         self.known_functions: set[int] = set()
@@ -251,6 +253,11 @@ class WorkerHandle:
         """Whether it may get tasks."""
         return self.is_ready and not (self.is_leaving or self.has_hung_up or self.has_timed_out or self.num_taken_back)
 
+    @property
+    def is_laden(self) -> bool:
+        """Whether it has as many bytes of arguments as may be sent ahead: they are copies, of large arrays say."""
+        return self.num_bytes >= _AHEAD_BYTES
+
     def post(self, task: Task) -> None:
         """Queue a task for sending; `grant_claims` and a flush of the channel follow."""
         is_claimed = bool(self.in_flight)
@@ -258,8 +265,28 @@ class WorkerHandle:
             self._num_unclaimed += 1
         else:
             self.head_since = time.monotonic()
+        task.future.is_ahead = is_claimed
         self.in_flight.append(task)
+        self.num_bytes += len(task.payload)
         self.channel.post(worker.Request.TASK, task.header(is_claimed=is_claimed), task.payload)
+
+    def pop_head(self) -> Task:
+        """Return the task that the worker has done with, and remove it: it begins the next one, if there is any."""
+        task = self.in_flight.popleft()
+        self.num_bytes -= len(task.payload)
+        self.head_since = time.monotonic()
+        if self.in_flight:
+            self.in_flight[0].future.is_ahead = False
+        return task
+
+    def pop_all(self) -> list[Task]:
+        """Return all tasks in their order, and remove them."""
+        tasks = list(self.in_flight)
+        self.in_flight.clear()
+        self.num_bytes = 0
+        for task in tasks:
+            task.future.is_ahead = False
+        return tasks
 
     def grant_claims(self) -> None:
         """Let the worker begin the tasks that were posted."""
@@ -268,13 +295,20 @@ class WorkerHandle:
             self._num_unclaimed = 0
 
     def take_back(self) -> list[Task]:
-        """Return, in their order, the tasks that the worker has not begun, and cannot begin any more."""
-        self.num_taken_back = self._claims.take_back()
-        return [self.in_flight.pop() for _ in range(self.num_taken_back)][::-1]
+        """Return, in their order, the tasks that the worker has not begun, and cannot begin any more.
+
+        The first one never: it counts as begun, if only because the worker has yet to read the claim to it.
+        """
+        num_behind = len(self.in_flight) - 1 - self._num_unclaimed
+        num_tasks = self._num_unclaimed + (self._claims.take_back(num_behind) if num_behind > 0 else 0)
+        self._num_unclaimed = 0
+        self.num_taken_back += num_tasks
+        tasks = [self.in_flight.pop() for _ in range(num_tasks)][::-1]
+        self.num_bytes -= sum(len(task.payload) for task in tasks)
+        return tasks
 
     def count(self, num_calls: int, busy_s: float, peak_rss_bytes: int) -> None:
-        """Count a finished task; the next one, if any, has begun."""
-        self.head_since = time.monotonic()
+        """Count a finished task."""
         self._tasks += num_calls
         self._busy_s += busy_s
         self.peak_rss_bytes = max(self.peak_rss_bytes, peak_rss_bytes)
@@ -491,7 +525,7 @@ class UserObjects:
     kept: list[Any] = field(default_factory=list)
 
 
-def describe_start_error(error: OSError | EOFError) -> str:
+def describe_start_error(error: BaseException) -> str:
     """Describe what kept a worker from starting, and the remedy."""
     remedy = _USED_UP.get(error.errno or 0, "") if isinstance(error, OSError) else ""
     return f"{type(error).__name__}: {error}{remedy}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 import pytest
 
-from datamat.parallel import pickling
 from datamat.parallel.crash import WorkerExit
 from datamat.parallel.dispatcher import MAX_UNBEGUN, blame
-from datamat.parallel.tasks import FunctionTable, Task
+from datamat.parallel.tasks import CallFuture, FunctionTable, Task
 from datamat.parallel.worker import Mode
 
 
@@ -23,7 +20,7 @@ def lost():
         for _ in range(count):
             make.functions.add_tasks(remote)
             items = [(-i,) for i in range(num_calls)]
-            tasks.append(Task(remote, pickling.dumps_items(items)[0], Future(), Mode.CHUNK, items))
+            tasks.append(Task(remote, items, CallFuture(), Mode.CHUNK))
         return tasks
 
     make.functions = FunctionTable()

@@ -413,14 +413,15 @@ class Scaled:
         return 2 * x
 
 
-def test_interrupt_while_arguments_are_pickled_releases_the_callable(method):
+def test_interrupt_while_the_callable_is_pickled_releases_it(method):
     """No task will ever need it."""
     with PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(abs, -1).result(timeout=30) == 1
         scaled = Scaled()
         freed = weakref.ref(scaled)
+        scaled.exits = Exits()
         with pytest.raises(KeyboardInterrupt):
-            pool.submit(scaled.scale, Exits())
+            pool.submit(scaled.scale, 1)
         del scaled
         gc.collect()
 

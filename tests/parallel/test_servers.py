@@ -67,6 +67,45 @@ def test_pools_with_other_needs_in_turn_have_two_servers():
     assert running(pids) == {pids[-2]}
 
 
+BY_THREAD = """
+import queue, threading
+jobs = queue.SimpleQueue()
+def work():
+    while True:
+        number, answer = jobs.get()
+        answer.put(2 * number)
+{start}
+def double(number):
+    answer = queue.SimpleQueue()
+    jobs.put((number, answer))
+    return answer.get()
+"""
+STARTS = {
+    "thread": "threading.Thread(target=work, daemon=True).start()",
+    "raw": "import _thread; _thread.start_new_thread(work, ())",
+    "pool": "from concurrent.futures import ThreadPoolExecutor; ThreadPoolExecutor(1).submit(work)",
+}
+
+
+def double_by_thread(number):
+    import sys
+
+    import outer
+
+    return outer.double(number), "wave" in sys.modules
+
+
+@pytest.mark.parametrize("start", ["thread", *(pytest.param(each, marks=pytest.mark.long) for each in ("raw", "pool"))])
+def test_module_that_starts_a_thread_is_not_preloaded(tmp_path, monkeypatch, start):
+    """A fork of the server would lack the thread: calls of that library would wait for ever."""
+    (tmp_path / "inner.py").write_text(BY_THREAD.format(start=STARTS[start]))
+    (tmp_path / "outer.py").write_text("from inner import double")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pool_with("outer", "wave", task_timeout_s=20) as pool:
+        assert pool.submit(double_by_thread, 3).result() == (6, True)
+
+
 def test_pools_with_other_needs_at_once_have_two_servers():
     """Later workers import what their server lacks, and so do workers that replace others."""
     with ExitStack() as ends:

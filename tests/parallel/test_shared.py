@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing import shared_memory
 from queue import Empty
 
 import pytest
@@ -208,15 +209,23 @@ def test_one_lock_stays_one_lock(method, library):
 
 
 def test_shared_object_that_is_gone_says_so():
-    """The caller has dropped it, and what has its number by now is not mistaken for it."""
+    """An argument is kept until its call has ended, but what is removed by its name is not."""
     context = multiprocessing.get_context("spawn")
+    memory = shared_memory.SharedMemory(create=True, size=8)
 
     with PathosExecutor(1, start_method="spawn") as pool:
-        started = pool.submit(abs, -1)
-        future = pool.submit(touch, context.Lock())
-        assert started.result(timeout=30) == 1
+        gone = pool.submit(Board(memory).write, 0)
+        kept = pool.submit(taken, context.Lock())
+        memory.close()
+        memory.unlink()
+
+        assert kept.result(timeout=30)
         with pytest.raises(UnpicklableError, match="gone where it was made"):
-            future.result(timeout=30)
+            gone.result(timeout=30)
+
+
+def taken(lock):
+    return lock.acquire()
 
 
 class Board:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
 import pickle
+import queue
 import subprocess
 import sys
+import threading
 import time
 import types
 import unittest.mock
@@ -235,6 +238,52 @@ def test_future_as_an_argument_is_refused_by_name(method):
             pool.submit(repr, future).result()
         with pytest.raises(UnpicklableError, match="Future"):
             list(pool.map(repr, [[future]]))
+
+
+LOCAL = [
+    queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue,
+    asyncio.Queue, asyncio.PriorityQueue, asyncio.Event, asyncio.Lock, asyncio.Semaphore,
+]  # fmt: skip
+WAYS = {
+    "argument": lambda pool, it: pool.submit(repr, it).result(),
+    "keyword": lambda pool, it: pool.submit(dict, key=it).result(),
+    "in a dict": lambda pool, it: pool.submit(repr, {"key": [(it,)]}).result(),
+    "item": lambda pool, it: list(pool.map(repr, [it])),
+    "in an item": lambda pool, it: list(pool.starmap(print, [([it],)])),
+    "partial": lambda pool, it: pool.submit(functools.partial(repr, it)).result(),
+}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_what_threads_wait_for_is_refused_as_an_argument(kind):
+    """What the call puts into a copy would be lost, and who waits for it would wait for ever."""
+    with PathosExecutor(1, start_method="fork") as pool:
+        assert pool.submit(abs, -1).result() == 1
+        for use in WAYS.values():
+            with pytest.raises(UnpicklableError, match=kind.__name__):
+                use(pool, kind())
+
+
+def test_what_threads_wait_for_is_refused_for_initializers():
+    with pytest.raises(UnpicklableError, match=r"queue.Queue.*Manager\(\).Queue\(\)"):
+        PathosExecutor(1, initializer=repr, initargs=([queue.Queue()],))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_what_threads_wait_for_travels_as_an_attribute(method):
+    """Each worker has its own, in `self` as in an argument."""
+
+    class Holds:
+        def __init__(self):
+            self.queue, self.event, self.condition = queue.Queue(), threading.Event(), threading.Condition()
+
+        def use(self, other):
+            with self.condition, other.condition:
+                other.queue.put(1)
+                return self.queue.qsize() + other.queue.get() + self.event.is_set()
+
+    with PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(Holds().use, Holds()).result() == 1
 
 
 def test_frozen_program_never_runs_itself_again(monkeypatch):

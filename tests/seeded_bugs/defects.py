@@ -877,8 +877,8 @@ DEFECTS = {
         Defect(
             "items-unpickled-in-the-parent",
             "the chunk of a worker that died is unpickled in the parent, where it may kill again",
-            "datamat.parallel.tasks:split",
-            replace("task.items", "pickling.loads_data(task.payload)"),
+            "datamat.parallel.tasks:Task.parts",
+            replace("self.arguments", "pickling.loads_data(self.payload)"),
             "tests/parallel/test_promises.py::"
             "test_item_that_cannot_be_unpickled_fails_its_own_result[fork-kills-WorkerDied-map-7]",
         ),
@@ -1276,7 +1276,7 @@ DEFECTS = {
         ),
         Defect(
             "interrupted-submit-held",
-            "a Ctrl-C while arguments are pickled: the callable and its self are kept for the life of the pool",
+            "a Ctrl-C while the callable is pickled: it and its self are kept for the life of the pool",
             "datamat.parallel.executor:PathosExecutor.submit",
             replace(
                 """
@@ -1285,7 +1285,53 @@ DEFECTS = {
                 """,
                 "raise",
             ),
-            "tests/parallel/test_promises.py::test_interrupt_while_arguments_are_pickled_releases_the_callable",
+            "tests/parallel/test_promises.py::test_interrupt_while_the_callable_is_pickled_releases_it",
+        ),
+        Defect(
+            "queue-copied",
+            "what a call puts into a queue that it got as an argument is lost, silently",
+            "datamat.parallel.pickling:dumps_items",
+            delete("refuse_local(obj)"),
+            "tests/parallel/test_strangers_habits.py::test_what_threads_wait_for_is_refused_as_an_argument[Queue0]",
+        ),
+        Defect(
+            "threads-preloaded",
+            "calls of a library that starts a thread when it is imported wait for ever under forkserver",
+            "datamat.parallel.processes:serve",
+            replace("library_against_fork(known=threads) is not None", "False"),
+            "tests/parallel/test_servers.py::test_module_that_starts_a_thread_is_not_preloaded[thread]",
+        ),
+        Defect(
+            "pickled-at-once",
+            "each pending call holds a copy of its arguments: sixty calls with one array of 32 MB take 2 GB",
+            "datamat.parallel.dispatcher:Dispatcher.submit",
+            replace(
+                "self.__waiting.extend(tasks)",
+                "[task.pack(self.functions) for task in tasks]; self.__waiting.extend(tasks)",
+            ),
+            "tests/parallel/test_pending.py::test_pending_calls_are_not_pickled[fork-submit]",
+        ),
+        Defect(
+            "large-arguments-ahead",
+            "a hundred copies of a large argument wait at each worker",
+            "datamat.parallel.workers:WorkerHandle.is_laden",
+            lambda is_laden: property(lambda self: False),
+            "tests/parallel/test_pending.py::test_large_arguments_are_not_sent_ahead[fork]",
+        ),
+        Defect(
+            "pickled-under-the-lock",
+            "two threads wait for each other: one pickles an object, the other submits under that object's lock",
+            "datamat.parallel.executor:PathosExecutor._prepare",
+            replace("remote.prepare()", "with self._lock:\n    remote.prepare()"),
+            "tests/parallel/test_pending.py::"
+            "test_no_lock_is_held_while_an_object_pickles_itself[later_call-forkserver]",
+        ),
+        Defect(
+            "sent-is-running",
+            "`shutdown(cancel_futures=True)` waits for all calls that were sent ahead",
+            "datamat.parallel.dispatcher:Dispatcher._has_finished",
+            delete("self.recall(lambda _: True)"),
+            "tests/parallel/test_pending.py::test_shutdown_cancels_what_waits_at_a_worker[fork]",
         ),
         Defect(
             "foreign-feature-not-compared",
