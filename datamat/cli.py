@@ -943,13 +943,18 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "--deadline", metavar="T", help="stop cleanly within this time, as in 23h30m (a minute before Slurm's); exit 1"
     )
     command.add_argument("--max-disk", metavar="SIZE", help="stop before the output grows larger, as in 20GB; exit 1")
-    command.add_argument(
-        "--rebuild",
-        choices=("allow", "refuse"),
-        default="allow",
-        help="whether finished shards may be replaced or removed (allow)",
-    )
+    _add_existing(command)
     _add_progress(command)
+
+
+def _add_existing(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--existing",
+        choices=("update", "replace", "refuse"),
+        default="update",
+        help="update: rebuild what changed, stop if the source lacks finished rows (default); replace: the source "
+        "alone decides; refuse: stop before any finished shard is replaced",
+    )
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
@@ -964,7 +969,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             deadline=deadline,
             max_disk=options.max_disk,
             progress=_shows_bar(options),
-            rebuild=options.rebuild,
+            existing=options.existing,
             task_index=index,
             num_tasks=count,
         )
@@ -973,11 +978,13 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 def _add_finalize(command: argparse.ArgumentParser) -> None:
     _add_job(command)
+    _add_existing(command)
     _add_progress(command)
 
 
 def _finalize(options: argparse.Namespace, console: Console) -> int:
-    return _answer_run(_find_job(options.job).finalize(progress=_shows_bar(options)), options, console)
+    report = _find_job(options.job).finalize(progress=_shows_bar(options), existing=options.existing)
+    return _answer_run(report, options, console)
 
 
 @contextlib.contextmanager

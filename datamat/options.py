@@ -175,9 +175,9 @@ class Remedies:
     Attributes:
         again: call that resumes the run.
         retry: call that retries failed rows.
-        refuse: call that raises before finished shards would be replaced; "" where there is none.
+        existing: call that says what becomes of finished shards, with `{}` in place of the choice.
     """
 
     again: str = "run()"
     retry: str = "rerun_failed()"
-    refuse: str = "run(rebuild='refuse')"
+    existing: str = "run(existing='{}')"

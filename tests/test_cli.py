@@ -403,8 +403,8 @@ def test_page_is_as_the_code_makes_it():
     [
         (["ver"], {"verify"}),
         (["verify", "--d"], {"--deep"}),
-        (["run", "jobs:x", "--rebuild", ""], {"allow", "refuse"}),
-        (["run", "jobs:x", "--re"], {"--rebuild"}),
+        (["run", "jobs:x", "--existing", ""], {"update", "replace", "refuse"}),
+        (["run", "jobs:x", "--ex"], {"--existing"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
         (["bench", "out", "--reader", "t"], {"torch", "tf"}),
         (["verify", "ou"], set()),  # bash completes the names of files

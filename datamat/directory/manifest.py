@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "CONVERTED",
     "HELD",
     "INDEX_FOLDER",
     "MANIFEST_FILE",
@@ -88,6 +89,7 @@ __all__ = [
 
 
 MANIFEST_FILE = "manifest.json"
+CONVERTED = "converted_from"  # in `made_by`, of a dataset that `convert` made
 INDEX_FOLDER = "_index"
 MOST_MANIFEST_BYTES = 1 << 28  # half a million shards; more is no file of ours
 _VERSION = 1

@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from datamat.directory.files import printable, read_json, read_regular, render_json
-from datamat.directory.index_files import DIGEST, SIZE, IndexTable, column_of_field, read_index
-from datamat.directory.keys import records_by_row, stored_keys
+from datamat.directory.files import is_stand_in, printable, read_json, read_regular, render_json
+from datamat.directory.index_files import DIGEST, SIZE, IndexTable, MappedKeys, column_of_field, read_index
+from datamat.directory.keys import RecordKey, records_by_row, stored_keys
 from datamat.directory.manifest import (
+    CONVERTED,
     HELD,
     Manifest,
     by_shard,
     growing_path,
     index_file,
     is_being_replaced,
+    keys_file,
     read_entries,
 )
-from datamat.errors import CorruptDataError, OutputError
+from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.features import Numbers, Statistics
 from datamat.formats import Offsets
 from datamat.plan.job import changed_digests
 from datamat.plan.pipeline import MadeColumns
+from datamat.writers.function import ITEM, FunctionWriter
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.directory.rows import RowStore
@@ -46,6 +49,7 @@ __all__ = [
     "ReusedRows",
     "ShardChange",
     "find_changes",
+    "find_loss",
     "find_reusable",
     "held_shards",
     "index_reader",
@@ -308,6 +312,104 @@ def num_changed_rows(planned: PlannedJob, manifest: Manifest, shards: Sequence[S
     """
     comparison = _Comparison(planned, manifest)
     return [comparison.num_changed_rows(shard) for shard in shards]
+
+
+def find_loss(planned: PlannedJob, known: Mapping[str, ShardFiles]) -> str:
+    """Return which finished rows a run would take away because the source lacks them, and what to do; "" where none.
+
+    Rows are finished that a published manifest counts, and that gave records.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        known: finished shards by name, as `known_shards` returns them.
+    """
+    job = planned.job
+    wanted = {shard.name: shard for shard in planned.plan.shards}
+    num_same = sum(name in wanted and planned.inputs.stand(wanted[name], files) for name, files in known.items())
+    try:
+        manifest = Manifest.read(job.output, strict=False)
+    except (OutputError, CorruptDataError):
+        return ""  # nothing is published
+    if num_same == len(known):
+        return ""
+    replace = job.remedies.existing.format("replace")
+    if job.records.pipeline is None and CONVERTED not in manifest.made_by:
+        return (
+            f"the finished dataset {manifest.name!r} there was not made by a conversion, and this one would replace "
+            f"it; give another output, or call {replace}"
+        )
+    if lost := _lost_rows(planned, manifest):
+        num_rows = sum(info.num_rows for info in manifest.shards)
+        return (
+            f"the source no longer has {len(lost):,} of the {num_rows:,} rows that are finished there "
+            f"({join_problems(lost)}), and a run would remove their records. Give back what is missing; or call "
+            f"{replace}, by which the source alone decides; or give another output"
+        )
+    if not num_same and _has_other_items(planned, manifest):
+        return (
+            "none of the inputs is among those that are finished there, and a run would replace their records: without "
+            "key=, an input has its position as key, so the new ones have the keys of the old. Pass key= in both "
+            f"calls, to tell them apart; or call {replace}, to have the new ones alone; or give another output"
+        )
+    return ""
+
+
+def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
+    """Return the keys of the rows that gave records, and are not in the source now: hashes of keys are compared.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        manifest: the published manifest of the directory.
+    """
+    output, lost = planned.job.output, list[str]()
+    hashes = np.sort(planned.store.hashes)
+    for split, infos in manifest.splits.items():
+        # Where the index is damaged, nobody knows: the run writes it again.
+        with contextlib.suppress(CorruptDataError):
+            rows = MappedKeys(output, keys_file(split), sum(info.num_rows for info in infos)).rows_without(hashes)
+            if len(rows):
+                lost += _with_records(planned, infos, IndexTable(read_index(output, index_file(split))), rows)
+    return sorted(lost)
+
+
+def _with_records(planned: PlannedJob, infos: Sequence[ShardInfo], index: IndexTable, rows: np.ndarray) -> list[str]:
+    """Return the keys of those rows of an index that gave records; the shards in which some did not are asked."""
+    keys = index.keys_at(rows)
+    shards = index.shards[rows]
+    without: set[str] = set()
+    for number in np.unique(shards).tolist():
+        path = planned.job.output / infos[number].file
+        if infos[number].lacks_records and not is_stand_in(path):
+            with contextlib.suppress(OSError, CorruptDataError):
+                there = set(map(RecordKey.row_of, stored_keys(planned.job.formats[0].read(path))))
+                without |= {keys[place] for place in np.flatnonzero(shards == number).tolist()} - there
+    return [key for key in keys if key not in without]
+
+
+def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
+    """Return whether the rows are keyed by position, and none of the finished items is in the source now.
+
+    Args:
+        planned: source and options as they are now, and the directory.
+        manifest: the published manifest of the directory.
+    """
+    store, writer = planned.store, planned.job.records.writer
+    field = next((field for field in store.fields if field.name == ITEM), None)
+    if field is None or not isinstance(writer, FunctionWriter) or not writer.keys_are_positions:
+        return False
+    now = set(_listed(store.column(field, np.arange(len(store)))))
+    with contextlib.suppress(CorruptDataError, OutputError):
+        for split in manifest.splits:
+            index = IndexTable(read_index(planned.job.output, index_file(split)))
+            before = index.values(column_of_field(ITEM), np.arange(len(index)))
+            if before is None or not now.isdisjoint(_listed(before)):
+                return False
+        return True
+    return False
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values.tolist() if isinstance(values, np.ndarray) else values)
 
 
 def missing_files(output: pathlib.Path, info: ShardInfo) -> list[str]:

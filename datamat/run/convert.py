@@ -14,7 +14,7 @@ import xxhash
 from datamat.directory.files import regular_path
 from datamat.directory.index_files import column_values, field_of_column, read_index
 from datamat.directory.keys import RecordKey, ShardName, records_by_row, stored_key
-from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
+from datamat.directory.manifest import CONVERTED, MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest, index_file, no_manifest
 from datamat.directory.remote import FetchedFolder, RemotePath, is_url, location
 from datamat.directory.rows import IndexRow
 from datamat.directory.verify import verify
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from datamat.features import Column
     from datamat.formats import ShardFormat
     from datamat.run.report import RunHook, RunReport
+    from datamat.run.run import Existing
 
 
 __all__ = ["SHARD", "StoredRecords", "convert"]
@@ -147,7 +148,7 @@ class StoredRecords:
         return dataclasses.replace(
             manifest,
             augmented=tuple(split for split in manifest.splits if split in self._manifest.augmented),
-            made_by={**self._manifest.made_by, "converted_from": self._manifest.format},
+            made_by={**self._manifest.made_by, CONVERTED: self._manifest.format},
         )
 
     def records(
@@ -260,6 +261,7 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
     deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
     max_disk: str | float | None = None,
     progress: bool = True,
+    existing: Existing = "update",
     storage_options: Mapping[str, Any] | None = None,
     source_options: Mapping[str, Any] | None = None,
     scratch: str | os.PathLike[str] | None = None,
@@ -290,6 +292,7 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         deadline: time by which to return, finished or not: "23h30m", seconds, a `timedelta`, or a `datetime`.
         max_disk: most that the output may take on disk, as "20GB" or in bytes.
         progress: show a bar and a summary on standard error.
+        existing: what becomes of finished records, as for `Materializer.run`: the rows of the directory are the source.
         storage_options: options that fsspec gets with the URL of the output.
         source_options: the same for the URL of the directory; None takes `storage_options`, unless the output is in
             another kind of store.
@@ -302,7 +305,8 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
 
     Raises:
         OptionError: neither `format` nor `shards` is given, or the output is the directory itself.
-        OutputError: `path` is not finished, or the output cannot be written.
+        OutputError: `path` is not finished, or the output cannot be written, or holds records that are not those of a
+            conversion of `path`.
         CorruptDataError: a file of the directory is damaged; names it and the record.
 
     Example:
@@ -347,10 +351,10 @@ def convert(  # noqa: PLR0913 -- what is converted, and what a run takes
         hooks=checked_hooks(hooks),
         sidecars=tuple(sidecars),
         logger=logger or get_logger("datamat"),
-        remedies=Remedies(again="convert()", refuse=""),
+        remedies=Remedies(again="convert()", existing="convert(..., existing='{}')"),
     )
     try:
-        return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress)
+        return start(job, PartWorker(job, job.work / "rows"), deadline, max_disk, progress=progress, existing=existing)
     finally:
         if fetched is not None:
             fetched.close()  # now: an error that somebody keeps holds this frame, and with it all fetched shards

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from datamat.directory.rows import IndexRow
     from datamat.run.report import RunReport
-    from datamat.run.run import Rebuild
+    from datamat.run.run import Existing
     from datamat.writers.base import Sample
     from datamat.writers.function import FunctionWriter
 
@@ -339,7 +339,7 @@ def _named(row: IndexRow) -> Iterator[None]:
 _REMEDIES = Remedies(
     again="the same call",
     retry="materialize(..., retry_failed=True)",
-    refuse="materialize(..., rebuild='refuse')",
+    existing="materialize(..., existing='{}')",
 )
 
 
@@ -356,7 +356,7 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
     deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
     max_disk: str | float | None = None,
     progress: bool = True,
-    rebuild: Rebuild = "allow",
+    existing: Existing = "update",
     retry_failed: bool = False,
     **options: Any,
 ) -> RunReport:
@@ -385,7 +385,7 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
         deadline: time by which to return, as for `Materializer.run`.
         max_disk: most that the output may take on disk, as for `Materializer.run`.
         progress: show a bar and a summary on standard error.
-        rebuild: "refuse" raises if a finished shard would be replaced or removed.
+        existing: what becomes of finished records, as for `Materializer.run`.
         retry_failed: retry the items that failed in earlier calls, as `Materializer.rerun_failed` does.
         options: further arguments of `Materializer`, such as `format`, `transform`, `copies` or `workers`.
 
@@ -419,4 +419,4 @@ def materialize(  # noqa: PLR0913 -- what a run takes, and the function
     job = Materializer(writer, None, output, **options)
     job.job = dataclasses.replace(job.job, remedies=_REMEDIES)
     run = job.rerun_failed if retry_failed else job.run
-    return run(deadline=deadline, max_disk=max_disk, progress=progress, rebuild=rebuild)
+    return run(deadline=deadline, max_disk=max_disk, progress=progress, existing=existing)

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from datamat.run.estimate import Estimate
     from datamat.run.receipts import Receipt, Sealed
     from datamat.run.report import RunReport
-    from datamat.run.run import Rebuild
+    from datamat.run.run import Existing
     from datamat.run.status import Status
 
 
@@ -356,7 +356,7 @@ class Materializer:
         deadline: str | float | datetime.timedelta | datetime.datetime | Deadline | None = None,
         max_disk: str | float | None = None,
         progress: bool = True,
-        rebuild: Rebuild = "allow",
+        existing: Existing = "update",
         task_index: int | None = None,
         num_tasks: int | None = None,
     ) -> RunReport:
@@ -372,8 +372,10 @@ class Materializer:
                 `executor` of your own, running parts end first.
             max_disk: how much the output folder may hold, as "20GB" or in bytes.
             progress: show a bar and a summary on standard error.
-            rebuild: "refuse" raises, before anything is touched, where a finished shard would be replaced or removed;
-                "allow" replaces and removes.
+            existing: what becomes of what is finished. "update" rebuilds shards whose inputs changed and adds new rows;
+                it raises, before anything is touched, if finished rows are no longer in the source. With "replace", the
+                source alone decides, and their records go. "refuse" raises wherever a finished shard would be replaced
+                or removed.
             task_index: number of this task, from 0, if several processes make one output together on a shared file
                 system or in a bucket, each with its own call. Each takes shards that no other has. See the guide
                 on Slurm.
@@ -393,26 +395,27 @@ class Materializer:
                 the same `task_index`.
             OptionError: there is no such task; or the output is in a store in which tasks cannot share it.
             OutputError: the output cannot be written, or holds another dataset; or tasks of another definition make it;
-                or `rebuild` is "refuse" and finished shards would be replaced or removed.
+                or finished rows or shards would go, which `existing` forbids.
         """
         task = _task(task_index, num_tasks)
         if task is not None:
-            return run_as_task(self, task, deadline, max_disk, progress=progress, rebuild=rebuild)
-        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, rebuild=rebuild)
+            return run_as_task(self, task, deadline, max_disk, progress=progress, existing=existing)
+        return self._run(self.job, deadline, max_disk, mode="make", progress=progress, existing=existing)
 
-    def finalize(self, *, progress: bool = True) -> RunReport:
+    def finalize(self, *, progress: bool = True, existing: Existing = "update") -> RunReport:
         """Write the manifest of an output that several tasks have made together; see `task_index` of `run`.
 
         The last task does this itself; call it if that task was killed before it could. No shard is made.
 
         Args:
             progress: show a bar and a summary on standard error.
+            existing: as the tasks had it.
 
         Raises:
             IncompleteRunError: shards are missing; names some.
             SourceError, OutputLockedError, OutputError: as for `run`.
         """
-        request = dataclasses.replace(_request(None, None, "make", progress=progress, rebuild="allow"), makes=False)
+        request = dataclasses.replace(_request(None, None, "make", progress=progress, existing=existing), makes=False)
         with signals_raised():
             return run_job(self.job, self._traveller(self.job), request)
 
@@ -422,7 +425,7 @@ class Materializer:
         deadline: str | float | datetime.timedelta | datetime.datetime | None = None,
         max_disk: str | float | None = None,
         progress: bool = True,
-        rebuild: Rebuild = "allow",
+        existing: Existing = "update",
     ) -> RunReport:
         """Try again the rows that failed, and complete their shards; otherwise as `run`.
 
@@ -433,8 +436,7 @@ class Materializer:
             deadline: when to return, finished or not; as for `run`.
             max_disk: how much the output folder may hold; as for `run`.
             progress: show a bar and a summary on standard error.
-            rebuild: "refuse" raises where finished shards would be replaced or removed, not counting the shards of rows
-                that are tried again.
+            existing: as for `run`; the shards of rows that are tried again do not count.
 
         Returns:
             What was done; `num_failed` counts the rows that failed again.
@@ -442,7 +444,7 @@ class Materializer:
         Raises:
             SampleError, IncompleteRunError, SourceError, OutputLockedError, OutputError: as for `run`.
         """
-        return self._run(self.job, deadline, max_disk, mode="retry", progress=progress, rebuild=rebuild)
+        return self._run(self.job, deadline, max_disk, mode="retry", progress=progress, existing=existing)
 
     def status(self) -> Status:
         """Return how far the output has got, and which shards `run` would rebuild, each with the reason.
@@ -515,7 +517,7 @@ class Materializer:
                     self.job.logger.warning("%s", problem)
                 prepare_repair(planned, found)
             try:
-                report = self._run(whole, None, None, mode="repair", progress=progress, rebuild="allow")
+                report = self._run(whole, None, None, mode="repair", progress=progress, existing="replace")
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
                     end_repair(output, work)
@@ -539,7 +541,7 @@ class Materializer:
                 end_repair(whole.output, work)  # one that was killed
                 aside = prepare_stored_repair(whole, store, found)
             try:
-                report = self._run(whole, None, None, mode="repair", progress=progress, rebuild="allow")
+                report = self._run(whole, None, None, mode="repair", progress=progress, existing="replace")
             except BaseException:
                 with contextlib.suppress(OutputError), locked(work / "lock"):
                     end_repair(whole.output, work)
@@ -633,9 +635,9 @@ class Materializer:
         *,
         mode: Literal["make", "retry", "repair"],
         progress: bool,
-        rebuild: Rebuild,
+        existing: Existing,
     ) -> RunReport:
-        return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, rebuild=rebuild)
+        return start(job, self._traveller(job), deadline, max_disk, mode=mode, progress=progress, existing=existing)
 
     def _traveller(self, job: Job) -> Materializer:
         """Return what travels to the workers of a run: a copy with the part worker of that run."""
@@ -653,7 +655,7 @@ def start(
     *,
     mode: Literal["make", "retry", "repair"] = "make",
     progress: bool = True,
-    rebuild: Rebuild = "allow",
+    existing: Existing = "update",
 ) -> RunReport:
     """Run a job, as `Materializer.run` and `convert` do.
 
@@ -664,9 +666,9 @@ def start(
         max_disk: how much the output folder may hold; as for `Materializer.run`.
         mode: "make" makes what is missing; see `RunRequest`.
         progress: show a bar and a summary on standard error.
-        rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+        existing: what becomes of what is finished; as for `Materializer.run`.
     """
-    request = _request(deadline, max_disk, mode, progress=progress, rebuild=rebuild)
+    request = _request(deadline, max_disk, mode, progress=progress, existing=existing)
     with signals_raised():
         try:
             return run_job(job, tasks, request)
@@ -682,7 +684,7 @@ def run_as_task(
     max_disk: str | float | None = None,
     *,
     progress: bool = True,
-    rebuild: Rebuild = "allow",
+    existing: Existing = "update",
 ) -> RunReport:
     """Run a job as one of several tasks that share its output, as `Materializer.run` does.
 
@@ -692,9 +694,9 @@ def run_as_task(
         deadline: when to return, finished or not; as for `Materializer.run`.
         max_disk: how much the output folder may hold; as for `Materializer.run`.
         progress: show a bar and a summary on standard error.
-        rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+        existing: what becomes of what is finished; as for `Materializer.run`.
     """
-    request = _request(deadline, max_disk, "make", progress=progress, rebuild=rebuild)
+    request = _request(deadline, max_disk, "make", progress=progress, existing=existing)
     with signals_raised():
         return run_task(made.job, made._traveller, dataclasses.replace(request, task=task))
 
@@ -705,18 +707,18 @@ def _request(
     mode: Literal["make", "retry", "repair"],
     *,
     progress: bool,
-    rebuild: Rebuild,
+    existing: Existing,
 ) -> RunRequest:
     """Return how a run is to go, once its options are checked."""
-    if rebuild not in ("allow", "refuse"):
-        raise OptionError(f"rebuild is {rebuild!r}; want 'allow' or 'refuse'")
+    if existing not in ("update", "replace", "refuse"):
+        raise OptionError(f"existing is {existing!r}; want 'update', 'replace' or 'refuse'")
     require_package("pyarrow", "the index of a dataset")
     run_top_level_once()  # also where there is nothing to do, and no pool starts
     if not isinstance(deadline, Deadline):
         deadline = Deadline(None if deadline is None else seconds_until(deadline))
     return RunRequest(
         mode=mode,
-        rebuild=rebuild,
+        existing=existing,
         deadline=deadline,
         max_disk=None if max_disk is None else parse_bytes(max_disk),
         progress=progress,

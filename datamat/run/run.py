@@ -44,6 +44,7 @@ from datamat.directory.sidecars.exporting import known_sidecars, withdraw_sideca
 from datamat.errors import CorruptDataError, IncompleteRunError, OutputError, OutputLockedError, join_problems
 from datamat.plan.changes import (
     find_changes,
+    find_loss,
     find_reusable,
     index_reader,
     known_shards,
@@ -103,10 +104,10 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Rebuild",
+    "Existing",
     "Run",
     "RunRequest",
-    "judge_rebuild",
+    "judge_existing",
     "refuse_other_dataset",
     "run_job",
     "run_task",
@@ -121,7 +122,7 @@ __all__ = [
 # their fingerprints, against those of the plan ─────────> shards that would go: a warning, or refused
 
 
-Rebuild: TypeAlias = Literal["allow", "refuse"]
+Existing: TypeAlias = Literal["update", "replace", "refuse"]
 Finished: TypeAlias = "tuple[Manifest | None, Mapping[str, ShardFiles]]"
 
 _SILENT_SHARE = 0.1  # of the finished rows: rebuilding more than this takes a warning
@@ -192,43 +193,42 @@ def _dataset_of(shard: str, split: str) -> str:
     return ShardName.parse(shard).dataset
 
 
-def judge_rebuild(planned: PlannedJob, finished: Finished, *, rebuild: Rebuild, reuses_rows: bool) -> None:
+def judge_existing(planned: PlannedJob, finished: Finished, *, existing: Existing, reuses_rows: bool) -> None:
     """Warn, before a run, of the finished shards that it will rebuild, and why; or refuse.
 
     Args:
         planned: source and options as they are now, and the directory.
         finished: manifest and shards of earlier runs, as `known_shards` returns them.
-        rebuild: what to do where finished shards would be replaced or removed: "allow" warns if it is more than a
-            tenth, "refuse" raises.
+        existing: what becomes of them. "update" raises where finished rows are no longer in the source, "refuse" where
+            any finished shard would be replaced or removed. Otherwise there is a warning if it is more than a tenth.
         reuses_rows: whether the run takes the records of unchanged rows from the shards that go.
 
     Raises:
-        OutputError: finished shards would go, and `rebuild` is "refuse".
+        OutputError: finished rows or shards would go, which `existing` forbids.
     """
     job, output = planned.job, planned.job.output
     manifest, known = finished
-    if rebuild == "refuse" and manifest is None and _shards_by_their_files(output):
+    if existing == "refuse" and manifest is None and _shards_by_their_files(output):
         raise OutputError(
             f"{output} holds finished shards, but its manifest is missing or damaged, and does not say which of them "
-            "would be replaced, which rebuild='refuse' forbids; call repair() first, or leave out rebuild"
+            "would be replaced, which existing='refuse' forbids; call repair() first, or leave out existing"
         )
     wanted = {shard.name: shard for shard in planned.plan.shards}
+    stay = {name for name in known.keys() & wanted.keys() if planned.inputs.stand(wanted[name], known[name])}
+    if existing == "update" and (problem := find_loss(planned, known)):
+        raise OutputError(f"{job.place}: {problem}")
     mine = {shard.name for shard in planned.chosen} | (known.keys() - wanted.keys())
-    going = {
-        name
-        for name in mine & known.keys()
-        if name not in wanted or not planned.inputs.stand(wanted[name], known[name])
-    }
+    going = (mine & known.keys()) - stay
     gone = {name for name in mine & known.keys() if any(lost_files(output, job.work, info) for info in known[name])}
-    again = going if rebuild == "refuse" else going | gone
+    again = going if existing == "refuse" else going | gone
     num_rows = _num_rows(known, again)
-    if not again or (rebuild == "allow" and num_rows <= _SILENT_SHARE * _num_rows(known, known)):
+    if not again or (existing != "refuse" and num_rows <= _SILENT_SHARE * _num_rows(known, known)):
         return
-    if rebuild == "allow" and is_being_replaced(output, job.work / "shards"):
+    if existing != "refuse" and is_being_replaced(output, job.work / "shards"):
         return  # the unfinished run that this one continues has warned
     share = num_rows / max(_num_rows(known, known), 1)
     made = ""
-    if reuses_rows and manifest is not None and rebuild == "allow":
+    if reuses_rows and manifest is not None and existing != "refuse":
         shards = [shard for shard in planned.plan.shards if shard.name in again]
         num_made = sum(
             shard.num_rows if shard.name in gone else n
@@ -241,13 +241,13 @@ def judge_rebuild(planned: PlannedJob, finished: Finished, *, rebuild: Rebuild, 
     reasons += [f"{len(gone - going)} are not there as they were written"] if gone - going else []
     affected = f"{len(again)} of {len(known)} finished shards ({share:.0%} of the rows{made})"
     why = "; ".join(reasons)
-    if rebuild == "refuse":
+    if existing == "refuse":
         raise OutputError(
-            f"{job.place}: {affected} would be replaced or removed, which rebuild='refuse' forbids: {why}; undo what "
-            "changed, give another output, or leave out rebuild"
+            f"{job.place}: {affected} would be replaced or removed, which existing='refuse' forbids: {why}; undo what "
+            "changed, give another output, or leave out existing"
         )
-    instead = f"; {job.remedies.refuse} raises instead" if job.remedies.refuse else ""
-    job.logger.warning("%s: %s will be made again: %s%s", job.place, affected, why, instead)
+    refuse = job.remedies.existing.format("refuse")
+    job.logger.warning("%s: %s will be made again: %s; %s raises instead", job.place, affected, why, refuse)
 
 
 def _num_rows(known: Mapping[str, ShardFiles], names: Iterable[str]) -> int:
@@ -296,7 +296,7 @@ class RunRequest:
     Attributes:
         mode: "make" makes what is missing; "retry" also tries the rows again that failed in earlier runs; "repair"
             restores the output to its former state, which may lack rows that failed.
-        rebuild: what to do where finished shards would be replaced or removed: "allow" or "refuse".
+        existing: what becomes of finished shards: "update", "replace" or "refuse"; see `judge_existing`.
         task: which of several tasks that share the output this is; None for the only one.
         deadline: time at which the run stops; None for no limit.
         max_disk: how much the output folder may hold, in bytes; None for no limit.
@@ -305,7 +305,7 @@ class RunRequest:
     """
 
     mode: Literal["make", "retry", "repair"] = "make"
-    rebuild: Rebuild = "allow"
+    existing: Existing = "update"
     task: TaskNumber | None = None
     deadline: Deadline
     max_disk: int | None = None
@@ -352,7 +352,7 @@ def _run_locked(
         empty_folder(job.work / "rows")
         planned = job.planned_in(job.work / "rows")
         try:
-            judge_rebuild(planned, finished, rebuild=request.rebuild, reuses_rows=request.mode == "retry")
+            judge_existing(planned, finished, existing=request.existing, reuses_rows=request.mode == "retry")
             if remote is not None:
                 if bucket is not None:
                     remote.adopt_made(planned.plan, bucket.made(), are_held=bucket.replaces)
@@ -474,7 +474,7 @@ class _Task:
         """Return what there is to take; None where the output is complete."""
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
-        judge_rebuild(whole, finished, rebuild=self._request.rebuild, reuses_rows=False)
+        judge_existing(whole, finished, existing=self._request.existing, reuses_rows=False)
         self._lacking = lacking = {change.shard for change in find_changes(whole)}
         if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
             return None
@@ -580,7 +580,7 @@ class _BucketTask(_Task):
         planned = own.planned_in(own.work / "rows")
         finished = known_shards(own.output, own.work)
         refuse_other_dataset(own, finished)
-        judge_rebuild(planned, finished, rebuild=self._request.rebuild, reuses_rows=False)
+        judge_existing(planned, finished, existing=self._request.existing, reuses_rows=False)
         self._lacking = lacking = {change.shard for change in find_changes(planned)}
         if not lacking and not bucket.is_there and self._is_written(planned):
             events.emit(PlanMade.of(planned.plan, planned.chosen))

@@ -45,6 +45,7 @@ from datamat.plan.changes import (
     PlannedShard,
     ShardChange,
     find_changes,
+    find_loss,
     held_shards,
     known_shards,
     parse_snapshot,
@@ -279,8 +280,11 @@ def compared_status(planned: PlannedJob) -> Status:
     _manifest, known = known_shards(planned.job.output, planned.job.work)
     changes = find_changes(planned)
     names = {shard.name for shard in planned.chosen}
+    found = output_status(planned.job, [PlannedShard.of(shard) for shard in shards])
+    loss = find_loss(planned, known)
     return dataclasses.replace(
-        output_status(planned.job, [PlannedShard.of(shard) for shard in shards]),
+        found,
+        note=f"{planned.job.remedies.again} raises: {loss}" if loss else found.note,
         changes=tuple(change for change in changes if change.shard in names),
         obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
     )

@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from datamat.directory.rows import IndexRow
 
 
-__all__ = ["FunctionWriter", "function_writer"]
+__all__ = ["ITEM", "FunctionWriter", "function_writer"]
 
 OUTPUT_VERSION = 2
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
+
+ITEM = "item"
+"""The field of a row that stands for its item: a number, a short text, or the digest of anything else."""
 
 _LONGEST_KEY, _LONGEST_TEXT = 120, 1024
 _KEY = re.compile(r"(?!.*\.\.)[^/\\#\x00-\x1f\x7f\ud800-\udfff]+\Z", re.DOTALL)  # as `directory.rows` has it
@@ -261,6 +264,11 @@ class FunctionWriter(DatasetWriter):
     def __len__(self) -> int:
         return len(self._inputs)
 
+    @property
+    def keys_are_positions(self) -> bool:
+        """Whether the key of an item is its position, and says nothing of the item itself."""
+        return self._numbers is None
+
     def index(self, source: Any) -> Rows:
         del source
         return Rows(lambda: _blocks_of(self._inputs, self._numbers, has_content=self._whole is None))
@@ -318,7 +326,7 @@ def _blocks_of(items: Sequence[Any], numbers: Mapping[str, int] | None, *, has_c
     for start in range(0, count, _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, count)
         named = Texts.of_positions(start, stop) if numbers is None else list(itertools.islice(keys, stop - start))
-        fields = {} if contents is None else {"item": contents(start, stop)}
+        fields = {} if contents is None else {ITEM: contents(start, stop)}
         paths = None if files is None else files[start:stop]
         yield RowBlock(named, fields, Origin("inputs[", start, "]"), files=paths)
 

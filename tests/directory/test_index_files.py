@@ -87,7 +87,7 @@ def test_index_of_a_removed_split_is_removed(tmp_path):
     (tmp_path / "out" / "_index" / "mine.txt").write_text("mine")
     (source / "val.txt").unlink()
 
-    job.run(progress=False)
+    job.run(progress=False, existing="replace")
 
     left = sorted(path.name for path in (tmp_path / "out" / "_index").iterdir())
     assert left == ["mine.txt", "train.index", "train.keys"]

@@ -254,7 +254,7 @@ def test_hook_that_raises_is_switched_off_and_loses_nothing(source, plain, tmp_p
     assert method in record.getMessage() and "full of bugs" in record.exc_text
     assert small_pairs.digests(tmp_path / "out") == plain
     raising.error = ValueError("and again")
-    job(source, tmp_path / "out", raising).run(progress=False, rebuild="refuse")
+    job(source, tmp_path / "out", raising).run(progress=False, existing="refuse")
     assert raising.calls == (1 if method == "on_part_done" else 2)
 
 

@@ -123,13 +123,13 @@ class Job:
         return found
 
 
-def rebuilt(job, **options):
+def rebuilt(job, existing="update", **options):
     """Run; return the shards that were rebuilt, and the reasons that `status` gave for each before."""
     before = job.files()
     status = job.job(**options).status()
     reasons_given = dict(str(change).split(": ", 1) for change in status.changes)
 
-    report = job.job(**options).run(progress=False)
+    report = job.job(**options).run(progress=False, existing=existing)
 
     after = job.files()
     assert report.num_shards_written == len(reasons_given)
@@ -169,7 +169,7 @@ def test_changed_added_and_removed_files_rebuild_their_shards_alone(tmp_path, mo
     added = [job.write(scale.rows + number) for number in range(scale.added)]
     removed = [job.remove(number) for number in range(40, 40 + scale.removed)]
 
-    remade, reasons = rebuilt(job)
+    remade, reasons = rebuilt(job, existing="replace")
 
     new = job.shard_of()
     assert all(new[key] == shard for key, shard in old.items() if key not in removed)  # no row has moved

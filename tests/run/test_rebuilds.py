@@ -88,7 +88,7 @@ def test_finished_dataset_without_its_manifest_is_protected(source, output, cont
     with pytest.raises(OutputError, match=r"holds the dataset 'pairs', and a run of 'streets' would remove it"):
         job(source, output, Streets()).run(progress=False)
     with pytest.raises(OutputError, match=r"its manifest is missing or damaged, and does not say which"):
-        job(source, output, seed=5).run(progress=False, rebuild="refuse")
+        job(source, output, seed=5).run(progress=False, existing="refuse")
 
     assert everything(output) == before
     job(source, output).run(progress=False)
@@ -149,7 +149,7 @@ def test_large_rebuild_says_before_it_begins_what_goes_and_why(source, output, t
         materialize([lambda n: {"n": n}, lambda n: {"n": n + 1}][number], range(10), tmp_path / "made", **HERE)
     (message,) = caplog.messages
     assert "will be made again: writer code changed (fn)" in message
-    assert message.endswith("; materialize(..., rebuild='refuse') raises instead")
+    assert message.endswith("; materialize(..., existing='refuse') raises instead")
 
 
 @pytest.mark.parametrize("change", ["rows", "number of shards", "split"])
@@ -165,7 +165,7 @@ def test_reason_is_that_of_status(source, output, caplog, change):
     else:
         options, wanted = {"shards": ShardOptions(num_shards=3)}, "has 3 shards now, it had 4"
 
-    job(source, output, **options).run(progress=False)
+    job(source, output, **options).run(progress=False, existing="replace")
 
     assert wanted in caplog.text
 
@@ -193,15 +193,15 @@ def test_rebuild_is_refused_where_the_user_says_so(source, output):
     """The error comes before any change, whatever would be replaced or removed; a run with nothing to do is allowed."""
     before = everything(output)
 
-    assert job(source, output).run(rebuild="refuse", progress=False).did_nothing
+    assert job(source, output).run(existing="refuse", progress=False).did_nothing
     for options in ({"seed": 1}, {"shards": ShardOptions(num_shards=2)}, {"format": ["tfrecord", "parquet"]}):
         with pytest.raises(
-            OutputError, match=r"8 of 8 finished shards .* rebuild='refuse' forbids: .* changed|shards now"
+            OutputError, match=r"8 of 8 finished shards .* existing='refuse' forbids: .* changed|shards now"
         ):
-            job(source, output, **options).run(rebuild="refuse", progress=False)
+            job(source, output, **options).run(existing="refuse", progress=False)
         assert everything(output) == before
-    with pytest.raises(OutputError, match=r"rebuild='refuse'"):
-        job(source, output, seed=1).rerun_failed(rebuild="refuse", progress=False)
+    with pytest.raises(OutputError, match=r"existing='refuse'"):
+        job(source, output, seed=1).rerun_failed(existing="refuse", progress=False)
 
     assert verify(output).ok
 
@@ -209,21 +209,136 @@ def test_rebuild_is_refused_where_the_user_says_so(source, output):
 def test_what_is_missing_is_made_where_rebuilds_are_refused(source, tmp_path):
     """No finished shard is replaced."""
     output = tmp_path / "out"
-    job(source, output, include="val-*").run(rebuild="refuse", progress=False)
-    assert job(source, output).run(rebuild="refuse", progress=False).is_complete
+    job(source, output, include="val-*").run(existing="refuse", progress=False)
+    assert job(source, output).run(existing="refuse", progress=False).is_complete
     next(output.glob("*.tfrecord")).unlink()
 
-    assert job(source, output).run(rebuild="refuse", progress=False).num_shards_written == 1
+    assert job(source, output).run(existing="refuse", progress=False).num_shards_written == 1
 
 
 def test_materialize_takes_the_options_of_a_run(tmp_path):
-    """They mean what they mean in `run`; other values of `rebuild` are refused."""
+    """They mean what they mean in `run`; other values of `existing` are refused."""
     materialize(lambda n: {"n": n}, range(10), tmp_path / "out", **HERE)
 
-    for rebuild, error, message in (
-        ("refuse", OutputError, "rebuild='refuse'"),
-        ("no", OptionError, "rebuild is 'no'; want 'allow' or 'refuse'"),
+    for existing, error, message in (
+        ("refuse", OutputError, "existing='refuse'"),
+        ("append", OptionError, "existing is 'append'; want 'update', 'replace' or 'refuse'"),
     ):
         with pytest.raises(error, match=message):
-            materialize(lambda n: {"n": n + 1}, range(10), tmp_path / "out", rebuild=rebuild, **HERE)
+            materialize(lambda n: {"n": n + 1}, range(10), tmp_path / "out", existing=existing, **HERE)
     assert materialize(lambda n: {"n": n}, range(10), tmp_path / "new", deadline=0.001, **HERE).stopped == "deadline"
+
+
+# ------------------------------------------------------------ finished rows that the source no longer has
+
+
+def number(n):
+    return {"n": n}
+
+
+def key_of(n):
+    return f"n{n}"
+
+
+# By name: inputs and options of a first call, those of the next, and what the error of the latter names.
+LOSING = {
+    "other keys": (range(20), {"key": key_of}, range(20, 40), {"key": key_of}, "20 of the 20 rows .*n"),
+    "fewer": (range(20), {"key": key_of}, range(18), {"key": key_of}, "2 of the 20 rows .*n1[89]; n1[89]"),
+    "one gone, many new": (range(20), {"key": key_of}, range(1, 60), {"key": key_of}, r"1 of the 20 rows .*\(n0\)"),
+    "fewer positions": (range(20), {}, range(15), {}, "5 of the 20 rows .*000000"),
+    "other positions": (range(20), {}, range(20, 40), {}, "none of the inputs.*key="),
+    "other dicts": ([{"a": n} for n in range(5)], {}, [{"a": -n} for n in range(1, 9)], {}, "none of the inputs.*key="),
+    "keys where positions were": (range(20), {}, range(20), {"key": key_of}, "20 of the 20 rows .*000000"),
+    "other names": ([f"a{n}" for n in range(5)], {}, [f"b{n}" for n in range(5)], {}, "5 of the 5 rows .*a0"),
+    "another split": (range(20), {"splits": {"a": 0.5, "b": 0.5}}, range(15), {"splits": {"a": 0.5, "b": 0.5}}, "5 of"),
+    "part of the shards": (
+        range(20),
+        {"key": key_of},
+        range(10),
+        {"key": key_of, "include": "*-00000-*"},
+        "10 of the 20",
+    ),
+}
+
+
+@pytest.mark.parametrize("losing", LOSING)
+def test_update_refuses_to_remove_finished_rows(tmp_path, losing):
+    """It names them and the ways out, touches nothing, and `replace` takes the source alone."""
+    first, options, then, others, message = LOSING[losing]
+    shards = {"shards": ShardOptions(num_shards=2)}
+    materialize(number, first, tmp_path / "out", **shards, **options, **HERE)
+    before = everything(tmp_path / "out")
+
+    with pytest.raises(OutputError, match=rf"{message}.*existing='replace'"):
+        materialize(number, then, tmp_path / "out", **shards, **others, **HERE)
+
+    assert everything(tmp_path / "out") == before
+    others = {name: value for name, value in others.items() if name != "include"}
+    report = materialize(number, then, tmp_path / "out", existing="replace", **shards, **others, **HERE)
+    assert report.num_rows == len(then)
+    assert verify(tmp_path / "out").ok
+    assert materialize(number, then, tmp_path / "out", **shards, **others, **HERE).did_nothing
+
+
+def test_update_rebuilds_changed_rows_and_adds_new_ones(tmp_path):
+    """No row is lost where the source has all keys: it grows, its order or its values change, or the function."""
+    out = tmp_path / "out"
+    for inputs, function in (
+        (range(20), number),
+        (range(30), number),
+        ([*range(29, -1, -1)], number),
+        (range(30), lambda n: {"n": n + 1}),
+    ):
+        report = materialize(function, inputs, out, key=key_of, **HERE)
+        assert report.num_rows == len(inputs)
+    # Of positions, some items are there still.
+    materialize(number, range(20), tmp_path / "positions", **HERE)
+    assert materialize(number, range(1, 25), tmp_path / "positions", **HERE).num_rows == 24
+
+
+@pytest.mark.parametrize("num_bad", [1, 3])
+def test_rows_without_records_may_go(tmp_path, num_bad):
+    """One that failed, or was left out, is no finished row: to take it out of the source is how one mends that."""
+
+    def picky(n):
+        if n < num_bad:
+            raise ValueError(n)
+        return None if n == 10 else {"n": n}
+
+    with_bad = materialize(picky, range(20), tmp_path / "out", key=key_of, errors="skip", **HERE)
+    assert (with_bad.num_failed, with_bad.num_dropped) == (num_bad, 1)
+
+    left = [n for n in range(num_bad, 20) if n != 10]
+    assert materialize(picky, left, tmp_path / "out", key=key_of, **HERE).num_rows == len(left)
+    with pytest.raises(OutputError, match="1 of the"):
+        materialize(picky, left[:-1], tmp_path / "out", key=key_of, **HERE)
+
+
+def test_deleted_picture_is_no_order_to_remove_its_record(source, output):
+    """The run says how to remove it; one task of several does, too."""
+    (source / "train.txt").write_text("".join((source / "train.txt").read_text().splitlines(keepends=True)[:-2]))
+    before = everything(output)
+
+    for options in ({}, {"task_index": 0, "num_tasks": 2}):
+        with pytest.raises(OutputError, match=r"2 of the 18 rows .*\(train012; train013\).*run\(existing='replace'\)"):
+            job(source, output).run(progress=False, **options)
+    with pytest.raises(OutputError, match="train012; train013"):
+        job(source, output).rerun_failed(progress=False)
+    assert "run() raises: the source no longer has 2 of the 18 rows" in str(job(source, output).status())
+
+    assert {path: content for path, content in everything(output).items() if "slices" not in path.parts} == before
+    assert job(source, output).run(progress=False, existing="replace").num_rows == NUM_TRAIN + NUM_VAL - 2
+
+
+def test_conversion_removes_no_records_of_others(tmp_path):
+    """Neither those of a dataset that no conversion made, nor rows that its source no longer has."""
+    materialize(number, range(9), tmp_path / "one", key=key_of, **HERE)
+    materialize(number, range(9), tmp_path / "made", key=key_of, **HERE)
+    with pytest.raises(OutputError, match=r"was not made by a conversion.*convert\(..., existing='replace'\)"):
+        convert(tmp_path / "one", tmp_path / "made", format="parquet", **HERE)
+
+    convert(tmp_path / "one", tmp_path / "copy", format="parquet", **HERE)
+    materialize(number, range(7), tmp_path / "one", key=key_of, existing="replace", **HERE)
+    with pytest.raises(OutputError, match=r"2 of the 9 rows .*convert\(..., existing='replace'\)"):
+        convert(tmp_path / "one", tmp_path / "copy", format="parquet", **HERE)
+    assert convert(tmp_path / "one", tmp_path / "copy", format="parquet", existing="replace", **HERE).num_rows == 7

@@ -127,7 +127,7 @@ def test_identity_of_a_data_source_decides_what_is_rebuilt(tmp_path):
 
     def did_nothing(source, output):
         job = Materializer(ImportWriter(), source, output, executor=InlineExecutor())
-        return job.run(progress=False).did_nothing
+        return job.run(progress=False, existing="replace").did_nothing
 
     assert not did_nothing(Signals([3, 1]), tmp_path / "named")
     assert did_nothing(Signals((3, 1)), tmp_path / "named")

@@ -35,7 +35,7 @@ def halves(numbers):
 
 def run(source, output, **options):
     job = Materializer(ImportWriter(**options), source, output, executor=InlineExecutor())
-    return job.run(progress=False)
+    return job.run(progress=False, existing="replace")
 
 
 class ObjectKind(DataSourceConformance):

@@ -35,6 +35,7 @@ def run(seed=0):
         sorted(raw.glob("*.txt")),
         "out",
         seed=seed,
+        existing="replace",  # this program begins again without the file that it adds
         shards=ShardOptions(num_shards=8),
         workers=WorkerOptions(start_method=START_METHOD, num_workers=NUM_WORKERS),
     )
