@@ -1239,7 +1239,7 @@ DEFECTS = {
         Defect(
             "dill-not-asked",
             "what dill can send, or a user has registered with it, cannot travel",
-            "datamat.parallel.pickling:_rule_for",
+            "datamat.parallel.pickling:_rule_of",
             replace("__kind in dill.Pickler.dispatch or _is_array(__kind)", "_is_array(__kind)"),
             "tests/parallel/test_pickling.py::test_what_dill_sends_arrives[registered]",
         ),
