@@ -399,16 +399,18 @@ def _renew_random_state() -> None:
 
 
 def _hold_lifeline(lifeline: socket.socket) -> None:
-    """Have this process killed when the parent's end of `lifeline` closes.
+    """Have this process, and those that its tasks start, killed when the parent's end of `lifeline` closes.
 
-    Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG.
+    Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG, and F_SETOWN:
+    a number below zero is that of a process group.
     """
     import fcntl
 
     if hasattr(fcntl, "F_SETSIG"):
+        os.setpgid(0, 0)
         descriptor = lifeline.fileno()
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
         with suppress(BlockingIOError):  # the parent may have ended before that
             if not lifeline.recv(1, socket.MSG_DONTWAIT):

@@ -370,6 +370,9 @@ class WorkerHandle:
         """Reap the ended process, close everything, and return what is known."""
         self.process.join(_EXIT_CODE_S)
         exitcode = self.process.exitcode
+        if exitcode:  # what it has started ends with it, also where the system has killed it
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
         self._ended = time.time()
         note, log_lines = self._note, tuple(self.last_lines)
         found = WorkerExit(

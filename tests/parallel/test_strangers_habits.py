@@ -196,6 +196,46 @@ def test_worker_that_is_killed_takes_along_what_it_started(tmp_path):
             time.sleep(0.01)
 
 
+@pytest.mark.parametrize("ending", ["of the parent", "of the worker"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def test_what_a_task_has_started_ends_with_a_kill(tmp_path, method, ending):
+    """Also what that has started in turn, and whose own parent has ended since."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, subprocess, sys\n"
+        "from datamat import PathosExecutor, WorkerDied\n"
+        "def task():\n"
+        "    started = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; sleep 600'], stdout=subprocess.PIPE)\n"
+        "    deep = subprocess.run(['sh', '-c', 'sleep 600 >&- & echo $!'], stdout=subprocess.PIPE).stdout\n"
+        "    found = [os.getpid(), started.pid, int(started.stdout.readline()), int(deep)]\n"
+        "    pathlib.Path('pids.tmp').write_text(' '.join(map(str, found)))\n"
+        "    os.rename('pids.tmp', 'pids')\n"
+        "    if sys.argv[2] == 'of the worker': os.kill(os.getpid(), 9)\n"
+        "    started.wait()\n"
+        "with PathosExecutor(1, start_method=sys.argv[1]) as pool:\n"
+        "    try: pool.submit(task).result()\n"
+        "    except WorkerDied: pass\n"
+    )
+
+    with subprocess.Popen([sys.executable, script, method, ending], cwd=tmp_path) as program:
+        try:
+            while not (tmp_path / "pids").exists():
+                assert program.poll() is None
+                time.sleep(0.01)
+            pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+            if ending == "of the parent":
+                program.kill()
+            alive = [process for pid in pids if (process := process_of(pid))]
+            assert not psutil.wait_procs(alive, timeout=10)[1]
+        finally:
+            program.kill()
+
+
+def process_of(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
+
+
 def test_joblib_in_a_task_leaves_nothing_behind(tmp_path):
     """`subprocess.run` around the program returns at once: nobody holds its output open."""
     pytest.importorskip("joblib")

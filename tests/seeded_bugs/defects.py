@@ -1854,5 +1854,15 @@ DEFECTS = {
             lambda counting: lambda self, packages: {},
             "tests/run/test_switches.py::test_switch_counts",
         ),
+        Defect(
+            "started-processes-outlive-the-program",
+            "what a task has started goes on when the program is killed",
+            "datamat.parallel.worker:_hold_lifeline",
+            replace(
+                "fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpid())",
+                "fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())",
+            ),
+            "tests/parallel/test_strangers_habits.py::test_what_a_task_has_started_ends_with_a_kill",
+        ),
     )
 }
