@@ -516,6 +516,31 @@ def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home
                 yield f"{name}.{attribute}", value, (name, attribute)
 
 
+_MAKING_SETS = frozenset(dis.opmap[name] for name in ("BUILD_SET", "SET_ADD", "SET_UPDATE") if name in dis.opmap)
+_HASHING = frozenset({"set", "frozenset", "hash"})
+
+
+def hashes(function: types.FunctionType) -> str:
+    """Return how code of the user's depends on hashes, in words; "" where it does not, or is not the user's.
+
+    The order of a set of texts, and `hash` of one, differ with the hash seed of a process. A set in which something is
+    only looked for (`x in {"a", "b"}`) is a constant.
+    """
+    if origin_of_function(function):
+        return ""
+    for code in _nested(function.__code__):
+        if not _MAKING_SETS.isdisjoint(code.co_code[::2]):
+            return "makes a set"
+        if _HASHING.isdisjoint(code.co_names) and not any(isinstance(each, frozenset) for each in code.co_consts):
+            continue
+        for step, following in itertools.pairwise(_instructions(code)):
+            if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and step.argval in _HASHING - function.__globals__.keys():
+                return "calls hash()" if step.argval == "hash" else "makes a set"
+            if isinstance(step.argval, frozenset) and following.opname != "CONTAINS_OP":
+                return "goes through a set"
+    return ""
+
+
 def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str, str]]:
     """Yield module and attribute for `from cfg import size`, and for `cfg.size` after `import cfg`."""
     if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:  # true of most code, whose instructions are slow to list

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import types
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from datamat.errors import FingerprintError
-from datamat.fingerprint.code import ATOMS, Environment, Import, Parts, Reached
+from datamat.fingerprint.code import ATOMS, Environment, Import, Parts, Reached, hashes
 from datamat.fingerprint.objects import parts_of
 
 if TYPE_CHECKING:
@@ -82,12 +83,15 @@ class Examined:
         packages: versions of the installed packages, and of the parts of datamat, that the value uses, by name.
         environment: digests of the environment variables that the value reads, by name.
         module_values: values read from modules of the user's, by module and attribute path.
+        hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
+            user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
     """
 
     digest: str
     packages: dict[str, str]
     environment: Mapping[str, str]
     module_values: Mapping[Home, ModuleValue]
+    hashing: str
 
 
 def examine(value: Any, *, where: str) -> Examined:
@@ -101,7 +105,9 @@ def examine(value: Any, *, where: str) -> Examined:
     """
     graph = _Graph(where)
     root = graph.grow(value)
-    return Examined(graph.digest(root).hex(), graph.packages(), graph.environment(), graph.module_values())
+    return Examined(
+        graph.digest(root).hex(), graph.packages(), graph.environment(), graph.module_values(), graph.hashing()
+    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -165,6 +171,17 @@ class _Graph:
                     digest = link if isinstance(link, bytes) else self._nodes[link].digest
                     found[home] = ModuleValue(self._path(number) + _step(node.parts, position), digest, value)
         return found
+
+    def hashing(self) -> str:
+        """Return the first thing in the graph that may depend on the hash seed, in words; "" for none."""
+        for number, node in enumerate(self._nodes):
+            if isinstance(node.value, types.FunctionType) and (how := hashes(node.value)):
+                return f"{self._path(number)} {how}"
+            for position in node.parts.homes:
+                value = node.parts.children[position]
+                if isinstance(value, (set, frozenset)) and len(value) > 1:
+                    return f"{self._path(number)}{_step(node.parts, position)} is a set"
+        return ""
 
     def _link(self, value: Any, parent: int, position: int) -> int | bytes:
         atom = ATOMS.get(type(value))

@@ -372,12 +372,33 @@ class SpawnPopen(_Spawned):  # type: ignore[misc]
             with tracker_descriptor() as tracker_fd, interrupts_blocked():
                 command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
                 descriptors = [*self._fds, child_r, child_w, tracker_fd]
-                self.pid = util.spawnv_passfds(spawn.get_executable(), command, descriptors)
+                self.pid = _run_interpreter(command, descriptors)
         finally:
             os.close(child_r)
             os.close(child_w)
         with suppress(BrokenPipeError), open(parent_w, "wb", closefd=False) as stream:  # a dead child is seen later
             stream.write(data)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of new interpreters: all of them hash texts alike, or sets would differ in their order."""
+    return {**os.environ, "PYTHONHASHSEED": "0"}
+
+
+def hashes_as_workers_do() -> bool:
+    """Return whether this process hashes texts as interpreters do that are started for workers."""
+    return not sys.flags.hash_randomization
+
+
+def _run_interpreter(command: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Start an interpreter that inherits these descriptors, and return its process id; the caller reaps it."""
+    import subprocess
+
+    process = subprocess.Popen(  # noqa: S603 -- ourselves
+        command, pass_fds=descriptors, env=_environment(), restore_signals=False
+    )
+    process.returncode = 0  # it is nobody's child for `subprocess`, which would reap it
+    return process.pid
 
 
 # ---------------------------------------------------------------- forkservers
@@ -529,7 +550,7 @@ class Server:
     def _begin(self, listener_fd: int, alive_r: int, held: int) -> int:
         options = (listener_fd, alive_r, self._preload, self._num_threads, IDLE_S, os.getpid())
         arguments = _server_command(search_path(), options)
-        return int(util.spawnv_passfds(spawn.get_executable(), arguments, [listener_fd, alive_r, held]))
+        return _run_interpreter(arguments, [listener_fd, alive_r, held])
 
     def _address(self) -> str:
         assert self._directory is not None
@@ -677,7 +698,7 @@ def serve(
                 # No fork would have the thread that it has started. What is imported cannot be undone: from the start.
                 others = tuple(other for other in preload if other != name)
                 options = (listener_fd, alive_r, others, num_threads, idle_s, caller)
-                os.execv(spawn.get_executable(), _server_command(path, options))  # noqa: S606 -- as itself
+                os.execve(spawn.get_executable(), _server_command(path, options), _environment())  # noqa: S606
     note_thread_pools()
     gc.freeze()
     with suppress(OSError):

@@ -253,6 +253,7 @@ class WorkerConfig:
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage
 _PEAK_S = 0.2
 _STDERR = 2
+_STARTING = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"})  # audit events
 _HELD_UP_S = 0.3  # that queues may take to be emptied into their pipes, until the parent hears of it
 
 _inherited: dict[int, tuple[Any, list[standins.Unforkable]]] = {}
@@ -401,22 +402,34 @@ def _renew_random_state() -> None:
 def _hold_lifeline(lifeline: socket.socket) -> None:
     """Have this process, and those that its tasks start, killed when the parent's end of `lifeline` closes.
 
-    Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG, and F_SETOWN:
-    a number below zero is that of a process group.
+    Nothing is ever sent to the worker on it, so its only event is the hang-up. See fcntl(2), F_SETSIG.
     """
     import fcntl
 
     if hasattr(fcntl, "F_SETSIG"):
-        os.setpgid(0, 0)
         descriptor = lifeline.fileno()
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        sys.addaudithook(functools.partial(_lead_group, descriptor, os.getpid()))
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
         with suppress(BlockingIOError):  # the parent may have ended before that
             if not lifeline.recv(1, socket.MSG_DONTWAIT):
                 os._exit(1)
     else:
         threading.Thread(target=_wait_for_hang_up, args=(lifeline,), daemon=True).start()
+
+
+def _lead_group(descriptor: int, pid: int, event: str, _: tuple[Any, ...]) -> None:
+    """Before a worker starts its first process, make it the leader of a process group, which is killed as a whole.
+
+    Until then it stays in the group of the program: a signal to all of that reaches it.
+    """
+    if event in _STARTING and os.getpid() == pid != os.getpgid(0):
+        import fcntl
+
+        with suppress(OSError):
+            os.setpgid(0, 0)
+            fcntl.fcntl(descriptor, fcntl.F_SETOWN, -pid)  # fcntl(2): below zero it is the number of a group
 
 
 def _wait_for_hang_up(lifeline: socket.socket) -> None:

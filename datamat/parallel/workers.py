@@ -690,7 +690,7 @@ class WorkerGroup:
             logging=logs.capture_state(),
             initializer=self._initializer,
             registered=self._registered,
-            environment=None if inherits else dict(os.environ),
+            environment=None if launcher is ForkPopen else dict(os.environ),
             umask=None if inherits else current_umask(),
             max_tasks=options.max_tasks,
             notes_times=options.task_timeout_s is not None,

@@ -110,6 +110,7 @@ class JobDigests:
         drawn_environment: digests of the environment variables that the transform reads, by name.
         files: digests of what the files hold that every sample depends on, by name.
         switches: switches of libraries that are not as the library has them, by name.
+        hashing: code of the user's that makes sets or hashes values, in words; "" where none does. It does not count.
     """
 
     writer: str
@@ -124,6 +125,7 @@ class JobDigests:
     drawn_environment: Mapping[str, str]
     files: Mapping[str, str]
     switches: Mapping[str, str]
+    hashing: str
 
     @classmethod
     def of(
@@ -175,6 +177,7 @@ class JobDigests:
             switches={}
             if version is not None
             else Switches.of().counting({*code.packages, *others.packages, *drawing.packages}),
+            hashing=code.hashing or drawing.hashing,
         )
 
     def of_split(self, *, augmented: bool, copies: int) -> str:
@@ -230,7 +233,7 @@ def checked_version(version: str | int | None) -> str | None:
 def _examined(value: Any, where: str, version: str | None) -> Examined:
     if version is None or value is None:
         return examine(value, where=where)
-    return Examined(fingerprint(["version", version], where="version"), {}, {}, {})
+    return Examined(fingerprint(["version", version], where="version"), {}, {}, {}, "")
 
 
 def _schema_of(features: Features, version: str | None) -> tuple[str, Examined]:

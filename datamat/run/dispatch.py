@@ -30,6 +30,7 @@ from datamat.directory.ledger import FailedRow
 from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeout, WorkerDied
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
+from datamat.parallel.processes import choose_start_method, hashes_as_workers_do, is_frozen
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
@@ -200,17 +201,37 @@ def count_workers(job: Job) -> int:
 
 
 def open_executor(
-    given: Any, options: WorkerOptions, num_workers: int, logger: logging.Logger
+    given: Any, options: WorkerOptions, num_workers: int, logger: logging.Logger, hashing: str = ""
 ) -> contextlib.AbstractContextManager[Executor]:
     """Return what makes the calls: the engine that the user has given, or datamat's own workers.
 
     The latter retry nothing: `PartQueue` decides that by row.
+
+    Args:
+        given: the user's engine, or None.
+        options: how datamat's own workers are started.
+        num_workers: number of these.
+        logger: receives what is to be said of either.
+        hashing: code whose results may depend on the hash seed of a process, in words; "" for none. Workers of a
+            forkserver have a fixed one, and those of a fork that of the caller.
     """
+    method = options.start_method
+    if hashing and not hashes_as_workers_do():
+        if method is None and choose_start_method()[0] == "fork" and not is_frozen():
+            method = "forkserver"
+        if given is not None or method == "fork":
+            logger.warning(
+                "%s, whose order or value differs between processes that hash texts differently, as %s do; sort what "
+                "comes from it, %s",
+                hashing,
+                "those of an executor" if given is not None else "forks of two programs",
+                "or set PYTHONHASHSEED=0 for them and this program" if given is not None else "or leave out 'fork'",
+            )
     if given is not None:
         return open_engine(given)
     return PathosExecutor(
         num_workers,
-        start_method=options.start_method,
+        start_method=method,
         affinity=options.affinity,
         initializer=set_up_process,
         max_retries=0,
@@ -237,6 +258,7 @@ class PartQueue:
         deadline: time at which no further part is started.
         disk: bytes on disk at which no further part is started.
         events: passes on the start and the deaths of workers.
+        hashing: code whose results may depend on the hash seed of a process; see `open_executor`.
 
     Attributes:
         stopped: "deadline" or "max_disk" where that ended the stream, else "".
@@ -252,6 +274,7 @@ class PartQueue:
         deadline: Deadline,
         disk: DiskLimit,
         events: RunEvents,
+        hashing: str,
     ) -> None:
         self.stopped: Literal["", "deadline", "max_disk"] = ""
         self._job = job
@@ -261,6 +284,7 @@ class PartQueue:
         self._deadline = deadline
         self._disk = disk
         self._events = events
+        self._hashing = hashing
         self._is_own = job.executor is None
         self._num_workers = count_workers(job)
         self._reused: Mapping[str, ReusedRows] = {}
@@ -304,7 +328,8 @@ class PartQueue:
         self._feed = feed
         if self._is_own and feed is None:
             self._num_workers = min(self._num_workers, len(parts) + num_others)
-        with open_executor(self._job.executor, self._job.workers, self._num_workers, self._job.logger) as executor:
+        job = self._job
+        with open_executor(job.executor, job.workers, self._num_workers, job.logger, self._hashing) as executor:
             yield from self._results(executor)
 
     def again(self, parts: Sequence[PartSpec]) -> None:

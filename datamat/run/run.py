@@ -658,6 +658,7 @@ class Run:
             deadline=request.deadline,
             disk=DiskLimit(job.output, request.max_disk, num_formats=len(job.formats)),
             events=events,
+            hashing=planned.digests.hashing,
         )
         self._reused: dict[str, ReusedRows] = {}
         self._old_index = index_reader(planned.job.output)

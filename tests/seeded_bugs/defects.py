@@ -1857,12 +1857,23 @@ DEFECTS = {
         Defect(
             "started-processes-outlive-the-program",
             "what a task has started goes on when the program is killed",
-            "datamat.parallel.worker:_hold_lifeline",
-            replace(
-                "fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpid())",
-                "fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())",
-            ),
+            "datamat.parallel.worker:_lead_group",
+            replace("fcntl.fcntl(descriptor, fcntl.F_SETOWN, -pid)", "None"),
             "tests/parallel/test_strangers_habits.py::test_what_a_task_has_started_ends_with_a_kill",
+        ),
+        Defect(
+            "hash-seed-by-chance",
+            "each worker orders a set of texts in its own way: labels that are positions in it differ",
+            "datamat.parallel.processes:_environment",
+            lambda environment: lambda: dict(__import__("os").environ),
+            "tests/run/test_hash_seed.py::test_hash_seed_is_the_same_in_all_workers",
+        ),
+        Defect(
+            "sets-by-fork",
+            "workers are forked although records depend on the order of a set: a resumed run mixes two orders",
+            "datamat.fingerprint.code:hashes",
+            lambda hashes: lambda function: "",
+            "tests/run/test_hash_seed.py::test_code_that_depends_on_hashes_is_not_forked",
         ),
     )
 }
