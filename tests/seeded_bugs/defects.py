@@ -1330,6 +1330,14 @@ DEFECTS = {
             "tests/parallel/test_hosts.py::test_process_that_nobody_may_look_into[fork]",
         ),
         Defect(
+            "long-collections-passed-over",
+            "a file that is being written, in a list of 1,001 objects that `self` holds, is written twice",
+            "datamat.parallel.standins:_holds_special",
+            lambda holds_special: lambda collection: False,
+            "tests/parallel/test_strangers_habits.py::"
+            "test_file_that_is_being_written_is_not_written_twice[fork-1500-list]",
+        ),
+        Defect(
             "pickled-at-once",
             "each pending call holds a copy of its arguments: sixty calls with one array of 32 MB take 2 GB",
             "datamat.parallel.dispatcher:Dispatcher.submit",
