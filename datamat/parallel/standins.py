@@ -926,7 +926,7 @@ class Unforkable:
     def repair(self) -> None:
         """Put the replacement in place; locks are released in place, since other objects may refer to them."""
         original = self._node.obj
-        if hasattr(original, "_at_fork_reinit") and not self.is_registered:
+        if hasattr(original, "_at_fork_reinit") and not (self.is_registered or is_a(original, logging.Handler)):
             original._at_fork_reinit()
             return
         make, arguments = self.reduction

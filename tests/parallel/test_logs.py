@@ -181,6 +181,7 @@ class Model:
 
     def fit(self):
         self.detached.info("in the worker")
+        self.seen.handle(logging.makeLogRecord({"msg": "in the worker"}))
         self.weight = 7
         return self
 
@@ -199,16 +200,17 @@ def test_result_has_the_loggers_and_handlers_of_the_caller(method):
     """What it logs from then on is not lost."""
     model = Model()
     with PathosExecutor(1, start_method=method) as pool:
+        first = pool.submit(model.fit).result()  # a forked worker has inherited this one
         (fitted,) = pool.map(Model.fit, [model])
         again = pool.submit(model.fit).result()
 
-    for back in (fitted, again):
+    for back in (first, fitted, again):
         assert back.weight == 7
         assert back.detached is back.adapter.logger is model.detached
         assert back.named is model.named
         assert back.seen is back.held["handlers"][0] is model.seen
         back.adapter.info("afterwards")
-    assert model.seen.texts == ["in the worker", "in the worker", "afterwards", "afterwards"]
+    assert model.seen.texts == ["in the worker"] * 6 + ["afterwards"] * 3
 
 
 def make_logger():
