@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
@@ -105,6 +106,7 @@ if hasattr(os, "register_at_fork"):
 _COUNTS = struct.Struct("<II")
 _ALIGNED_BYTES = 64  # a cache line: vector instructions want arrays to begin at one
 _LARGE_BYTES = 1 << 20  # below this, mapping costs more than copying
+_PR_GET_DUMPABLE = 3
 
 
 class PackedFunction:
@@ -121,7 +123,7 @@ class PackedFunction:
     def __init__(self, stream: bytes, buffers: Sequence[PickleBuffer]) -> None:
         views = [buffer.raw() for buffer in buffers]
         self._memory: _BufferFile | None = None
-        if sum(view.nbytes for view in views) >= _LARGE_BYTES and hasattr(os, "memfd_create"):
+        if sum(view.nbytes for view in views) >= _LARGE_BYTES and _shows_descriptors():
             self._memory = _BufferFile(views)
         path = b"" if self._memory is None else self._memory.path.encode()
         lengths = struct.pack(f"<{len(views) + 1}Q", len(stream), *(view.nbytes for view in views))
@@ -136,6 +138,15 @@ class PackedFunction:
         if self._memory is None:
             return PackedFunction(stream, buffers).packed == self.packed
         return self._memory.holds([buffer.raw() for buffer in buffers])
+
+
+def _shows_descriptors() -> bool:
+    """Return whether workers may open descriptors of this process by their path.
+
+    They may not once it has given up the rights of root (a server with a `--user`), or has said that nobody may look at
+    it: then it is not "dumpable", prctl(2).
+    """
+    return hasattr(os, "memfd_create") and ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE) == 1
 
 
 class _BufferFile:

@@ -231,20 +231,37 @@ def _log_thread_death(details: Any) -> None:
 
 
 def target_key(target: logging.Logger | logging.Handler) -> int:
-    """In the parent: return a key by which records from workers find this very logger or handler."""
+    """Return a key by which records from workers, and results, find this very logger or handler in the parent."""
+    handlers = target.handlers if isinstance(target, logging.Logger) else [target]
+    for handler in handlers:
+        if isinstance(handler, ForwardingHandler):
+            return handler._target
+    if _forwarder is not None:
+        return 0  # made in the worker
     _targets[id(target)] = target
     return id(target)
 
 
 def remote_logger(name: str, level: int, key: int) -> logging.Logger:
-    """In a worker: return a logger for one that is not registered by name in the parent."""
+    """In a worker: return a logger for one that is not registered by name in the parent; there: that one itself."""
+    own = _own_target(key)
+    if isinstance(own, logging.Logger):
+        return own
     logger = logging.Logger(name, level)
     logger.addHandler(remote_handler(logging.NOTSET, key))
     return logger
 
 
+def _own_target(key: int) -> logging.Logger | logging.Handler | None:
+    """Return the logger or handler that has come back to the process that sent it; None in any other."""
+    return None if _forwarder is not None else _targets.get(key)
+
+
 def remote_handler(level: int, key: int) -> logging.Handler:
-    """In a worker: return a handler that hands records to the parent's handler with this key."""
+    """In a worker: return a handler that hands records to the parent's with this key; there: that one itself."""
+    own = _own_target(key)
+    if isinstance(own, logging.Handler):
+        return own
     handler = ForwardingHandler(_forwarder._send if _forwarder is not None else None, key)
     handler.setLevel(level)
     return handler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -841,8 +842,7 @@ _ROWS = frozenset({tuple, list})
 _COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 _REBUILT = (tuple, frozenset, types.MethodType)
 _NEVER_ENTERED = (type, types.ModuleType)
-_MAX_VISITED = 100_000
-_MAX_ITEMS = 1_000  # what longer collections hold is looked at, not what that holds in turn: they are data
+_MAX_ITEMS = 1_000  # what longer collections hold is mostly data, and looked at together
 
 
 class _ReachedObject:
@@ -863,13 +863,14 @@ class _ReachedObject:
 
     def place(self) -> str:
         """Return how users reach the object."""
-        if self.parent is None:
-            return str(self.key)
-        before = self.parent.place()
-        if is_a(self.parent.obj, set | frozenset):
-            return before
-        is_item = is_a(self.parent.obj, _COLLECTIONS) and self.key != "__dict__"
-        return f"{before}[{self.key!r}]" if is_item else f"{before}.{self.key}"
+        steps: list[str] = []
+        node = self
+        while node.parent is not None:
+            is_item = is_a(node.parent.obj, _COLLECTIONS) and node.key != "__dict__"
+            if not is_a(node.parent.obj, set | frozenset):
+                steps.append(f"[{node.key!r}]" if is_item else f".{node.key}")
+            node = node.parent
+        return "".join((str(node.key), *reversed(steps)))
 
     def put(self, value: Any) -> None:
         """Replace the object in what holds it."""
@@ -925,7 +926,7 @@ class Unforkable:
     def repair(self) -> None:
         """Put the replacement in place; locks are released in place, since other objects may refer to them."""
         original = self._node.obj
-        if hasattr(original, "_at_fork_reinit") and not self.is_registered:
+        if hasattr(original, "_at_fork_reinit") and not (self.is_registered or is_a(original, logging.Handler)):
             original._at_fork_reinit()
             return
         make, arguments = self.reduction
@@ -954,7 +955,8 @@ def find_unforkables(roots: Mapping[str, Any]) -> list[Unforkable]:
     """Return what must be replaced in inherited objects.
 
     It is found through attributes, slots, collections, bound methods, partials and closures. Collections of mere
-    values are passed over at the speed of C, since `self` may hold a lot of data, and each new pool asks.
+    values are passed over at the speed of C, since `self` may hold a lot of data, and each new pool asks; so is what
+    long collections hold, unless there is something among it.
 
     Args:
         roots: the objects by the name that users have for them, as in `self` of a bound method.
@@ -963,11 +965,10 @@ def find_unforkables(roots: Mapping[str, Any]) -> list[Unforkable]:
     made: dict[int, list[Any]] = {}
     seen = set(map(id, roots.values()))
     waiting = deque(_ReachedObject(obj, None, name) for name, obj in roots.items() if not is_shared(obj))
-    for _ in range(_MAX_VISITED):
-        if not waiting:
-            break
+    while waiting:
         node = waiting.popleft()
-        is_entered = not is_a(node.obj, _COLLECTIONS) or len(node.obj) <= _MAX_ITEMS
+        is_long = is_a(node.obj, _COLLECTIONS) and len(node.obj) > _MAX_ITEMS
+        is_entered = not is_long or _holds_special(node.obj)
         for key, value in _children(node.obj):
             kind: Any = type(value)
             if kind in _VALUES or id(value) in seen:
@@ -987,10 +988,31 @@ def find_unforkables(roots: Mapping[str, Any]) -> list[Unforkable]:
     return found
 
 
+def _holds_special(collection: Any) -> bool:
+    """Return whether something that may have to be replaced is anywhere below this; under a microsecond for each part.
+
+    Objects are asked for their parts many at a time, so it is not known where they are.
+    """
+    level = [collection]
+    seen = {id(collection), *(id(vars(module)) for module in list(sys.modules.values()) if hasattr(module, "__dict__"))}
+    while level:
+        parts = gc.get_referents(*level)
+        kinds = {kind for kind in set(map(type, parts)) if kind not in _VALUES and _is_entered(kind)}
+        if any(map(is_special, kinds)):
+            return True
+        parts = [part for part in parts if type(part) in kinds]
+        keys = list(map(id, parts))
+        level = list({key: part for key, part in zip(keys, parts, strict=True) if key not in seen}.values())
+        seen.update(keys)
+    return False
+
+
 def _may_be_entered(obj: Any) -> bool:
     kind: Any = type(obj)
-    if kind is dict:
-        return byvalue.module_of(obj) is None
+    return byvalue.module_of(obj) is None if kind is dict else _is_entered(kind)
+
+
+def _is_entered(kind: Any) -> bool:
     return not issubclass(kind, _NEVER_ENTERED) and rule_for(kind) is None  # a fork has mapped files
 
 

@@ -180,3 +180,31 @@ def test_pool_in_the_worker_of_a_loader():
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[[5, False], [14, False], [30, False], [55, False]]\n"
+
+
+UNSEEN = """
+import ctypes, os, sys
+import numpy as np
+if len(sys.argv) == 2:  # without the right to look into other processes, which is root's
+    ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "again"])
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+from datamat import PathosExecutor
+class Job:
+    def __init__(self):
+        self.array = np.ones(200_000)
+    def total(self, n):
+        return int(self.array.sum()) + n
+def keep(array):
+    global kept
+    kept = array
+def total():
+    return int(kept.sum())
+with PathosExecutor(1, start_method=sys.argv[1], initializer=keep, initargs=(np.ones(300_000),)) as pool:
+    print(pool.submit(total).result(), *pool.map(Job().total, range(2)))
+"""
+
+
+def test_process_that_nobody_may_look_into(method):
+    """As a server that has given up the rights of root: its workers cannot open its descriptors by their path."""
+    assert run(UNSEEN, method) == "300000 200000 200001\n"

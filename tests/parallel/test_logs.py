@@ -166,3 +166,63 @@ def test_many_records_from_many_workers_all_arrive(request, logger):
             future.result(timeout=280)
 
     assert sum(counts.values()) == 8 * each
+
+
+class Model:
+    """Holds loggers and handlers in many ways, and returns itself."""
+
+    def __init__(self):
+        self.seen = Kept()
+        self.detached = logging.Logger("detached")
+        self.detached.addHandler(self.seen)
+        self.named = logging.getLogger("model.named")
+        self.adapter = logging.LoggerAdapter(self.detached, {"step": 1})
+        self.held = {"handlers": [self.seen]}
+
+    def fit(self):
+        self.detached.info("in the worker")
+        self.seen.handle(logging.makeLogRecord({"msg": "in the worker"}))
+        self.weight = 7
+        return self
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def test_result_has_the_loggers_and_handlers_of_the_caller(method):
+    """What it logs from then on is not lost."""
+    model = Model()
+    with PathosExecutor(1, start_method=method) as pool:
+        first = pool.submit(model.fit).result()  # a forked worker has inherited this one
+        (fitted,) = pool.map(Model.fit, [model])
+        again = pool.submit(model.fit).result()
+
+    for back in (first, fitted, again):
+        assert back.weight == 7
+        assert back.detached is back.adapter.logger is model.detached
+        assert back.named is model.named
+        assert back.seen is back.held["handlers"][0] is model.seen
+        back.adapter.info("afterwards")
+    assert model.seen.texts == ["in the worker"] * 6 + ["afterwards"] * 3
+
+
+def make_logger():
+    logger = logging.Logger("made")
+    logger.addHandler(logging.NullHandler())
+    return logger, logging.NullHandler()
+
+
+def test_logger_of_a_worker_is_mistaken_for_none_of_the_caller(method):
+    held = [Kept() for _ in range(1000)]
+    with PathosExecutor(1, start_method=method) as pool:
+        assert pool.submit(len, held).result() == 1000
+        for logger, handler in pool.map(lambda _: make_logger(), range(50)):
+            assert logger.name == "made"
+            assert handler not in held

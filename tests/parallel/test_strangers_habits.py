@@ -326,6 +326,72 @@ def test_what_threads_wait_for_travels_as_an_attribute(method):
         assert pool.submit(Holds().use, Holds()).result() == 1
 
 
+class Part:
+    def __init__(self, held=None):
+        self.held = held
+
+
+class Slot:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+SHAPES = {
+    "list": lambda n, held: [*map(Part, range(n - 1)), Part(held)],
+    "dict": lambda n, held: {**{k: Part(k) for k in range(n - 1)}, "last": [Part({"it": held})]},
+    "slots": lambda n, held: [*map(Slot, range(n - 1)), Slot((held,))],
+    "nested": lambda n, held: functools.reduce(lambda inner, _: [Part(inner)], range(n), held),
+    "rows": lambda n, held: [[[k, [k]]] for k in range(n - 1)] + [[[held]]],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [
+        ("fork", 1_500),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("fork", 10), ("fork", 120_000), ("spawn", 1_500))),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*cannot be sent to a worker:UserWarning")
+def test_file_that_is_being_written_is_not_written_twice(tmp_path, method, shape, size):
+    """Its buffer was inherited, however many objects `self` holds, and however deep it is among them."""
+    if shape == "nested":
+        size = min(size, 800)
+    path = tmp_path / "file"
+
+    class Writes:
+        def __init__(self, file):
+            self.parts, self.find = SHAPES[shape](size, file), FINDS[shape]
+
+        def write(self):
+            self.find(self.parts).write("worker")
+
+    with open(path, "w") as file:
+        file.write("parent")
+        with PathosExecutor(1, start_method=method) as pool, pytest.raises(UnpicklableError, match="TextIOWrapper"):
+            pool.submit(Writes(file).write).result()
+
+    assert path.read_text() == "parent"
+
+
+def innermost(parts):
+    while isinstance(parts, list):
+        parts = parts[0].held
+    return parts
+
+
+FINDS = {
+    "list": lambda parts: parts[-1].held,
+    "dict": lambda parts: parts["last"][0].held["it"],
+    "slots": lambda parts: parts[-1].held[0],
+    "nested": innermost,
+    "rows": lambda parts: parts[-1][0][0],
+}
+
+
 def test_frozen_program_never_runs_itself_again(monkeypatch):
     """Its executable is the program, not an interpreter: workers are forks, or there are none."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)

@@ -1316,6 +1316,28 @@ DEFECTS = {
             "tests/parallel/test_servers.py::test_module_that_starts_a_thread_is_not_preloaded[thread]",
         ),
         Defect(
+            "handler-lost-on-the-way-back",
+            "a model that `fit` returns logs to nobody from then on",
+            "datamat.parallel.logs:remote_handler",
+            replace("isinstance(own, logging.Handler)", "False"),
+            "tests/parallel/test_logs.py::test_result_has_the_loggers_and_handlers_of_the_caller[fork]",
+        ),
+        Defect(
+            "descriptors-by-path",
+            "a server that has given up the rights of root cannot send arrays that `self` holds",
+            "datamat.parallel.channel:_shows_descriptors",
+            lambda shows: lambda: True,
+            "tests/parallel/test_hosts.py::test_process_that_nobody_may_look_into[fork]",
+        ),
+        Defect(
+            "long-collections-passed-over",
+            "a file that is being written, in a list of 1,001 objects that `self` holds, is written twice",
+            "datamat.parallel.standins:_holds_special",
+            lambda holds_special: lambda collection: False,
+            "tests/parallel/test_strangers_habits.py::"
+            "test_file_that_is_being_written_is_not_written_twice[fork-1500-list]",
+        ),
+        Defect(
             "pickled-at-once",
             "each pending call holds a copy of its arguments: sixty calls with one array of 32 MB take 2 GB",
             "datamat.parallel.dispatcher:Dispatcher.submit",
