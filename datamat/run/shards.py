@@ -518,7 +518,7 @@ class _GrowingFile(io.FileIO):
 def _opened(path: pathlib.Path, end: int) -> BinaryIO:
     """Open a growing file at its end, and cut off what follows."""
     path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         os.ftruncate(descriptor, end)
         os.lseek(descriptor, end, os.SEEK_SET)

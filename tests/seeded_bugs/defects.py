@@ -1853,6 +1853,8 @@ DEFECTS = {
             "datamat.fingerprint.switches:Switches.counting",
             lambda counting: lambda self, packages: {},
             "tests/run/test_switches.py::test_switch_counts",
+        ),
+        Defect(
             "swapped-shards",
             "two shards that were exchanged are read, one for the other",
             "datamat.readers.records:ShardOpener._refuse_other",
@@ -1882,6 +1884,11 @@ DEFECTS = {
                 "fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())",
             ),
             "tests/parallel/test_strangers_habits.py::test_what_a_task_has_started_ends_with_a_kill",
+            "cache-waits-for-a-fifo",
+            "a FIFO or folder with the name of a cached shard stops every reader",
+            "datamat.readers.cache:_clear",
+            lambda clear: lambda path: None,
+            "tests/readers/test_cache.py::test_what_is_no_file_in_the_cache_is_replaced",
         ),
     )
 }
