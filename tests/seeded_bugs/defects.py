@@ -1890,5 +1890,12 @@ DEFECTS = {
             lambda clear: lambda path: None,
             "tests/readers/test_cache.py::test_what_is_no_file_in_the_cache_is_replaced",
         ),
+        Defect(
+            "wide-tables-in-crumbs",
+            "a table of 5,000 columns is cut into parts of three rows, and takes minutes",
+            "datamat.plan.plan:make_plan",
+            replace("num_columns // _COLUMNS_PER_ROW", "1"),
+            "tests/plan/test_plan.py::test_parts_of_a_wide_table_have_many_rows",
+        ),
     )
 }
