@@ -1884,6 +1884,8 @@ DEFECTS = {
                 "fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())",
             ),
             "tests/parallel/test_strangers_habits.py::test_what_a_task_has_started_ends_with_a_kill",
+        ),
+        Defect(
             "cache-waits-for-a-fifo",
             "a FIFO or folder with the name of a cached shard stops every reader",
             "datamat.readers.cache:_clear",
