@@ -44,7 +44,7 @@ import datamat
 from datamat import DatasetWriter, Features, IndexRow, Materializer, RunHook, Scalar, ShardOptions, WorkerOptions
 from datamat.directory.keys import KeyDigest
 from datamat.directory.ledger import Ledger
-from datamat.directory.manifest import FilePart, Manifest
+from datamat.directory.manifest import FilePart, Manifest, part_of
 from datamat.directory.rows import RowStore
 from datamat.plan.inputs import PartInputs, content_digest
 from datamat.run.receipts import PartInfo, Receipt, Sealed, SealedFile
@@ -158,16 +158,21 @@ class NoWork(Executor):
 
     def _sealed(self, job, name, fingerprint, num_parts, run) -> Sealed:
         growing = GrowingShard(job.work, name, fingerprint, job.formats, num_parts, run)
-        for path in (*growing.files.values(), *growing.index_files.values()):
+        for path in growing.files.values():
             with open(path, "wb") as file:
                 file.truncate(PART_BYTES * num_parts)
+        for path in growing.index_files.values():
+            path.touch()
         growing.folder.mkdir(parents=True)
         store = RowStore(job.work / "rows")
         rows = store.order[sorted(self._rows.pop(name))]  # each part is one
         inputs = PartInputs(store, rows, self._digests).finish()
         inputs_of_shard(job.work / "shards", name).write_bytes(inputs.tobytes())
         parts = tuple(FilePart(PART_BYTES, f"{number:032x}") for number in range(num_parts))
-        return Sealed(name, (SealedFile("tfrecord", parts),), len(rows), content_digest(inputs))
+        ends = part_of(bytes(min(PART_BYTES, 4096)))
+        return Sealed(
+            name, (SealedFile("tfrecord", parts, ends, ends, part_of(b"")),), len(rows), content_digest(inputs)
+        )
 
 
 def materializer(source: str, output: str, num_shards: int, **options) -> Materializer:

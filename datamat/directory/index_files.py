@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.directory.keys import RecordNames
-    from datamat.directory.manifest import ShardInfo
+    from datamat.directory.manifest import IndexInfo, ShardInfo
 
 
 __all__ = [
@@ -92,7 +92,12 @@ _BATCH_ROWS = 65_536
 
 
 def read_index(
-    folder: pathlib.Path, name: str, columns: Sequence[str] | None = None, *, num_rows: int | None = None
+    folder: pathlib.Path,
+    name: str,
+    columns: Sequence[str] | None = None,
+    *,
+    num_rows: int | None = None,
+    info: IndexInfo | None = None,
 ) -> Any:
     """Return an index file of a directory as a `pyarrow.Table`, each column in one piece.
 
@@ -101,10 +106,11 @@ def read_index(
         name: path of the file below it.
         columns: names of the columns to read; None reads all.
         num_rows: number of rows that the manifest says; None reads any number.
+        info: entry of the file in the manifest; None takes any file.
 
     Raises:
-        CorruptDataError: the file is missing, cannot be read, has other rows than the manifest says, or would take more
-            memory than an index does.
+        CorruptDataError: the file is missing, cannot be read, is not the one that the manifest lists, or would take
+            more memory than an index does.
         OutputError: descriptors or memory ran out.
     """
     require_package("pyarrow", "the index of a dataset")
@@ -114,6 +120,8 @@ def read_index(
     path = folder / name
     try:
         path = regular_path(folder, name)
+        if info is not None and not info.is_whole(path):
+            raise CorruptDataError("it is not the file that the manifest lists: its size or checksum is another")
         with open_regular(path) as file, parquet.ParquetFile(file) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             budget = _budget(metadata, num_rows, os.fstat(file.fileno()).st_size)

@@ -515,8 +515,12 @@ def _first_shard(manifest: Manifest) -> ShardInfo:
 
 
 def _inspect_directory(folder: pathlib.Path, manifest: Manifest, records: int) -> Inspection:
-    first = _first_shard(manifest).file
-    shard = inspect(regular_path(folder, first), records=records)
+    info = _first_shard(manifest)
+    first, path = info.file, regular_path(folder, info.file)
+    shard = inspect(path, records=records)
+    if not shard.problem and (found := info.differences_of(path)):
+        what = next(iter(found.values()))
+        shard = dataclasses.replace(shard, problem=f"it {what}: it is not the file that {MANIFEST_FILE} lists")
     return dataclasses.replace(
         shard,
         path=str(folder),

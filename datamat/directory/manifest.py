@@ -24,6 +24,7 @@ from datamat.directory.files import (
     digest_file,
     expand_home,
     fsync_folder,
+    is_stand_in,
     open_regular,
     parse_json,
     publish,
@@ -58,6 +59,7 @@ __all__ = [
     "ShardInfo",
     "TreeHash",
     "by_shard",
+    "ends_of",
     "file_names",
     "formats_of",
     "growing_path",
@@ -69,6 +71,7 @@ __all__ = [
     "manifest_bytes",
     "no_manifest",
     "note_finished",
+    "part_of",
     "put_aside",
     "read_entries",
     "read_entry",
@@ -92,8 +95,9 @@ MANIFEST_FILE = "manifest.json"
 CONVERTED = "converted_from"  # in `made_by`, of a dataset that `convert` made
 INDEX_FOLDER = "_index"
 MOST_MANIFEST_BYTES = 1 << 28  # half a million shards; more is no file of ours
-_VERSION = 1
+_VERSION = 2
 _CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")  # names copies of files
+_END_BYTES = 4096  # of a shard that are compared when it is opened, at its beginning, and before its trailer
 _LEAST_SHARED_BYTES = 32 << 20  # of a file that several threads read: 10 ms of work for one
 _MOST_THREADS = 8
 _READ_BYTES = 1 << 20
@@ -116,6 +120,31 @@ class FilePart(NamedTuple):
 
     num_bytes: int
     digest: str
+
+
+def part_of(data: Buffer) -> FilePart:
+    """Return the size and the digest of some bytes."""
+    return FilePart(len(data), xxhash.xxh3_128_hexdigest(data))
+
+
+def ends_of(file: BinaryIO, num_bytes: int, trailer_bytes: int = 0) -> tuple[FilePart, FilePart]:
+    """Return the first and the last part of a complete shard, by which readers tell it from any other.
+
+    The last one has all of the trailer: in Parquet that says where each column lies and what its values are between.
+
+    Args:
+        file: the shard, open for reading.
+        num_bytes: its size.
+        trailer_bytes: size of what its format has put behind the last record.
+    """
+    head = min(_END_BYTES, num_bytes)
+    tail = min(_END_BYTES + trailer_bytes, num_bytes)
+    return part_of(_read_at(file, 0, head)), part_of(_read_at(file, num_bytes - tail, tail))
+
+
+def _read_at(file: BinaryIO, start: int, num_bytes: int) -> bytes:
+    file.seek(start)
+    return file.read(num_bytes)
 
 
 def tree_checksum(parts: Iterable[FilePart]) -> str:
@@ -214,6 +243,9 @@ class ShardInfo(_ListedFile):
         parts: size and XXH3-128 digest of each part of the file, in order: a part is what one worker wrote at a time.
         key_digest: `KeyDigest` of the keys of its records, in order.
         fingerprint: digest of everything that decides its bytes.
+        head: size and digest of its first bytes, as `ends_of` gives it.
+        tail: the same of its last bytes.
+        offsets: the same of the whole file of its offsets.
         num_failed: number of input rows that gave no record because they failed; the ledger says why.
         num_dropped: number of input rows of which every record was left out on purpose; the ledger says why.
         num_dropped_records: number of records that were left out on purpose of rows that gave others.
@@ -232,6 +264,9 @@ class ShardInfo(_ListedFile):
     parts: tuple[FilePart, ...]
     key_digest: str
     fingerprint: str
+    head: FilePart
+    tail: FilePart
+    offsets: FilePart
     num_failed: int = 0
     index_file: str = ""
     inputs: str = ""
@@ -242,11 +277,14 @@ class ShardInfo(_ListedFile):
     checksum: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        if not all(0 <= part.num_bytes < _MOST and _CHECKSUM.match(part.digest) for part in self.parts):
-            raise CorruptDataError(f"shard entry {self.file!r}: parts is not as datamat writes it")
+        parts = (*self.parts, self.head, self.tail, self.offsets)
+        if not all(0 <= part.num_bytes < _MOST and _CHECKSUM.match(part.digest) for part in parts):
+            raise CorruptDataError(f"shard entry {self.file!r}: a size or digest of it is not as datamat writes it")
         object.__setattr__(self, "num_bytes", sum(part.num_bytes for part in self.parts))
         object.__setattr__(self, "checksum", tree_checksum(self.parts))
         wrong = _wrong_fields(self)
+        if not wrong and max(self.head.num_bytes, self.tail.num_bytes) > self.num_bytes:
+            wrong = ["head or tail"]
         if not wrong and not is_shard_file(self.file):
             wrong = ["file"]
         if not wrong and not self.index_file:
@@ -276,7 +314,8 @@ class ShardInfo(_ListedFile):
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values, without those that most entries lack."""
         value = {name: getattr(self, name) for name in self.__slots__ if name not in _RARE or getattr(self, name)}
-        return {**value, "parts": [f"{part.num_bytes} {part.digest}" for part in self.parts]}
+        ends = {name: _text_of(getattr(self, name)) for name in _ENDS}
+        return {**value, **ends, "parts": [*map(_text_of, self.parts)]}
 
     @classmethod
     def from_json(cls, value: Any) -> ShardInfo:
@@ -284,8 +323,8 @@ class ShardInfo(_ListedFile):
         try:
             given = {name: value[name] for name in value if name not in ("num_bytes", "checksum", "parts")}
             given["statistics"] = tuple(map(str, given.get("statistics", ())))
-            parts = tuple(FilePart(int(size), digest) for size, digest in map(str.split, value["parts"]))
-            entry = cls(**given, parts=parts)
+            given |= {name: _part_from(value[name]) for name in _ENDS}
+            entry = cls(**given, parts=tuple(map(_part_from, value["parts"])))
             is_same = (entry.num_bytes, entry.checksum) == (value["num_bytes"], value["checksum"])
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             if isinstance(error, CorruptDataError):
@@ -299,6 +338,65 @@ class ShardInfo(_ListedFile):
     def hasher(self) -> TreeHash:
         """Return what makes the checksum of bytes that should be those of the file."""
         return TreeHash(self.parts)
+
+    def differences(self, num_bytes: int, head: Buffer, tail: Buffer) -> dict[str, str]:
+        """Return what shows that a file is not the one that was written: text by "head", "size" and "tail".
+
+        Args:
+            num_bytes: size of the file.
+            head: its first `head.num_bytes` bytes, as far as it has them.
+            tail: its last `tail.num_bytes` bytes, likewise.
+        """
+        found = {}
+        if num_bytes != self.num_bytes:
+            found["size"] = f"has {num_bytes} bytes, the manifest says {self.num_bytes}"
+        if part_of(head) != self.head:
+            found["head"] = f"begins with other bytes than the {self.head.num_bytes} that were written"
+        if not found and part_of(tail) != self.tail:
+            found["tail"] = f"ends with other bytes than the {self.tail.num_bytes} that were written"
+        return found
+
+    def differences_of(self, path: str | os.PathLike[str]) -> dict[str, str]:
+        """Return what `differences` does of a file on the disk, reading a few KB of it.
+
+        Raises:
+            OSError: it cannot be read.
+            CorruptDataError: it is not a regular file.
+        """
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            head, tail = min(self.head.num_bytes, size), min(self.tail.num_bytes, size)
+            return self.differences(size, _read_at(file, 0, head), _read_at(file, size - tail, tail))
+
+    def refuse(self, differences: Mapping[str, str], place: object) -> None:
+        """Raise `CorruptDataError` where there are differences.
+
+        Args:
+            differences: what `differences` has found.
+            place: path or URL of the file, for the message.
+        """
+        if differences:
+            raise CorruptDataError(
+                f"{place} {next(iter(differences.values()))}: it is not the file that {MANIFEST_FILE} lists; copy the "
+                "whole directory again, or run the job again, which makes this shard anew"
+            )
+
+    def has_offsets(self, path: str | os.PathLike[str]) -> bool:
+        """Return True if a file on the disk holds the offsets of this shard's records."""
+        with contextlib.suppress(OSError, CorruptDataError):
+            return (os.stat(path).st_size, digest_file(path)) == self.offsets
+        return False
+
+    def path_in(self, folder: pathlib.Path) -> pathlib.Path:
+        """Return the path to open for this shard, once the file there is known to be this shard.
+
+        Raises:
+            OSError: it is missing, or cannot be read.
+            CorruptDataError: it is another file, none, or one outside of the directory; names it.
+        """
+        path = regular_path(folder, self.file)
+        self.refuse(self.differences_of(path), folder / self.file)
+        return path
 
     def checksum_of(self, path: str | os.PathLike[str]) -> str:
         """Return the checksum of a file on the disk, made as that of this entry; raises as `found_parts` does."""
@@ -343,6 +441,19 @@ class ShardInfo(_ListedFile):
         ranges = [(end - part.num_bytes, end) for part, end, is_intact in rows if not is_intact]
         size = os.stat(path).st_size
         return ranges + ([(self.num_bytes, size)] if size > self.num_bytes else [])
+
+
+_ENDS = ("head", "tail", "offsets")
+"""Fields of a shard that are one `FilePart`, which its entry has as a text."""
+
+
+def _text_of(part: FilePart) -> str:
+    return f"{part.num_bytes} {part.digest}"
+
+
+def _part_from(text: str) -> FilePart:
+    size, digest = text.split()
+    return FilePart(int(size), digest)
 
 
 def _next_part(file: BinaryIO, num_bytes: int) -> FilePart:
@@ -429,6 +540,12 @@ class IndexInfo(_ListedFile):
         """Its path below the directory."""
         return _INDEX_FILES[self.kind](self.split)
 
+    def is_there(self, folder: pathlib.Path) -> bool:
+        """Return True if a directory has this very file."""
+        with contextlib.suppress(OSError, CorruptDataError):
+            return self.is_whole(folder / self.file)
+        return False
+
     @classmethod
     def of_file(cls, path: pathlib.Path) -> IndexInfo:
         """Return the entry of an existing file."""
@@ -511,6 +628,11 @@ class Manifest:
                 f"{self.name!r} is not there in the format {name!r}, only in {', '.join(self.by_format)}; name one"
             )
         return dataclasses.replace(self, format=name, shards=self.by_format[name], also={})
+
+    @functools.cached_property
+    def index_infos(self) -> dict[str, IndexInfo]:
+        """The entries of the files of the index, by their paths below the directory."""
+        return {info.file: info for info in self.index}
 
     @functools.cached_property
     def splits(self) -> dict[str, tuple[ShardInfo, ...]]:
@@ -679,7 +801,8 @@ class Manifest:
         try:
             if value["datamat_manifest"] != _VERSION:
                 raise CorruptDataError(
-                    f"{path} has version {value['datamat_manifest']!r}; this datamat reads {_VERSION}"
+                    f"{path} has version {value['datamat_manifest']!r}; this datamat reads {_VERSION}: make it again, "
+                    "into another folder, or read it with the datamat that made it"
                 )
             if not DATASET_NAME.match(value["name"]):
                 raise ValueError(f"name {value['name']!r}")
@@ -793,9 +916,10 @@ def write_entry(entries: pathlib.Path, files: ShardFiles) -> None:
 
 
 def is_older(path: pathlib.Path, entry: pathlib.Path, info: ShardInfo) -> bool:
-    """Return whether a file has the size that its entry says, and has not been written to since the entry was.
+    """Return whether a file has the size and ends that its entry says, and was not written to since the entry was.
 
-    An entry is written once its files are complete and flushed, so such a file need not be read to be believed.
+    An entry is written once its files are complete and flushed, so such a file need not be read to be believed. Its
+    ends show whether it is that file: moving another there leaves no trace in its time.
 
     Args:
         path: path of the file.
@@ -804,9 +928,11 @@ def is_older(path: pathlib.Path, entry: pathlib.Path, info: ShardInfo) -> bool:
 
     Raises:
         OSError: one of the two is not there.
+        CorruptDataError: the file is not a regular file.
     """
     found = os.stat(path)
-    return found.st_size == info.num_bytes and found.st_mtime_ns < os.stat(entry).st_mtime_ns
+    is_older = found.st_size == info.num_bytes and found.st_mtime_ns < os.stat(entry).st_mtime_ns
+    return is_older and (is_stand_in(path) or not info.differences_of(path))
 
 
 def read_entry(path: str | os.PathLike[str]) -> ShardFiles | None:

@@ -168,11 +168,13 @@ def _split_index(
 
     def read() -> Any:
         bring(index_file(split))
-        return read_index(output, index_file(split), num_rows=sum(info.num_rows for info in shards))
+        name = index_file(split)
+        num_rows = sum(info.num_rows for info in shards)
+        return read_index(output, name, num_rows=num_rows, info=manifest.index_infos.get(name))
 
     def keys_of(shard: int) -> Any:
         bring(shards[shard].file)
-        return stored_keys(shard_format.read(output / shards[shard].file))
+        return stored_keys(shard_format.read(shards[shard].path_in(output)))
 
     return SplitIndex(read, names, shards, keys_of)
 

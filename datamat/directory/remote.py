@@ -607,6 +607,10 @@ class RemotePath:
 
         return retried(attempt)
 
+    def num_bytes(self) -> int:
+        """Return the size of the file; raises as `blocks` does."""
+        return self._tried(lambda: self.ask()[0], "cannot be read")
+
     def _info(self) -> dict[str, Any]:
         filesystem, path = self._filesystem()
         if _is_inline(self.url):  # of these, fsspec has no `info`

@@ -366,9 +366,12 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
     for split, infos in manifest.splits.items():
         # Where the index is damaged, nobody knows: the run writes it again.
         with contextlib.suppress(CorruptDataError):
+            listed = manifest.index_infos.get(keys_file(split))
+            if listed is None or not listed.is_there(output):
+                continue
             rows = MappedKeys(output, keys_file(split), sum(info.num_rows for info in infos)).rows_without(hashes)
             if len(rows):
-                lost += _with_records(planned, infos, IndexTable(read_index(output, index_file(split))), rows)
+                lost += _with_records(planned, infos, index_reader(output, manifest)(split), rows)
     return sorted(lost)
 
 
@@ -378,9 +381,10 @@ def _with_records(planned: PlannedJob, infos: Sequence[ShardInfo], index: IndexT
     shards = index.shards[rows]
     without: set[str] = set()
     for number in np.unique(shards).tolist():
-        path = planned.job.output / infos[number].file
-        if infos[number].lacks_records and not is_stand_in(path):
+        info = infos[number]
+        if info.lacks_records and not is_stand_in(planned.job.output / info.file):
             with contextlib.suppress(OSError, CorruptDataError):
+                path = info.path_in(planned.job.output)
                 there = set(map(RecordKey.row_of, stored_keys(planned.job.formats[0].read(path))))
                 without |= {keys[place] for place in np.flatnonzero(shards == number).tolist()} - there
     return [key for key in keys if key not in without]
@@ -400,7 +404,7 @@ def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:
     now = set(_listed(store.column(field, np.arange(len(store)))))
     with contextlib.suppress(CorruptDataError, OutputError):
         for split in manifest.splits:
-            index = IndexTable(read_index(planned.job.output, index_file(split)))
+            index = index_reader(planned.job.output, manifest)(split)
             before = index.values(column_of_field(ITEM), np.arange(len(index)))
             if before is None or not now.isdisjoint(_listed(before)):
                 return False
@@ -413,15 +417,23 @@ def _listed(values: Any) -> list[Any]:
 
 
 def missing_files(output: pathlib.Path, info: ShardInfo) -> list[str]:
-    """Return what the directory entry of an up-to-date file shows to be wrong; `verify` looks inside."""
+    """Return what size and ends of an up-to-date file show to be wrong; `verify` looks inside."""
     folder = os.fspath(output)  # joined as text: a path object for each file of each shard would cost more than asking
+    path = os.path.join(folder, info.file)
     try:
-        size = os.stat(os.path.join(folder, info.file)).st_size
-    except OSError:
+        is_elsewhere = is_stand_in(path) and os.path.getsize(path) == info.num_bytes
+        found = {} if is_elsewhere else info.differences_of(path)
+    except FileNotFoundError:
         return [f"{info.file} is missing"]
-    if size != info.num_bytes:
-        return [f"{info.file} has {size} bytes, not {info.num_bytes}"]
-    return [] if os.path.isfile(os.path.join(folder, info.index_file)) else [f"{info.index_file} is missing"]
+    except (OSError, CorruptDataError) as error:
+        return [f"{info.file} cannot be read: {error}"]
+    if found:
+        return [f"{info.file} {next(iter(found.values()))}"]
+    index = os.path.join(folder, info.index_file)
+    if not os.path.isfile(index):
+        return [f"{info.index_file} is missing"]
+    is_right = is_stand_in(index) or info.has_offsets(index)
+    return [] if is_right else [f"{info.index_file} does not hold the offsets that were written"]
 
 
 def lost_files(output: pathlib.Path, work: pathlib.Path, info: ShardInfo) -> list[str]:
@@ -443,7 +455,7 @@ class _Comparison:
         self._plan = planned.plan
         self._digests = planned.manifest_digests
         self._inputs = planned.inputs
-        self._index = index_reader(self._output)
+        self._index = index_reader(self._output, manifest)
 
     def reasons(self, shard: ShardSpec) -> list[str]:
         """Return why a shard would be made again."""
@@ -568,12 +580,17 @@ _PLACE = frozenset({"key", "shard", "record"})
 """Columns of an index file that say where a row is, and nothing that decides its records."""
 
 
-def index_reader(output: pathlib.Path) -> Callable[[str], IndexTable]:
-    """Return a function that returns the index file of a split as it is now, read once.
+def index_reader(output: pathlib.Path, manifest: Manifest | None) -> Callable[[str], IndexTable]:
+    """Return a function that returns the index file of a split that a manifest lists, read once.
 
     The function raises `CorruptDataError` where the file cannot be read, and `OutputError` where descriptors run out.
     """
-    return functools.cache(lambda split: IndexTable(read_index(output, index_file(split))))
+
+    def read(split: str) -> IndexTable:
+        name = index_file(split)
+        return IndexTable(read_index(output, name, info=None if manifest is None else manifest.index_infos.get(name)))
+
+    return functools.cache(read)
 
 
 def find_reusable(
@@ -591,6 +608,8 @@ def find_reusable(
     output, job = planned.job.output, planned.job
     with contextlib.suppress(OSError, CorruptDataError):
         if not _is_made_alike(planned, before, shard) or not info.is_whole(output / info.file):
+            return None
+        if not info.has_offsets(output / info.index_file):
             return None
         if info.num_dropped_records:  # why each was left out is known to the code that makes it
             return None

@@ -504,6 +504,7 @@ class Job:
             seed=self.seed,
             costs=self.records.costs(store),
             group_records=math.lcm(*(made.group_records for made in self.formats)),
+            num_columns=len(self.records.features.columns),
         )
         plan = self.records.arrange(plan, store, of_splits)
         _refuse_endless_manifest(plan, len(self.formats))

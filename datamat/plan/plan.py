@@ -48,6 +48,7 @@ _LARGEST_PART = 32 << 20
 _TAIL_SHARE, _TAIL_DIVISOR = 0.2, 4
 _ROW_COST = 256  # bytes of input that one row costs at least: a tiny row takes as long as this much of an image
 _MOST_PART_ROWS = 65_536
+_COLUMNS_PER_ROW = 32  # each part costs a fraction of a millisecond per column: parts of wide tables have more rows
 # Readers read records that are stored together as one piece, so parts end where groups do. Parts of less than this
 # share of a group stay as they are: few rows that take long should keep many cores busy, and little is read twice.
 _GROUP_SHARE = 4
@@ -302,6 +303,7 @@ def make_plan(
     seed: int,
     costs: np.ndarray,
     group_records: int = 1,
+    num_columns: int = 1,
 ) -> Plan:
     """Order the rows, cut them into shards and parts, and write the order to the store.
 
@@ -314,6 +316,7 @@ def make_plan(
         costs: int64 (num_rows,), the bytes that each row takes to make.
         group_records: number of records that a format stores together: parts end where such a group does, unless they
             are much smaller.
+        num_columns: number of columns of a record.
 
     Raises:
         OptionError: the name cannot be part of a file name, or there are fewer rows than shards.
@@ -341,6 +344,7 @@ def make_plan(
             shard_fingerprint = digest.hexdigest()  # one text, which all its parts share
             work = np.cumsum((costs[here] + _ROW_COST) * copies)
             least = AT_ONCE if store.holds_urls else 1  # what is fetched together must be in one part
+            least = max(least, num_columns // _COLUMNS_PER_ROW)
             cuts = _cut(work, target, group_records // math.gcd(group_records, copies), least)
             parts = tuple(
                 PartSpec(

@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -322,6 +323,7 @@ class ShardStore:
         with self._lock(_ROOM):
             if not self._make_room(num_bytes + free, but=part.name):
                 return False
+            _clear(part)
             try:
                 with open(part, "wb") as file:
                     _reserve(file, num_bytes)
@@ -332,6 +334,7 @@ class ShardStore:
             with open(part, "r+b", buffering=0) as file:
                 write(file)
                 file.truncate()  # an empty file, for which the system cannot reserve space
+            _clear(path)
             part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -419,6 +422,7 @@ def _locked(path: pathlib.Path, how: int) -> BinaryIO:
     import fcntl
 
     while True:
+        _clear(path)
         file = open(path, "ab")  # noqa: SIM115 -- open as long as it is locked
         try:
             fcntl.flock(file, how)
@@ -470,10 +474,21 @@ def _name_of(info: ShardInfo | IndexInfo) -> str:
     return f"{info.checksum}.{info.file.partition('.')[2]}"
 
 
+def _clear(path: pathlib.Path) -> None:
+    """Remove what has the name of a file of the cache and is none: a FIFO would be waited for for ever."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(path)
+        elif not stat.S_ISREG(mode):
+            path.unlink(missing_ok=True)
+
+
 def _used_now(copy: pathlib.Path, num_bytes: int | None = None) -> bool:
     """Return whether a copy exists, and has its size where that is known, and mark it as used now."""
     try:
-        if num_bytes not in (None, copy.stat().st_size):
+        found = copy.lstat()
+        if not stat.S_ISREG(found.st_mode) or num_bytes not in (None, found.st_size):
             return False
         os.utime(copy)
     except OSError:

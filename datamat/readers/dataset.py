@@ -49,7 +49,6 @@ from datamat.readers.records import KeyIndex, LoadedDirectory, RecordFiles, Samp
 from datamat.readers.remote import LoadedUrl, ahead
 from datamat.readers.sequences import Budget, Form, Planner, one_budget
 from datamat.readers.tf import pipeline as tf_reader
-from datamat.readers.tf.pipeline import check_shard
 from datamat.readers.views import (
     Part,
     Records,
@@ -550,8 +549,7 @@ class ShardedDataset(Sequence[dict[str, Any]]):
         # A snapshot outlives its shards.
         if source.is_native and snapshot is None:
             for part in parts:
-                for info in part.shards:
-                    check_shard(pathlib.Path(str(part.path)), info.file, info.num_bytes)
+                part.reader.records.check_files()
         return tf_reader.make_dataset(source, options)
 
     def to_numpy(  # noqa: PLR0913 -- what users may choose; all but the first by name

@@ -10,6 +10,7 @@ import errno
 import functools
 import mmap
 import os
+import pathlib
 import re
 import weakref
 from array import array
@@ -21,7 +22,7 @@ import numpy as np
 from datamat.directory.files import open_regular, regular_path
 from datamat.directory.index_files import KIND, MappedKeys, SplitIndex, field_of_column, read_index
 from datamat.directory.keys import RecordKey, RecordNames, safe_key, stored_key
-from datamat.directory.manifest import MANIFEST_FILE, index_file, keys_file
+from datamat.directory.manifest import MANIFEST_FILE, index_file, keys_file, part_of
 from datamat.directory.remote import RemotePath
 from datamat.errors import CorruptDataError, InputError, OptionError, OutputError, SchemaError, want_of_resources
 from datamat.features import join_blocks
@@ -30,10 +31,9 @@ from datamat.formats import Offsets, ShardFormat
 from datamat.options import ErrorPolicy
 from datamat.parallel.affinity import physical_cores
 from datamat.parallel.logs import get_logger
-from datamat.readers.remote import MOST_LINE_BYTES, Download, LoadedUrl, RemoteReader, ShardFetcher
+from datamat.readers.remote import MOST_LINE_BYTES, SMALL_BYTES, Download, LoadedUrl, RemoteReader, ShardFetcher
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -380,7 +380,7 @@ class _KeysFile:
     ) -> None:
         self._folder = folder
         self._name = keys_file(split)
-        self._info = next((info for info in manifest.index if info.file == self._name), None)
+        self._info = manifest.index_infos.get(self._name)
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._records = records
         self._starts = starts
@@ -477,7 +477,7 @@ class _IndexFile:
         loaded: LoadedDirectory | LoadedUrl | None,
     ) -> None:
         self._source = source
-        self._info = next((info for info in manifest.index if info.file == index_file(split)), None)
+        self._info = manifest.index_infos.get(index_file(split))
         self._num_rows = sum(info.num_rows for info in manifest.splits[split])
         self._store = store
         self._loaded = loaded
@@ -501,7 +501,9 @@ class _IndexFile:
         return table
 
     def _read(self, path: pathlib.Path, columns: Sequence[str] | None) -> Any:
-        return read_index(path.parent.parent, f"{path.parent.name}/{path.name}", columns, num_rows=self._num_rows)
+        return read_index(
+            path.parent.parent, f"{path.parent.name}/{path.name}", columns, num_rows=self._num_rows, info=self._info
+        )
 
     def _copy(self, source: RemotePath) -> pathlib.Path:
         if self._info is None or self._store is None:
@@ -568,9 +570,11 @@ class LoadedDirectory:
 # Shards are opened together with the offsets of their records, which are checked before any record is read.
 #
 # a directory   its offsets, mapped; its shard or a copy of it
-# a URL         a copy of the shard, then the offsets: they have no checksum, so they are kept once they have led to the
-#               last record. Offsets of other records, fetched while the directory was rewritten, do not lead there.
-#               Without a copy, the offsets, and ranges of the shard: see `remote`
+# a URL         a copy of the shard, and one of its offsets. Without a copy, the offsets, and ranges of the shard: see
+#               `remote`
+#
+# A file is opened only if it is the one that the manifest lists, as far as its size, its first and its last bytes
+# show, and the digest of its offsets: others may have been copied there under its name.
 
 
 _ATTEMPTS = 5
@@ -606,12 +610,12 @@ class ShardOpener:
             self.fetcher.settle = self._settle
         self._proved: set[str] = set()  # shards whose copies are as the manifest says, although records are damaged
         # For shards behind URLs, so that nothing is fetched again for each record:
-        # Offsets for which the store had no room; with their file as long as the shard has not proved them right.
+        # Offsets for which the store had no room; with their file until there is a copy of the shard to keep it beside.
         self._unkept: dict[str, tuple[Offsets, bytes]] = {}
         self._damaged: dict[str, str] = {}  # what is wrong with a damaged shard
-        self._bad_sources: set[str] = (
-            set()
-        )  # shards that are damaged where they come from: read by ranges, as far as can be
+        # Shards that are damaged where they come from: read by ranges, as far as can be.
+        self._bad_sources: set[str] = set()
+        self._known_damaged: set[str] = set()  # of those, whose ends are damaged, and no other file's
 
     @property
     def keeps_few(self) -> bool:
@@ -641,8 +645,28 @@ class ShardOpener:
             self._damaged[info.file] = str(error)
             raise
 
+    def check(self, info: ShardInfo) -> None:
+        """Refuse a shard on this disk that `open` would refuse, for whoever opens it by its name."""
+        assert not isinstance(self.folder, RemotePath), "its shards have no names on this disk"
+        try:
+            differences = info.differences_of(regular_path(self.folder, info.file))
+        except OSError as error:
+            raise _unread(self.folder / info.file, error) from error
+        if "size" in differences:  # TensorFlow does not notice where it is cut off between two records
+            info.refuse(differences, self.folder / info.file)
+        if differences:
+            self.open(info).close()  # raises unless some records are damaged, and the others right
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_marks": {}, "_unkept": {}, "_damaged": {}, "_bad_sources": set(), "_proved": set()}
+        return {
+            **self.__dict__,
+            "_marks": {},
+            "_unkept": {},
+            "_damaged": {},
+            "_bad_sources": set(),
+            "_proved": set(),
+            "_known_damaged": set(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -711,14 +735,66 @@ class ShardOpener:
         except OSError as error:
             raise _unread(place, error) from error
         try:
-            with contextlib.suppress(FileNotFoundError) if self._store else contextlib.nullcontext():
-                path = regular_path(folder, info.file)  # a copy may exist nevertheless
-            if self._store is not None:
-                with contextlib.suppress(FileNotFoundError):  # another process made room: read it in place
-                    return self._format.reader(self._store.local(info, path), places)
+            if self._store is None:
+                path = regular_path(folder, info.file)
+                self._refuse_other(path, info, places, place=folder / info.file)
+                return self._format.reader(path, places)
+            with contextlib.suppress(FileNotFoundError):  # a copy may exist nevertheless
+                path = regular_path(folder, info.file)
+            with contextlib.suppress(FileNotFoundError):  # another process made room: read it in place
+                return self._checked(self._store.local(info, path), info, places)
+            self._refuse_other(path, info, places, place=folder / info.file)
             return self._format.reader(path, places)
         except OSError as error:
             raise _unread(path, error) from error
+
+    def _checked(self, path: pathlib.Path, info: ShardInfo, places: RecordSpans) -> ShardReader:
+        """Return the reader of a copy of a shard; raise `CorruptDataError` where it has changed."""
+        info.refuse(info.differences_of(path), path)
+        return self._format.reader(path, places)
+
+    def _refuse_other(
+        self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans, *, place: pathlib.Path | RemotePath
+    ) -> None:
+        """Refuse a file that is not the shard; let one pass whose records are damaged, which are refused one by one.
+
+        Where the ends of a file differ, though the records there have the right checksums, it is of another place or
+        version, and no record of it may be read.
+
+        Args:
+            path: path of the file.
+            info: entry of the shard in the manifest.
+            spans: lookup of where each record of the shard lies.
+            place: path or URL of the shard, for the message.
+        """
+        differences = info.differences_of(path)
+        if not differences:
+            return
+        if self._format.has_checksums and path.stat().st_size <= info.num_bytes:  # damage makes no file longer
+            try:
+                if "head" in differences:
+                    self._read_head(path, info)
+                else:
+                    self._read_tail(path, info, spans)
+            except CorruptDataError:
+                return
+        info.refuse(differences, place)
+
+    def _read_head(self, path: pathlib.Path, info: ShardInfo) -> None:
+        """Read the records in the head of a file, where the file itself has them; raise where one is damaged."""
+        with open_regular(path) as file:
+            for _, (start, *_) in self._format.read_file(file, path=str(path)):
+                if start >= info.head.num_bytes:
+                    return
+
+    def _read_tail(self, path: pathlib.Path, info: ShardInfo, spans: RecordSpans) -> None:
+        """Read the records in the tail of a file, where those of the shard are; raise where one is damaged."""
+        with contextlib.closing(self._format.reader(path, spans)) as reader:
+            for number in range(info.num_records - 1, -1, -1):
+                start, size, _ = spans.span(number)
+                if start + size <= info.num_bytes - info.tail.num_bytes:
+                    return
+                reader.read(number)
 
     def _open_remote(self, folder: RemotePath, info: ShardInfo) -> ShardReader:
         assert self._store is not None, "copies are what is read"
@@ -728,28 +804,20 @@ class ShardOpener:
             found = self._opened_before_whole(self._store, self.fetcher, info, folder)
             if found is not None:
                 return found
-        kept = self._kept(self._store, info, place)
-        if kept is not None:
-            return self._reader(self._store, info, shard, kept)
         try:
-            self._store.fetch(info, shard)  # its bytes show whether the offsets belong to it
+            self._store.fetch(info, shard)
+            unkept = self._unkept.get(info.file)  # first: another thread may be about to keep them
+            if unkept is None and (kept := self._kept(self._store, info, place)) is not None:
+                return self._reader(self._store, info, shard, kept)
+            offsets, content = unkept or self._offsets(place, info)
+            opened = self._reader(self._store, info, shard, offsets)
         except CorruptDataError:
             self._note_bad_source(info)
             found = self._by_ranges(self.fetcher, info, folder, None)
             assert found is not None, "nothing but a copy that is being made can go"
             return found
-        offsets, content = self._offsets(place, info)
-        opened = self._reader(self._store, info, shard, offsets)
         if not content:
             return opened
-        try:
-            opened.read(info.num_records - 1)
-        except CorruptDataError as error:
-            opened.close()
-            self._unkept.pop(info.file, None)
-            raise CorruptDataError(
-                f"{place} does not lead to the last record of {info.file}, whose checksum is right: {error}"
-            ) from error
         if self._store.keep_offsets(info, content):
             self._unkept.pop(info.file, None)
         else:
@@ -774,8 +842,8 @@ class ShardOpener:
                 return None
         except CorruptDataError:
             self._note_bad_source(info)
-        if download is not None and not self._format.has_checksums:
-            return None  # that of the whole file is the only one
+        if download is not None and (not self._format.has_checksums or info.num_bytes <= SMALL_BYTES):
+            return None  # the checksum of the whole file is the only one; or it is soon there
         return self._by_ranges(fetcher, info, folder, download)
 
     def _by_ranges(
@@ -786,7 +854,8 @@ class ShardOpener:
         if spans is None:
             spans, _ = self._offsets(place, info)
         may_fetch = info.file not in self._bad_sources
-        try:
+
+        def reader() -> RemoteReader:
             return RemoteReader(
                 info,
                 folder / info.file,
@@ -796,12 +865,27 @@ class ShardOpener:
                 functools.partial(self._format.reader, spans=spans),
                 download,
                 self._loaded if isinstance(self._loaded, LoadedUrl) else None,
+                is_damaged=info.file in self._known_damaged,
             )
+
+        try:
+            try:
+                return reader()
+            except CorruptDataError:
+                if info.file in self._known_damaged:
+                    raise
+                with fetcher.store.scratch(info.num_bytes) as file:
+                    file.writelines((folder / info.file).blocks(info.num_bytes))
+                    file.truncate()
+                    file.flush()
+                    self._refuse_other(pathlib.Path(file.name), info, spans, place=folder / info.file)
+                self._known_damaged.add(info.file)
+                return reader()
         except FileNotFoundError:  # it was whole, or given up, a moment ago
             return None
 
     def _offsets(self, place: RemotePath, info: ShardInfo) -> tuple[Offsets, bytes]:
-        """Return the offsets of a shard, and their file unless the shard has proved them right."""
+        """Return the offsets of a shard, and their file unless the store had no room for it."""
         found = self._unkept.get(info.file)
         if found is None:
             assert self.fetcher is not None, "where there is a URL"
@@ -857,7 +941,7 @@ class ShardOpener:
             try:
                 release = store.in_use(copy)
                 try:
-                    opened = self._format.reader(copy, places)
+                    opened = self._checked(copy, info, places)
                 except BaseException:
                     release()
                     raise
@@ -868,6 +952,8 @@ class ShardOpener:
             except CorruptDataError as error:  # of its beginning or end
                 if not self.renew(info):
                     raise self.named(info, error) from error
+                if info.file in self._bad_sources:
+                    raise
                 continue
             except OSError as error:
                 raise want_of_resources(copy, error) or OutputError(f"{copy}: {error.strerror}") from error
@@ -898,6 +984,11 @@ def _tested(content: bytes, place: pathlib.Path | RemotePath, info: ShardInfo) -
         raise CorruptDataError(
             f"{place}: record {outside[0]} would lie outside of {info.file}, which has {info.num_bytes} bytes; "
             "run the job again to rewrite it"
+        )
+    if part_of(content) != info.offsets:
+        raise CorruptDataError(
+            f"{place} does not hold the offsets that {MANIFEST_FILE} lists for {info.file}; run repair() to write it "
+            "again, or copy the whole directory again"
         )
     return offsets
 
@@ -960,6 +1051,11 @@ class RecordFiles:
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def check_files(self) -> None:
+        """Refuse shards that TensorFlow must not open by their names; raises what `ShardOpener.open` raises."""
+        for info in self._shards:
+            self._opener.check(info)
 
     @property
     def fetched(self) -> list[tuple[ShardInfo, ShardFetcher | None]]:

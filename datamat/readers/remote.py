@@ -41,9 +41,19 @@ if TYPE_CHECKING:
     from datamat.readers.loader import BatchJob
 
 
-__all__ = ["MOST_LINE_BYTES", "Download", "LoadedUrl", "LookAhead", "RemoteReader", "ShardFetcher", "ahead"]
+__all__ = [
+    "MOST_LINE_BYTES",
+    "SMALL_BYTES",
+    "Download",
+    "LoadedUrl",
+    "LookAhead",
+    "RemoteReader",
+    "ShardFetcher",
+    "ahead",
+]
 
 MOST_LINE_BYTES = 3 * 21  # of a record's offsets: three numbers of 64 bits, and what stands between them
+SMALL_BYTES = 64 << 10  # of a shard that comes in one piece: two requests for its ends would take longer
 _AT_ONCE = 8  # shards of an epoch that are fetched at the same time
 _AT_FIRST, _MORE = 3, 2  # at the start, and with each that is there: the first batch waits for its share of the network
 _NEAR_BYTES = 4 << 20  # a copy that lacks less than this of a record is waited for: a request costs about as much
@@ -271,9 +281,13 @@ class RemoteReader(ShardReader):
         read_file: returns the format's reader of a file.
         download: copy of the shard that is being made here, or None.
         loaded: checks that the shard is still the one that was loaded; None where nothing replaces it.
+        is_damaged: whether the shard is known to be damaged, so that its ends need not be as the manifest says.
+
+    Raises:
+        CorruptDataError: the ends of the shard are not as the manifest says.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a shard needs, and where its pieces go
         self,
         info: ShardInfo,
         source: RemotePath,
@@ -283,6 +297,8 @@ class RemoteReader(ShardReader):
         read_file: Callable[[str], ShardReader],
         download: Download | None,
         loaded: LoadedUrl | None,
+        *,
+        is_damaged: bool = False,
     ) -> None:
         self._descriptor = self._part = -1
         self._info = info
@@ -292,6 +308,8 @@ class RemoteReader(ShardReader):
         self._read_file = read_file
         self._download = download
         self._loaded = loaded
+        self._is_damaged = is_damaged
+        self._is_small = info.num_bytes <= SMALL_BYTES
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._here: set[tuple[int, int]] = set()
@@ -309,7 +327,26 @@ class RemoteReader(ShardReader):
         info, self._path = self._info, path
         self._descriptor = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
         end = sum(self._spans.span(info.num_records - 1)[:2]) if info.num_records else 0
-        _write_at(self._descriptor, self._source.read_range(end, info.num_bytes), end)
+        tail = info.num_bytes - info.tail.num_bytes
+        start = 0 if self._is_small else min(end, tail)
+        try:
+            with concurrent.futures.ThreadPoolExecutor(
+                1
+            ) as pool:  # each takes as long as the server does: both at once
+                coming = None if self._is_small else pool.submit(self._bytes, 0, info.head.num_bytes)
+                rest = self._source.read_range(start, info.num_bytes)
+                head = rest[: info.head.num_bytes] if coming is None else coming.result()[0]
+        except AbsentError:
+            raise
+        except OutputError:
+            if (size := self._source.num_bytes()) < info.num_bytes:
+                info.refuse(info.differences(size, b"", b""), self._source)
+            raise
+        if not self._is_damaged:
+            info.refuse(info.differences(info.num_bytes, head, rest[tail - start :]), self._source)
+        if self._loaded is not None:
+            self._loaded.check(info, within_s=_CHECK_S)
+        _write_at(self._descriptor, rest, start)
         self._inner = self._read_file(path)
 
     @property
@@ -340,10 +377,9 @@ class RemoteReader(ShardReader):
     def _read(self, number: int, read: Callable[[int], dict[str, Column] | None]) -> dict[str, Column] | None:
         offset, size, _ = self._spans.span(number)
         with self._lock:
-            if (offset, size) in self._here:
+            if self._is_small or (offset, size) in self._here:
                 return read(number)
-        is_range = self._download is None or not self._download.reaches(offset + size)
-        data = self._source.read_range(offset, offset + size) if is_range else _read_at(self._part, size, offset)
+        data, is_range = self._bytes(offset, size)
         if self._loaded is not None:  # one look for all shards: each takes as long as the server is away
             self._loaded.check(self._info, within_s=_CHECK_S)
         with self._lock:
@@ -366,6 +402,13 @@ class RemoteReader(ShardReader):
             self._num_ranges = 0
             self._fetcher.start(self._info)
         return found
+
+    def _bytes(self, offset: int, size: int) -> tuple[bytes, bool]:
+        """Return bytes of the shard, and whether they took a range."""
+        is_range = self._download is None or not self._download.reaches(offset + size)
+        return self._source.read_range(offset, offset + size) if is_range else _read_at(
+            self._part, size, offset
+        ), is_range
 
     @property
     def group_records(self) -> int | None:

@@ -80,9 +80,14 @@ def _sweep(parent: pathlib.Path) -> None:
     import fcntl
 
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK_FILE}"):
-        with contextlib.suppress(OSError), open(lock, "ab") as file:  # in use by another reader, or gone by now
+        # In use by another reader, or gone by now; or no file of ours, such as a FIFO, which would be waited for.
+        with contextlib.suppress(OSError), open(lock, "ab", opener=_open_at_once) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 @final

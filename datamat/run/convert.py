@@ -209,7 +209,8 @@ class StoredRecords:
 
     def _rows(self, split: str) -> Iterator[IndexRow]:
         infos = self._manifest.splits[split]
-        table = read_index(self._index, index_file(split), num_rows=sum(info.num_rows for info in infos))
+        name, num_rows = index_file(split), sum(info.num_rows for info in infos)
+        table = read_index(self._index, name, num_rows=num_rows, info=self._manifest.index_infos.get(name))
         names = {name: field for name in table.column_names if (field := field_of_column(name)) and field not in _OWN}
         copies = self._manifest.copies.get(split, 1)
         places: Mapping[str, tuple[int, int]] = {}

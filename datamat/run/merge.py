@@ -177,7 +177,7 @@ def _check_keys(sets: Sequence[_Set]) -> None:
     import pyarrow.compute as pc
 
     keys = [
-        read_index(one.folder, info.file, ["key"])
+        read_index(one.folder, info.file, ["key"], info=info)
         for one in sets
         for info in one.manifest.index
         if info.kind == "index"
@@ -284,7 +284,7 @@ def _renamed_in(sets: Sequence[_Set], name: str, split: str) -> list[list[tuple[
 def _bring(folder: pathlib.Path, old: ShardInfo, target: pathlib.Path, new: ShardInfo) -> None:
     """Link or copy a shard and its offsets, once it is known to be whole."""
     path = regular_path(folder, old.file)
-    if not old.is_whole(path):
+    if not (old.is_whole(path) and old.has_offsets(folder / old.index_file)):
         raise CorruptDataError(f"{verify(folder)}\nnothing was merged: repair {folder}, and merge again")
     for source, name in ((regular_path(folder, old.index_file), new.index_file), (path, new.file)):
         final = target / name
@@ -305,7 +305,8 @@ def _write_index(sets: Sequence[_Set], target: pathlib.Path, split: str) -> list
     for one in sets:
         if split not in one.manifest.splits:
             continue
-        table = read_index(one.folder, index_file(split))
+        name = index_file(split)
+        table = read_index(one.folder, name, info=one.manifest.index_infos.get(name))
         numbers = pa.array(table["shard"].to_numpy() + first, pa.int32())
         tables.append(table.set_column(table.column_names.index("shard"), table.schema.field("shard"), numbers))
         first += len(one.manifest.splits[split])

@@ -128,10 +128,14 @@ class SealedFile:
     Attributes:
         extension: file extension of the format.
         parts: the size and the digest of each of its parts.
+        head, tail, offsets: its ends, and the file of its offsets, as in `ShardInfo`.
     """
 
     extension: str
     parts: tuple[FilePart, ...]
+    head: FilePart
+    tail: FilePart
+    offsets: FilePart
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from datamat.directory.index_files import IndexTable
     from datamat.directory.ledger import FailedRow
     from datamat.directory.manifest import ShardFiles, ShardInfo
     from datamat.directory.rows import RowStore
@@ -661,7 +662,6 @@ class Run:
             hashing=planned.digests.hashing,
         )
         self._reused: dict[str, ReusedRows] = {}
-        self._old_index = index_reader(planned.job.output)
         self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done
         self._in_quarantine = {split: kept_names(job.work, split) for split in planned.plan.splits}
         self._before: Manifest | None = None  # of the old shards, while readers can see it
@@ -735,7 +735,7 @@ class Run:
         self._inputs.save()
         indexed = {name for split in self._plan.splits for name in (index_file(split), keys_file(split))}
         has_index = indexed == {info.file for info in manifest.index}
-        has_index = has_index and all((self._output / name).is_file() for name in indexed)
+        has_index = has_index and all(info.is_there(self._output) for info in manifest.index)
         if len(fresh) == len(wanted) == len(known) and has_index:
             infos = [files[0] for files in fresh.values()]
             num_failed = sum(info.num_failed for info in infos)
@@ -788,9 +788,8 @@ class Run:
 
     def _left_out(self, shard: ShardSpec, info: ShardInfo) -> list[str]:
         """Return the keys of the rows that have no record in their finished shard."""
-        path = self._output / info.file
         with contextlib.suppress(OSError, CorruptDataError):
-            records = self._job.formats[0].read(path)
+            records = self._job.formats[0].read(info.path_in(self._output))
             there = set(map(RecordKey.row_of, stored_keys(records)))
             if info.num_dropped:  # only the ledger says which ones failed
                 lines = read_ledger(self._work / LEDGER_FILE, without="part_committed")
@@ -935,6 +934,11 @@ class Run:
             with contextlib.suppress(OutputError, CorruptDataError):
                 return Manifest.read(self._work / "shards")
         return None
+
+    @functools.cached_property
+    def _old_index(self) -> Callable[[str], IndexTable]:
+        """Returns the index of a split that the last finished run left."""
+        return index_reader(self._job.output, self._manifest_before)
 
     def _take(self, receipt: Receipt) -> None:
         builder = self._builders[receipt.shard]

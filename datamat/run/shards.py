@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import xxhash
 
-from datamat.directory.files import commit, digest_file, publish, read_regular
+from datamat.directory.files import commit, digest_file, is_stand_in, publish, read_regular
 from datamat.directory.keys import KeyDigest
 from datamat.directory.manifest import (
     HELD,
     FilePart,
     ShardInfo,
+    ends_of,
     file_names,
     growing_path,
     is_older,
@@ -381,14 +382,20 @@ class GrowingShard:
             with _opened(path, ends[made.extension]) as file:
                 write_all(file, memoryview(trailer))
         else:
-            lines = self._assembled(made, receipts).text_blocks()
+            lines, trailer = self._assembled(made, receipts).text_blocks(), b""
             parts = [FilePart(_size(path), digest_file(path))]
-        _flush(path)
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+            head, tail = ends_of(file, sum(part.num_bytes for part in parts), len(trailer))
+        offsets, num_bytes = xxhash.xxh3_128(), 0
         with commit(self.index_files[made.extension]) as index:
-            index.writelines(lines)
+            for text in lines:
+                index.write(text)
+                offsets.update(text)
+                num_bytes += len(text)
         if made.name == "webdataset":
             prepare_index(path, index_ahead(path.parent, f"{self._shard}.{made.extension}", tree_checksum(parts)))
-        return SealedFile(made.extension, tuple(parts))
+        return SealedFile(made.extension, tuple(parts), head, tail, FilePart(num_bytes, offsets.hexdigest()))
 
     def _lines(self, receipts: Sequence[Receipt], made: ShardFormat) -> Iterator[bytes]:
         """Yield the text of the offsets in the shard, one part at a time: those of a million records take 16 MB."""
@@ -511,7 +518,7 @@ class _GrowingFile(io.FileIO):
 def _opened(path: pathlib.Path, end: int) -> BinaryIO:
     """Open a growing file at its end, and cut off what follows."""
     path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         os.ftruncate(descriptor, end)
         os.lseek(descriptor, end, os.SEEK_SET)
@@ -519,11 +526,6 @@ def _opened(path: pathlib.Path, end: int) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _flush(path: pathlib.Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _has_digest(path: pathlib.Path, part: PartInfo) -> bool:
@@ -842,7 +844,8 @@ class ShardBuilder:
             if not _holds(self._growing.files[_extension(info)], info, entry):
                 return False
             self._name(info)  # killed between the entry and the names
-        return (self._output / info.index_file).exists()
+        index = self._output / info.index_file
+        return is_stand_in(index) or info.has_offsets(index)
 
     def _is_mine(self, files: ShardFiles) -> bool:
         """Return whether files have the present formats, rows and options, and the same input files."""
@@ -1082,6 +1085,9 @@ class ShardBuilder:
                 parts=file.parts,
                 key_digest=keys.hexdigest(),
                 fingerprint=self.spec.fingerprint,
+                head=file.head,
+                tail=file.tail,
+                offsets=file.offsets,
                 num_failed=sum(len(receipt.failed) for receipt in receipts),
                 num_dropped=sum(receipt.num_dropped for receipt in receipts),
                 num_dropped_records=sum(receipt.num_dropped_records for receipt in receipts),
@@ -1114,6 +1120,6 @@ def _extension(info: ShardInfo) -> str:
 
 def _holds(path: pathlib.Path, info: ShardInfo, entry: pathlib.Path) -> bool:
     """Return whether a file matches its entry; it is read only if something has written to it since."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, CorruptDataError):
         return is_older(path, entry, info) or info.is_whole(path)
     return False

@@ -24,10 +24,11 @@ from datamat.errors import CorruptDataError, OutputError
 from datamat.features import Features, Image, Mask
 
 PARTS = (FilePart(70, "c" * 32), FilePart(30, "d" * 32))
+ENDS = (FilePart(100, "e" * 32), FilePart(100, "e" * 32), FilePart(12, "a" * 32))
 
 
 def _manifest(**changes):
-    info = ShardInfo("set-train-00000-of-00001.tfrecord", "train", 2, 8, PARTS, "k" * 32, "f" * 32)
+    info = ShardInfo("set-train-00000-of-00001.tfrecord", "train", 2, 8, PARTS, "k" * 32, "f" * 32, *ENDS)
     values = {
         "name": "set",
         "format": "tfrecord",
@@ -86,7 +87,8 @@ def test_edited_manifest_is_read_only_for_examination(tmp_path, change):
 def test_entries_are_salvaged_from_a_damaged_manifest(tmp_path):
     """All entries but the damaged one are recovered; a file that is no manifest gives none."""
     infos = [
-        ShardInfo(f"set-train-{n:05d}-of-00003.tfrecord", "train", 2, 8, PARTS, "k" * 32, "f" * 32) for n in range(3)
+        ShardInfo(f"set-train-{n:05d}-of-00003.tfrecord", "train", 2, 8, PARTS, "k" * 32, "f" * 32, *ENDS)
+        for n in range(3)
     ]
     _manifest(shards=tuple(infos)).write(tmp_path)
     content = (tmp_path / "manifest.json").read_bytes()
@@ -190,7 +192,7 @@ def test_threads_find_the_parts_of_a_file_that_one_finds(tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     parts = [rng.bytes(size) for size in (1000, 0, 1, 70_000, 3_000_000, 0)]
     digests = tuple(FilePart(len(part), xxhash.xxh3_128_hexdigest(part)) for part in parts)
-    info = ShardInfo("set-train-00000-of-00001.tfrecord", "train", 2, 8, digests, "k" * 32, "f" * 32)
+    info = ShardInfo("set-train-00000-of-00001.tfrecord", "train", 2, 8, digests, "k" * 32, "f" * 32, *ENDS)
     whole = b"".join(parts)
     contents = [whole, whole[:-1], whole[:1001], b"", whole + b"x", whole[:500] + b"?" + whole[501:], whole[1:] + b"y"]
     for content in contents:

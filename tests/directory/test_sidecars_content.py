@@ -26,7 +26,7 @@ from datamat import (
     Tensor,
     Text,
 )
-from datamat.directory.manifest import ShardInfo
+from datamat.directory.manifest import ShardInfo, part_of
 from datamat.directory.sidecars.exporting import export, sidecar_names
 from datamat.directory.sidecars.huggingface import hugging_face_sidecars
 from datamat.directory.sidecars.indexes import tar_index
@@ -69,7 +69,7 @@ def test_names_of_fields_that_share_a_file_are_omitted():
 
 
 def _manifest(fields, *, name="set", format_name="tfrecord"):
-    shard = ShardInfo(f"{name}-train-00000-of-00001.x", "train", 1, 1, (), "0" * 32, "0" * 32)
+    shard = ShardInfo(f"{name}-train-00000-of-00001.x", "train", 1, 1, (), "0" * 32, "0" * 32, *[part_of(b"")] * 3)
     return Manifest(name, format_name, Features(fields), (shard,))
 
 

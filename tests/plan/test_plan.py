@@ -5,7 +5,7 @@ import small_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamat import DatasetWriter, Features, IndexRow, OptionError, Scalar, ShardOptions
+from datamat import DatasetWriter, Features, IndexRow, Materializer, OptionError, Scalar, ShardOptions
 from datamat.directory.rows import write_rows
 from datamat.plan import job
 from datamat.plan.plan import SplitTerms, make_plan
@@ -251,3 +251,23 @@ def test_plan_whose_manifest_no_reader_takes_is_refused(tmp_path, monkeypatch):
     found = (tmp_path / "out/manifest.json").stat().st_size
     monkeypatch.setattr(job, "MOST_MANIFEST_BYTES", found)
     many.plan()
+
+
+class Wide(DatasetWriter):
+    """Rows of two thousand numbers."""
+
+    name = "wide"
+    features = Features({f"c{number}": Scalar("int64") for number in range(2000)})
+
+    def index(self, source):
+        return [IndexRow(f"k{number}") for number in range(200)]
+
+    def read(self, row):
+        return dict.fromkeys(self.features, int(row.key[1:]))
+
+
+def test_parts_of_a_wide_table_have_many_rows(tmp_path):
+    """Each costs some time per column, whatever its rows are."""
+    plan = Materializer(Wide, None, tmp_path / "out").plan()
+
+    assert sum(len(shard.parts) for shard in plan.shards) <= 4

@@ -6,6 +6,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import pathlib
+import socket
 
 import numpy as np
 import pytest
@@ -209,3 +210,40 @@ def test_nonsense_is_refused(pairs, options, message, tmp_path, monkeypatch):
 
     with pytest.raises(OptionError, match=message):
         load(pairs, **options)
+
+
+def _socket(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+def _folder(path):
+    path.mkdir()
+    (path / "inside").write_text("something")
+
+
+IN_THE_WAY = {
+    "fifo": os.mkfifo,
+    "folder": _folder,
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "link": lambda path: path.symlink_to(__file__),
+    "socket": _socket,
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_WAY)
+@pytest.mark.parametrize("place", ["{}", "{}.part", ".{checksum}.lock", ".room.lock"])
+def test_what_is_no_file_in_the_cache_is_replaced(pairs, tmp_path, monkeypatch, what, place):
+    """Nobody waits for a FIFO; no link is written through."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.chdir(cache)  # the path of a socket is short
+    data = load(pairs, "train", cache_dir=cache, cache_bytes=1 << 30)
+    for info in data.manifest.splits["train"]:
+        path = cache / place.format(f"{info.checksum}.tfrecord", checksum=info.checksum)
+        if not os.path.lexists(path):
+            IN_THE_WAY[what](path)
+
+    assert [sample["key"] for sample in data] == load(pairs, "train").keys()
+    assert all(info.is_whole(cache / f"{info.checksum}.tfrecord") for info in data.manifest.splits["train"])
+    assert not (cache / "nowhere").exists()

@@ -684,7 +684,7 @@ def test_damaged_index_is_not_kept(web, copied, cache):
 
 @pytest.mark.parametrize(
     ("which", "message"),
-    [("others", "does not lead to the last record"), ("half", "line"), ("endless", "has over .* the most it may have")],
+    [("others", "does not hold the offsets"), ("half", "line"), ("endless", "has over .* the most it may have")],
 )
 def test_offsets_of_other_records_are_not_kept(web, copied, cache, which, message):
     """They have no checksum of their own, and may have been fetched while the directory was replaced."""

@@ -360,7 +360,7 @@ def test_exchanged_offsets_are_noticed(mixed, tmp_path):
     first.write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
     assert second.exists()
 
-    with pytest.raises(SampleError, match="the index says"):
+    with pytest.raises(SampleError, match="does not hold the offsets"):
         converted(source, tmp_path / "out", shards=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -36,6 +37,7 @@ from datamat.directory.files import render_json
 from datamat.directory.index_files import read_index
 from datamat.directory.inspect import inspect
 from datamat.directory.ledger import read_ledger
+from datamat.directory.manifest import IndexInfo
 from datamat.directory.rows import write_rows
 from datamat.directory.sidecars.exporting import export
 from datamat.formats import Offsets, get_format
@@ -336,6 +338,12 @@ def test_small_index_that_expands_to_gigabytes_costs_nothing(output, tmp_path):
     ):
         parquet.write_table(table, path, compression="zstd", store_schema=False)
         assert path.stat().st_size < 100_000
+        manifest = Manifest.read(output)  # of whoever forged both
+        index = [
+            IndexInfo.of_file(path) if info.kind == "index" and info.split == "train" else info
+            for info in manifest.index
+        ]
+        dataclasses.replace(manifest, index=tuple(index)).write(output)
         with pytest.raises(CorruptDataError, match=message):
             load(output).keys()
         assert message in str(verify(output))

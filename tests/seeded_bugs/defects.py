@@ -74,7 +74,7 @@ DEFECTS = {
         Defect(
             "shard-not-flushed",
             "shards are renamed, and never flushed",
-            "datamat.run.shards:_flush",
+            "datamat.run.shards:GrowingShard._sealed",
             replace("os.fsync(__file.fileno())", "__file.flush()"),
             "tests/faults/test_order.py::test_nothing_has_a_final_name_before_it_is_flushed",
         ),
@@ -1877,6 +1877,27 @@ DEFECTS = {
             "tests/run/test_switches.py::test_switch_counts",
         ),
         Defect(
+            "swapped-shards",
+            "two shards that were exchanged are read, one for the other",
+            "datamat.readers.records:ShardOpener._refuse_other",
+            lambda refuse: lambda *_, **__: None,
+            "tests/readers/test_other_shards.py::test_sound_shard_of_another_version_is_refused",
+        ),
+        Defect(
+            "offsets-of-another",
+            "offsets of another shard lead to records that were never checked against the manifest",
+            "datamat.readers.records:_tested",
+            replace("part_of(content) != info.offsets", "False"),
+            "tests/readers/test_dataset.py::test_offsets_that_lead_astray_are_noticed",
+        ),
+        Defect(
+            "index-of-another",
+            "the index of another dataset gives records the keys of others",
+            "datamat.directory.index_files:read_index",
+            replace("info is not None and not info.is_whole(path)", "False"),
+            "tests/readers/test_other_shards.py::test_index_of_another_dataset_is_not_believed",
+        ),
+        Defect(
             "started-processes-outlive-the-program",
             "what a task has started goes on when the program is killed",
             "datamat.parallel.worker:_lead_group",
@@ -1896,6 +1917,18 @@ DEFECTS = {
             "datamat.fingerprint.code:hashes",
             lambda hashes: lambda function: "",
             "tests/run/test_hash_seed.py::test_code_that_depends_on_hashes_is_not_forked",
+            "cache-waits-for-a-fifo",
+            "a FIFO or folder with the name of a cached shard stops every reader",
+            "datamat.readers.cache:_clear",
+            lambda clear: lambda path: None,
+            "tests/readers/test_cache.py::test_what_is_no_file_in_the_cache_is_replaced",
+        ),
+        Defect(
+            "wide-tables-in-crumbs",
+            "a table of 5,000 columns is cut into parts of three rows, and takes minutes",
+            "datamat.plan.plan:make_plan",
+            replace("num_columns // _COLUMNS_PER_ROW", "1"),
+            "tests/plan/test_plan.py::test_parts_of_a_wide_table_have_many_rows",
         ),
     )
 }

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import stat
 import sys
 import threading
 import weakref
@@ -30,8 +29,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from datamat.directory.files import regular_path
-from datamat.errors import CorruptDataError, FingerprintError, OptionError, SampleError
+from datamat.errors import FingerprintError, OptionError, SampleError
 from datamat.features import tf_dtype
 from datamat.fingerprint import fingerprint
 from datamat.parallel.affinity import num_cpus
@@ -67,7 +65,6 @@ __all__ = [
     "ReadOptions",
     "TfSource",
     "check_form",
-    "check_shard",
     "guarded",
     "make_dataset",
     "wants_arrays",
@@ -78,34 +75,6 @@ __all__ = [
 # Damaged TFRecord shards raise an error that names file, record and key.
 #
 # TensorFlow's own error names none of them, and it takes a shard that is cut off between two records for a shorter one.
-
-
-def check_shard(folder: pathlib.Path, name: str, num_bytes: int) -> None:
-    """Refuse a shard that TensorFlow must not open, or whose size differs from the manifest's.
-
-    TensorFlow would open a FIFO, a device or a link out of the directory by its name. It is never asked for records
-    past the last one. One system call answers all that for an ordinary file, since a dataset may have 10,000.
-
-    Args:
-        folder: directory of the shard.
-        name: file name of the shard.
-        num_bytes: size of the shard in the manifest.
-
-    Raises:
-        CorruptDataError: the shard is no regular file, lies elsewhere, has another size, or is missing.
-    """
-    path = f"{folder}/{name}"
-    try:
-        state = os.lstat(path)
-        if not stat.S_ISREG(state.st_mode) or "/" in name:
-            state = os.stat(regular_path(folder, name))
-        found = f"has {state.st_size} bytes" if state.st_size != num_bytes else ""
-    except OSError as error:
-        found = f"cannot be read ({error.strerror})"
-    if found:
-        raise CorruptDataError(
-            f"{path} {found}, the manifest says {num_bytes}; remove the file and run the job again, which rebuilds it"
-        )
 
 
 def guarded(records: Any, name: Any, num_records: Any, explain: Callable[[str], Exception] | None) -> Any:
