@@ -26,7 +26,7 @@ __all__ = ["s3"]
 
 URL = "s3://bucket/sets/one"
 ROOT = "bucket/sets/one/"
-KEPT = {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
+KEPT = {"run", "objects.json", "ledger.jsonl", "names.json", "sidecars.json", "inputs"}
 
 
 def row_of(number):
