@@ -158,17 +158,24 @@ class Listing:
     """What an index has listed of its source: files that became input, and those that it has left aside."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        self._listed: list[tuple[str, Sequence[pathlib.PurePath]]] = []
         self._aside: dict[str, str] = {}
 
-    def add(self, folder: str, taken: Iterable[str], aside: Iterable[str] = ()) -> None:
+    def add(self, folder: str, taken: Sequence[pathlib.PurePath], aside: Sequence[pathlib.PurePath]) -> None:
         """Note files below a folder, by their paths there: another listing may take those that one leaves aside."""
-        self._taken.update(os.path.abspath(os.path.join(folder, path)) for path in taken)
-        self._aside.update((os.path.abspath(os.path.join(folder, path)), path) for path in aside)
+        self._listed.append((folder, taken))
+        self._aside.update((_below(folder, path), str(path)) for path in aside)
 
     def __str__(self) -> str:
-        names = sorted(name for path, name in self._aside.items() if path not in self._taken)
+        if not self._aside:  # the rule, also among millions of files
+            return ""
+        taken = {_below(folder, path) for folder, paths in self._listed for path in paths}
+        names = sorted(name for path, name in self._aside.items() if path not in taken)
         return f"left aside: {describe_files(names)}" if names else ""
+
+
+def _below(folder: str, path: pathlib.PurePath) -> str:
+    return os.path.abspath(os.path.join(folder, path))
 
 
 def describe_files(names: Sequence[str]) -> str:
@@ -201,7 +208,9 @@ def listing_noted() -> Iterator[Listing]:
         _listing.reset(before)
 
 
-def note_files(folder: str | os.PathLike[str], taken: Iterable[str], aside: Iterable[str] = ()) -> None:
+def note_files(
+    folder: str | os.PathLike[str], taken: Sequence[pathlib.PurePath], aside: Sequence[pathlib.PurePath] = ()
+) -> None:
     """Note files that an index takes, and others that it leaves aside, where a run lists its source."""
     if (listing := _listing.get()) is not None:
         listing.add(os.fspath(folder), taken, aside)

@@ -993,8 +993,8 @@ def files_below(
 
     refuse_output_in(os.fspath(folder), takes)
     visible = _visible_files(folder, pattern)
-    found = [path for path in visible if is_listed(path)]
-    note_files(folder, map(str, found), map(str, visible) if suffixes else ())
+    found = [path for path in visible if is_listed(path)] if suffixes else visible
+    note_files(folder, found, [] if len(found) == len(visible) else [path for path in visible if not is_listed(path)])
     return found
 
 

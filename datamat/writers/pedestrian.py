@@ -142,7 +142,7 @@ def _rows(root: pathlib.Path, surface: str, names: Sequence[str]) -> Iterator[In
     masks = files_below(root / surface, "MASK/*", (".png",))
     xml = next((name for name in (f"{surface}/{surface}.xml", f"{surface}.xml") if (root / name).is_file()), "")
     drawings = _drawings(root / xml, names) if xml else {}
-    note_files(root, [xml] if xml else [])
+    note_files(root, [pathlib.PurePath(xml)] if xml else [])
     coded = {mask.stem for mask in masks}
     drawn = {image for image in images if image.name in drawings and image.stem not in coded}
     lost = sorted(drawings.keys() - {image.name for image in images})
