@@ -1237,17 +1237,16 @@ class RunReport:
                 f"; {self.num_failed:,} rows failed (.datamat/ledger.jsonl says why, {self.remedies.retry} tries them "
                 "again)"
             )
-        if self.left_aside:
-            size += f"; {self.left_aside}"
+        aside = f"; {self.left_aside}" if self.left_aside else ""
         if self.did_nothing:
-            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
+            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s){aside}"
         resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
         reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
         reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
         busy = f" ({self.busy_share:.0%} busy)" if self.num_workers and self.num_parts_written else ""
         return (
             f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
-            f"{resumed}{reused}"
+            f"{resumed}{reused}{aside}"
         )
 
     @property
