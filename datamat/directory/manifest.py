@@ -66,6 +66,7 @@ __all__ = [
     "head_of",
     "index_file",
     "is_being_replaced",
+    "is_manifest",
     "is_older",
     "keys_file",
     "manifest_bytes",
@@ -842,6 +843,11 @@ def _has_its_digest(content: bytes) -> bool:
     digest = xxhash.xxh3_128(content[:start])
     digest.update(content[end:])
     return content[start:end] == _DIGEST_LINE % digest.hexdigest().encode()
+
+
+def is_manifest(content: bytes) -> bool:
+    """Return whether the content of a file was a manifest of datamat, whatever has become of it."""
+    return b'"datamat_manifest"' in content
 
 
 def head_of(content: bytes) -> bytes:

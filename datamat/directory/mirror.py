@@ -446,12 +446,15 @@ class UrlFiles:
 
     Args:
         folder: local folder; each process has its own below it, which goes with the process.
-        options: options for fsspec, by scheme; or those of all stores, which web servers do not get.
+        options: options for fsspec, by scheme or by the beginning of a URL; or those of all stores.
+        trusted: URL of the source that the user wrote, whose host gets the headers among them; "" if it is none. Other
+            web servers get what is given for them by name.
     """
 
-    def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str, options: Mapping[str, Any], trusted: str = "") -> None:
         self.folder = os.path.join(folder, "")
         self._options = dict(options)
+        self._trusted = trusted
         self._urls: dict[str, str] = {}
         self._states: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
@@ -460,7 +463,7 @@ class UrlFiles:
         self._silent: set[str] = set()  # hosts that have not answered; each further URL of one is asked for once
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived_urls, (self.folder, self._options)
+        return _arrived_urls, (self.folder, self._options, self._trusted)
 
     def activate(self) -> None:
         """Have this process fetch the files that Python opens from now on."""
@@ -556,12 +559,11 @@ class UrlFiles:
 
     def _options_of(self, url: str) -> dict[str, Any]:
         is_web = url.lower().startswith(("http://", "https://"))
-        options = options_for(url, self._options)
+        options = options_for(url, self._options, self._trusted)
         if not is_web:
             return options
         from aiohttp import ClientTimeout
 
-        options = {} if options == self._options else options
         timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
         options = {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
         # Signatures are over the very characters.
@@ -740,9 +742,9 @@ def _scratch(scratch: str | os.PathLike[str] | None) -> str:
     return os.path.abspath(os.path.expanduser(default_scratch() if scratch is None else scratch))
 
 
-def _arrived_urls(folder: str, options: Mapping[str, Any]) -> UrlFiles:
+def _arrived_urls(folder: str, options: Mapping[str, Any], trusted: str) -> UrlFiles:
     """Return the files that were sent to this process, at work."""
-    found = UrlFiles(folder, options)
+    found = UrlFiles(folder, options, trusted)
     found.activate()
     return found
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import pathlib
 import random
@@ -164,18 +165,43 @@ def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "config_kwargs": {**config, **(options.get("config_kwargs") or {})}}
 
 
-def options_for(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for a URL, where they may be given by scheme: `{"s3": {...}, "https": {...}}`.
+def options_for(url: str, options: Mapping[str, Any], trusted: str | None = None) -> dict[str, Any]:
+    """Return the options for a URL, where they may be given by place: `{"s3": {...}, "https://data.example": {...}}`.
 
     Args:
         url: URL, `SCHEME://PLACE`.
-        options: options for fsspec, or options by scheme.
+        options: options for fsspec, or such options by scheme, or by the beginning of a URL: the longest that fits
+            counts.
+        trusted: a URL that the user wrote, if this one comes from somebody's table. What may be a secret is then only
+            for web servers that are named: the host of that URL, or one among the options. None trusts all.
     """
     from fsspec import available_protocols
 
-    if options and set(options) <= set(available_protocols()):
-        return dict(options.get(url.partition("://")[0].lower(), {}))
-    return dict(options)
+    by_place = bool(options) and all("://" in key or key in available_protocols() for key in options)
+    if by_place:
+        fitting = [key for key in options if "://" in key and _begins_with(url, key)]
+        if fitting:
+            return dict(options[max(fitting, key=len)])
+    scheme = url.partition("://")[0].lower()
+    found = dict(options.get(scheme, {}) if by_place else options)
+    if scheme not in _HTTP or trusted is None or _origin_of(url) == _origin_of(trusted):
+        return found
+    headers = {name: value for name, value in found.get("headers", {}).items() if name.lower() in _SENT_ANYWHERE}
+    client = {name: value for name, value in found.get("client_kwargs", {}).items() if name == "timeout"}
+    return {name: value for name, value in (("headers", headers), ("client_kwargs", client)) if value}
+
+
+def _origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL, in small letters and without a password."""
+    scheme, _, rest = url.lower().partition("://")
+    return f"{scheme}://{re.split('[/?#]', rest, maxsplit=1)[0].rpartition('@')[2]}"
+
+
+def _begins_with(url: str, place: str) -> bool:
+    """Return whether a URL is at a place, or below it: `https://a.example` does not stand for `https://a.example.org`."""
+    below = place.partition("://")[2].partition("/")[2].rstrip("/")
+    path = url.partition("://")[2].partition("/")[2]
+    return _origin_of(url) == _origin_of(place) and f"{path}/".startswith(f"{below}/" if below else "")
 
 
 def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +209,29 @@ def _with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=None, sock_connect=_WAIT_S, sock_read=_WAIT_S)
-    return {**options, "client_kwargs": {"timeout": timeout, **options.get("client_kwargs", {})}}
+    kept = {"timeout": timeout, "trace_configs": [_without_headers_elsewhere()], **options.get("client_kwargs", {})}
+    return {**options, "client_kwargs": kept}
+
+
+_SENT_ANYWHERE = frozenset({"accept", "accept-encoding", "range", "user-agent"})
+
+
+@functools.cache
+def _without_headers_elsewhere() -> Any:
+    """Return what has aiohttp drop the user's headers where a server redirects to another: it drops but one itself."""
+    from aiohttp import TraceConfig
+    from yarl import URL
+
+    async def drop(_session: Any, _context: Any, redirect: Any) -> None:
+        response = redirect.response
+        target = URL(response.headers.get("Location") or response.headers.get("URI") or "")
+        if response.url.join(target).origin() != response.url.origin():
+            for name in [name for name in redirect.headers if name.lower() not in _SENT_ANYWHERE]:
+                redirect.headers.popall(name, None)
+
+    config = TraceConfig()
+    config.on_request_redirect.append(drop)
+    return config
 
 
 # ---------------------------------------------------------------- secrets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import contextvars
 import dataclasses
@@ -27,7 +28,7 @@ from datamat.directory.files import commit_json, read_json
 from datamat.directory.keys import SPLIT_NAME, KeyLookup, bad_key, mix64, safe_keys
 from datamat.directory.mirror import LIKELY_BYTES, url_path
 from datamat.directory.remote import is_url, lasting
-from datamat.errors import READ_FLAGS, SourceError, join_problems
+from datamat.errors import READ_FLAGS, OutputError, SourceError, join_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -101,6 +102,7 @@ class FileState(NamedTuple):
 
 
 _follows: contextvars.ContextVar[bool] = contextvars.ContextVar("datamat.follow_links", default=False)
+_outputs: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("datamat.outputs", default=())
 
 
 @contextlib.contextmanager
@@ -111,6 +113,107 @@ def links_followed(follow_links: bool) -> Iterator[None]:
         yield
     finally:
         _follows.reset(before)
+
+
+@contextlib.contextmanager
+def output_excluded(paths: Sequence[str]) -> Iterator[None]:
+    """Refuse a source while its rows are listed if some of the files that the run will make would be among them.
+
+    Args:
+        paths: absolute paths, as such files may have them.
+    """
+    real = [os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths]
+    before = _outputs.set(tuple(dict.fromkeys((*paths, *real))))
+    try:
+        yield
+    finally:
+        _outputs.reset(before)
+
+
+def refuse_output_in(place: str, takes: Callable[[str], bool]) -> None:
+    """Raise where a listing of input files would take files of the output.
+
+    Args:
+        place: what is listed, for the message.
+        takes: returns whether the listing takes a file, by its absolute path.
+
+    Raises:
+        OutputError: it does.
+    """
+    for path in _outputs.get():
+        if takes(path):
+            raise OutputError(
+                f"the output lies in the source: {place} would list {path}, a file that the run makes, among its input "
+                "files; give an output outside of the source"
+            )
+
+
+def output_lies_in(place: str) -> bool:
+    """Return whether the run that lists its source has its output below a folder, or that of a glob pattern."""
+    folder = os.path.realpath(re.split(r"/[^/]*[*?[]", place, maxsplit=1)[0])
+    return any(path.startswith(os.path.join(folder, "")) for path in _outputs.get())
+
+
+class Listing:
+    """What an index has listed of its source: files that became input, and those that it has left aside."""
+
+    def __init__(self) -> None:
+        self._listed: list[tuple[str, Sequence[pathlib.PurePath]]] = []
+        self._aside: dict[str, str] = {}
+
+    def add(self, folder: str, taken: Sequence[pathlib.PurePath], aside: Sequence[pathlib.PurePath]) -> None:
+        """Note files below a folder, by their paths there: another listing may take those that one leaves aside."""
+        self._listed.append((folder, taken))
+        self._aside.update((_below(folder, path), str(path)) for path in aside)
+
+    def __str__(self) -> str:
+        if not self._aside:  # the rule, also among millions of files
+            return ""
+        taken = {_below(folder, path) for folder, paths in self._listed for path in paths}
+        names = sorted(name for path, name in self._aside.items() if path not in taken)
+        return f"left aside: {describe_files(names)}" if names else ""
+
+
+def _below(folder: str, path: pathlib.PurePath) -> str:
+    return os.path.abspath(os.path.join(folder, path))
+
+
+def describe_files(names: Sequence[str]) -> str:
+    """Return the number of files, how many have each suffix, and the first names.
+
+    Example:
+        >>> describe_files(["a.gif", "b.GIF", "c.heic"])
+        '3 files (.gif 2, .heic 1): a.gif, b.GIF, c.heic'
+    """
+    counts = collections.Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)
+    if not names:
+        return "no file"
+    kinds = ", ".join(f"{suffix} {count}" for suffix, count in counts.most_common(_MOST_SUFFIXES))
+    more = ", ..." if len(names) > _MOST_SHOWN else ""
+    files = "1 file" if len(names) == 1 else f"{len(names):,} files"
+    return f"{files} ({kinds}): {', '.join(names[:_MOST_SHOWN])}{more}"
+
+
+_MOST_SUFFIXES, _MOST_SHOWN = 5, 3
+_listing: contextvars.ContextVar[Listing | None] = contextvars.ContextVar("datamat.listing", default=None)
+
+
+@contextlib.contextmanager
+def listing_noted() -> Iterator[Listing]:
+    """Note what is listed of a source in the block."""
+    before = _listing.set(listing := Listing())
+    try:
+        yield listing
+    finally:
+        _listing.reset(before)
+
+
+def note_files(
+    folder: str | os.PathLike[str], taken: Sequence[pathlib.PurePath], aside: Sequence[pathlib.PurePath] = ()
+) -> None:
+    """Note files that an index takes, and others that it leaves aside, where a run lists its source."""
+    if (listing := _listing.get()) is not None:
+        listing.add(os.fspath(folder), taken, aside)
 
 
 def follows_links() -> bool:
@@ -841,7 +944,12 @@ class RowStore:
 
     Args:
         folder: folder that `write_rows` wrote to.
+
+    Attributes:
+        left_aside: what the index has left aside of the files of its source, in words; "" where nothing is known.
     """
+
+    left_aside = ""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -1119,6 +1227,19 @@ class RowStore:
         else:
             places = np.arange(bounds[-1]) + np.repeat(starts - bounds + lengths, lengths)
         return Texts(text[places].tobytes(), bounds.astype(np.uint64))
+
+    def rows_naming(self, part: str) -> np.ndarray:
+        """Return the numbers of the rows of which a path of an input file, as the index has it, holds a text.
+
+        Paths are searched all at once: of a million rows, that takes some milliseconds where none is found.
+        """
+        wanted = re.compile(re.escape(part.encode("utf-8", "surrogateescape")))
+        found = [np.zeros(0, np.int64)]
+        for field in self._file_fields:
+            text, ends = self._codes(f"{field.stem}.text", np.uint8), self._codes(f"{field.stem}.ends", np.uint64)
+            places = np.array([match.start() for match in wanted.finditer(text.data)], np.uint64)
+            found.append(np.searchsorted(ends, places, side="right"))
+        return np.unique(np.concatenate(found))
 
     def _text(self, stem: str, positions: np.ndarray) -> list[str]:
         return self.gathered(stem, positions).tolist()

@@ -26,7 +26,7 @@ from datamat.directory.manifest import (
 )
 from datamat.errors import CorruptDataError, OutputError, join_problems
 from datamat.features import Numbers, Statistics
-from datamat.formats import Offsets
+from datamat.formats import Offsets, get_format
 from datamat.plan.job import changed_digests
 from datamat.plan.pipeline import MadeColumns
 from datamat.writers.function import ITEM, FunctionWriter
@@ -364,30 +364,40 @@ def _lost_rows(planned: PlannedJob, manifest: Manifest) -> list[str]:
     output, lost = planned.job.output, list[str]()
     hashes = np.sort(planned.store.hashes)
     for split, infos in manifest.splits.items():
-        # Where the index is damaged, nobody knows: the run writes it again.
-        with contextlib.suppress(CorruptDataError):
-            listed = manifest.index_infos.get(keys_file(split))
+        listed = manifest.index_infos.get(keys_file(split))
+        try:
             if listed is None or not listed.is_there(output):
-                continue
+                raise CorruptDataError(f"{output / keys_file(split)} is not the file that the manifest lists")
             rows = MappedKeys(output, keys_file(split), sum(info.num_rows for info in infos)).rows_without(hashes)
             if len(rows):
-                lost += _with_records(planned, infos, index_reader(output, manifest)(split), rows)
+                lost += _with_records(planned, manifest, infos, index_reader(output, manifest)(split), rows)
+        except CorruptDataError:  # the index is damaged or gone, and the records themselves say whose they are
+            keys = sorted(set[str]().union(*(_row_keys(planned, manifest, info) or () for info in infos)))
+            lost += [keys[place] for place in np.flatnonzero(planned.store.find_all(keys) < 0).tolist()]
     return sorted(lost)
 
 
-def _with_records(planned: PlannedJob, infos: Sequence[ShardInfo], index: IndexTable, rows: np.ndarray) -> list[str]:
+def _with_records(
+    planned: PlannedJob, manifest: Manifest, infos: Sequence[ShardInfo], index: IndexTable, rows: np.ndarray
+) -> list[str]:
     """Return the keys of those rows of an index that gave records; the shards in which some did not are asked."""
     keys = index.keys_at(rows)
     shards = index.shards[rows]
     without: set[str] = set()
     for number in np.unique(shards).tolist():
-        info = infos[number]
-        if info.lacks_records and not is_stand_in(planned.job.output / info.file):
-            with contextlib.suppress(OSError, CorruptDataError):
-                path = info.path_in(planned.job.output)
-                there = set(map(RecordKey.row_of, stored_keys(planned.job.formats[0].read(path))))
-                without |= {keys[place] for place in np.flatnonzero(shards == number).tolist()} - there
+        if infos[number].lacks_records and (there := _row_keys(planned, manifest, infos[number])) is not None:
+            without |= {keys[place] for place in np.flatnonzero(shards == number).tolist()} - there
     return [key for key in keys if key not in without]
+
+
+def _row_keys(planned: PlannedJob, manifest: Manifest, info: ShardInfo) -> set[str] | None:
+    """Return the keys of the rows that have records in a shard; None where it is not here, or cannot be read."""
+    path = planned.job.output / info.file
+    with contextlib.suppress(OSError, CorruptDataError):
+        if not is_stand_in(path):
+            whole = info.path_in(planned.job.output)
+            return set(map(RecordKey.row_of, stored_keys(get_format(manifest.format).read(whole))))
+    return None
 
 
 def _has_other_items(planned: PlannedJob, manifest: Manifest) -> bool:

@@ -18,9 +18,18 @@ import numpy as np
 
 from datamat.directory.files import WORK, expand_home
 from datamat.directory.keys import safe_key
-from datamat.directory.manifest import MOST_MANIFEST_BYTES, Manifest
+from datamat.directory.manifest import MANIFEST_FILE, MOST_MANIFEST_BYTES, Manifest
 from datamat.directory.mirror import urls_in_errors
-from datamat.directory.rows import FileState, digest_files, file_state, links_followed, relative_to_source, write_rows
+from datamat.directory.rows import (
+    FileState,
+    digest_files,
+    file_state,
+    links_followed,
+    listing_noted,
+    output_excluded,
+    relative_to_source,
+    write_rows,
+)
 from datamat.errors import OptionError, SourceError, join_problems
 from datamat.fingerprint import Examined, Reached, Switches, examine, fingerprint, versions_of
 from datamat.fingerprint.code import is_users_object, written_attributes
@@ -34,7 +43,7 @@ from datamat.writers.base import DatasetWriter
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from datamat.directory.manifest import IndexInfo, ShardFiles
     from datamat.directory.mirror import SourceMirror, UrlFiles
@@ -367,7 +376,7 @@ class Job:
         formats: the shard formats; readers take the first.
         splits: share of each split where the index brings none.
         shards: layout of samples in files.
-        copies: records per input row, for all splits or by split.
+        copies: records per input row of the drawn splits, or by split.
         seed: base seed; with the sample key it decides every random draw.
         version: what the user gave in place of the digests of code, or None.
         include: shell patterns of the shards to make; None makes all.
@@ -465,11 +474,12 @@ class Job:
             self.mirror.renew()
         if self.urls is not None:
             self.urls.activate()
-        with links_followed(self.follow_links), urls_in_errors():
+        outside = output_excluded(self._likely_outputs())
+        with links_followed(self.follow_links), urls_in_errors(), outside, listing_noted() as listing:
             rows = self.records.index(self.source)
             if _is_path(self.source) and not os.path.isabs(self.source):
                 rows = relative_to_source(rows, self.source, self.records.file_fields)
-            return write_rows(
+            store = write_rows(
                 rows,
                 folder,
                 source=self._base,
@@ -479,6 +489,20 @@ class Job:
                 url_fields=self.records.url_fields,
                 urls=self.urls,
             )
+        store.left_aside = str(listing)
+        return store
+
+    def _likely_outputs(self) -> list[str]:
+        """Return absolute paths that files of the output have, where the source is listed."""
+        folder = os.path.abspath(self.output)
+        if self.store is not None:
+            root = "" if self.mirror is None else f"{str(self.mirror.root).rstrip('/')}/"
+            if self.mirror is None or not self.store.url.startswith(root):
+                return []
+            folder = os.path.join(self.mirror.path, self.store.url.removeprefix(root))
+        names = [MANIFEST_FILE, "README.md", f"{self.name}-train-00000-of-00001.idx"]
+        names += [f"{self.name}-train-00000-of-00001.{made.extension}" for made in self.formats]
+        return [os.path.join(folder, name) for name in names]
 
     def digests(self) -> JobDigests:
         """Return the digests of what decides the bytes of shards beside the rows.
@@ -492,7 +516,9 @@ class Job:
     def plan(self, store: RowStore, digests: JobDigests) -> Plan:
         """Return which row goes to which shard; raises `OptionError` where rows and options do not fit together."""
         copies = self._copies_by_split(store)
-        augmented = {split: self._is_augmented(split) for split in store.splits}
+        pipeline, drawn = self.records.pipeline, self._drawn_splits(store)
+        draws = pipeline is not None and not pipeline.augmenter.is_empty
+        augmented = {split: draws and split in drawn for split in store.splits}
         of_splits = {
             split: digests.of_split(augmented=augmented[split], copies=copies[split]) for split in store.splits
         }
@@ -508,7 +534,7 @@ class Job:
         )
         plan = self.records.arrange(plan, store, of_splits)
         _refuse_endless_manifest(plan, len(self.formats))
-        return plan
+        return dataclasses.replace(plan, left_aside=store.left_aside)
 
     def manifest(
         self, plan: Plan, digests: JobDigests, finished: Sequence[ShardFiles], index: tuple[IndexInfo, ...]
@@ -607,20 +633,24 @@ class Job:
         pipeline = self.records.pipeline
         return None if pipeline is None else pipeline.augmenter.transform
 
+    def _drawn_splits(self, store: RowStore) -> Collection[str]:
+        """Return the splits that are drawn: those that `copies` names, or, if it is a number, the one to train on."""
+        if not isinstance(self.copies, int):
+            return self.copies
+        splits = [store.splits[code] for code in np.unique(store.split_codes).tolist()]
+        return [_TRAIN] if _TRAIN in splits else splits
+
     def _copies_by_split(self, store: RowStore) -> dict[str, int]:
+        drawn = self._drawn_splits(store)
         if isinstance(self.copies, int):
-            return dict.fromkeys(store.splits, self.copies)
+            return {split: self.copies if split in drawn else 1 for split in store.splits}
         unknown = sorted(set(self.copies) - set(store.splits))
         if unknown:
             raise OptionError(f"copies names the split {unknown[0]!r}; the index has {', '.join(store.splits)}")
         return {split: self.copies.get(split, 1) for split in store.splits}
 
-    def _is_augmented(self, split: str) -> bool:
-        named = isinstance(self.copies, int) or split in self.copies
-        pipeline = self.records.pipeline
-        return named and pipeline is not None and not pipeline.augmenter.is_empty
 
-
+_TRAIN = "train"
 _HASHING_THREADS = 4
 _hashed: dict[str, tuple[FileState, str]] = {}  # by path: a plan and its run hash a file once
 

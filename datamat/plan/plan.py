@@ -152,11 +152,13 @@ class Plan:
         name: name of the dataset.
         shards: every output file, sorted by split and number.
         ranks: number of training processes that will share the shards; None if not given.
+        left_aside: number, suffixes and first names of the files that the index has not taken; "" if it took all.
     """
 
     name: str
     shards: tuple[ShardSpec, ...]
     ranks: int | None = None
+    left_aside: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -266,6 +268,14 @@ class Plan:
         return rows
 
     @property
+    def _remarks(self) -> list[str]:
+        """What the table does not say: which splits are drawn, and what is not in the plan."""
+        drawn = [split for split, shards in self.splits.items() if shards[0].augmented]
+        others = [split for split in self.splits if split not in drawn]
+        draws = f"drawn: {', '.join(drawn)}" + (f"; as they are: {', '.join(others)}" if others else "")
+        return [remark for remark in (draws if drawn else "", self.left_aside) if remark]
+
+    @property
     def _title(self) -> str:
         return f"Plan of {self.name!r}: {len(self.shards)} shards, {self.num_records:,} records"
 
@@ -273,11 +283,11 @@ class Plan:
         table = self._table()
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([self._title, *lines])
+        return "\n".join([self._title, *lines, *self._remarks])
 
     def _repr_html_(self) -> str:
         head, *rows = self._table()
-        return render_html(self._title, tables=[Table(head, rows)])
+        return render_html(self._title, tables=[Table(head, rows)], notes=self._remarks)
 
 
 class SplitTerms(NamedTuple):

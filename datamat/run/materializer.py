@@ -135,9 +135,10 @@ class Materializer:
         splits: fraction of each split ({"train": .8, "val": .2}) if the index names none, drawn by a hash of the key.
         shards: how samples are laid out in files.
         transform: an albumentations pipeline, or a callable of (sample) or (sample, rng) that returns a sample or
-            several.
-        copies: records per input row, for all splits or by split. A split that a dict does not name gets one copy,
-            untransformed. The key of a copy is KEY#COPY.
+            several. It draws the splits that `copies` names; with a number there, "train", or all where no split is
+            called so. The plan says which.
+        copies: records per input row of the splits that are drawn: a number, or one for each such split by its name.
+            Any other split gets one copy, untransformed. The key of a copy is KEY#COPY.
         seed: base seed, not negative; with the sample key it decides every random draw.
         include: shell patterns of the shards to make ("train-0000?"); None makes all.
         exclude: shell patterns of the shards to leave out.
@@ -164,7 +165,9 @@ class Materializer:
             holds for absolute paths in a table.
         storage_options: options that fsspec gets with the URL of the output, such as `{"key": ..., "secret": ...}`.
         source_options: the same for the URL of the source; None takes `storage_options`, unless the output is in
-            another kind of store. For URLs in rows (`url_fields` of a writer), by scheme: `{"s3": ..., "https": ...}`.
+            another kind of store. For URLs in rows (`url_fields` of a writer), by scheme or by the beginning of a URL:
+            `{"s3": ..., "https://data.example": {"headers": ...}}`. A table may name any web server, and "https" alone
+            is for the host of `source` only.
         scratch: local folder in which shards for a store are made, and files of a source behind a URL wait for their
             rows; None takes one in `TMPDIR`. A killed run is resumed from it.
 
@@ -246,7 +249,11 @@ class Materializer:
             logger=logger or get_logger("datamat"),
             follow_links=follow_links,
             mirror=mirror,
-            urls=UrlFiles(url_folder(output, scratch), source_options or {}) if writer.url_fields else None,
+            urls=None
+            if not writer.url_fields
+            else UrlFiles(
+                url_folder(output, scratch), source_options or {}, "" if mirror is None else str(mirror.root)
+            ),
         )
         self._part_worker: PartWorker | None = None  # of the copy that travels to the workers of a run
 

@@ -92,7 +92,7 @@ def preview_copies(planned: PlannedJob, count: int, copies: int, opacity: float)
             if samples:
                 made = pipeline.records(row, copies=min(copies, shard.copies), augmented=shard.augmented)
                 stored = [(key, pipeline.features.decode(columns)) for key, columns in itertools.islice(made, copies)]
-                drawn.append([(f"{row.key} as read", _as_read(pipeline.features, samples[0])), *stored])
+                drawn.append([(f"{row.key} as read ({row.split})", _as_read(pipeline.features, samples[0])), *stored])
     return draw_drawn(drawn, pipeline.features, opacity)
 
 

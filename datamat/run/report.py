@@ -780,6 +780,7 @@ class RunTally(RunHook):
     def __init__(self, began: float) -> None:
         self._began = began
         self._num_rows_planned = 0
+        self._left_aside = ""
         self._num_workers = 0
         self._start_method = self._engine = ""
         self._shards: dict[str, ShardFinished] = {}
@@ -792,6 +793,7 @@ class RunTally(RunHook):
     def on_plan(self, event: PlanMade) -> None:
         """Note how much there is to do."""
         self._num_rows_planned = event.num_rows
+        self._left_aside = event.plan.left_aside
 
     def on_workers_start(self, event: WorkersStarted) -> None:
         """Note who does it."""
@@ -858,6 +860,7 @@ class RunTally(RunHook):
             num_records=sum(each.num_records for each in done),
             num_bytes=sum(each.num_bytes for each in done),
             num_rows_planned=self._num_rows_planned,
+            left_aside=self._left_aside,
             num_shards_written=len(self._shards) - num_reused,
             num_shards_reused=num_reused,
             num_parts_written=self._num_written,
@@ -1124,6 +1127,7 @@ class RunReport:
         stopped: "deadline" or "max_disk" if that ended the run before it was done, else "".
         num_shards_held: number of finished shards without a name: they replace others, and wait in `.datamat` until
             the whole plan is finished, so that no reader finds old and new ones together.
+        left_aside: number, suffixes and first names of the files of the source that the index has not taken.
         remedies: calls that `str` recommends next.
         timeline: which worker made which part when, and how long each stage took.
         source: path or URL of the source; "" if it is neither.
@@ -1154,6 +1158,7 @@ class RunReport:
     remedies: Remedies = dataclasses.field(default_factory=Remedies)
     timeline: Timeline = dataclasses.field(default_factory=Timeline, compare=False)
     source: str = ""
+    left_aside: str = ""
 
     @property
     def did_nothing(self) -> bool:
@@ -1232,15 +1237,16 @@ class RunReport:
                 f"; {self.num_failed:,} rows failed (.datamat/ledger.jsonl says why, {self.remedies.retry} tries them "
                 "again)"
             )
+        aside = f"; {self.left_aside}" if self.left_aside else ""
         if self.did_nothing:
-            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s)"
+            return f"{self.output}: nothing to do, {size} are there and up to date ({self.elapsed_s:.2f} s){aside}"
         resumed = f", {self.num_parts_resumed} parts resumed" if self.num_parts_resumed else ""
         reused = f", {self.num_shards_reused} shards reused" if self.num_shards_reused else ""
         reused += f", {self.num_parts_repeated} parts made twice" if self.num_parts_repeated else ""
         busy = f" ({self.busy_share:.0%} busy)" if self.num_workers and self.num_parts_written else ""
         return (
             f"{self.output}: {self._state}: {size} in {self.elapsed_s:.2f} s with {self._workers}{busy}"
-            f"{resumed}{reused}"
+            f"{resumed}{reused}{aside}"
         )
 
     @property

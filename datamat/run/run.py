@@ -82,6 +82,7 @@ from datamat.run.slices import (
     remove_slices,
     task_folder,
 )
+from datamat.run.targets import claim_names, refuse_own_source
 from datamat.run.upload import Uploaded, UploadedPiece, UploadTask, opened_output
 
 if TYPE_CHECKING:
@@ -323,6 +324,7 @@ def run_job(job: Job, tasks: Tasks, request: RunRequest) -> RunReport:
         request: how the run is to go.
     """
     began = time.perf_counter()
+    refuse_own_source(job)
     work_folder(job.output)
     with disk_errors_explained(job.output), locked(job.work / "lock"):
         bucket = None if job.store is None or not job.store.keeps_conditions else TaskBucket(job.store)
@@ -354,6 +356,8 @@ def _run_locked(
         planned = job.planned_in(job.work / "rows")
         try:
             judge_existing(planned, finished, existing=request.existing, reuses_rows=request.mode == "retry")
+            if request.mode != "repair":  # which restores what was there
+                claim_names(planned, *finished, job.store)
             if remote is not None:
                 if bucket is not None:
                     remote.adopt_made(planned.plan, bucket.made(), are_held=bucket.replaces)
@@ -392,6 +396,7 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest)
         OutputError: tasks of another definition are at work; or as `run_job` does.
     """
     assert request.task is not None
+    refuse_own_source(shared)
     if shared.store is not None:
         if holder := lock_holder(shared.work / "lock"):
             raise _not_shared(shared, holder)
@@ -476,6 +481,7 @@ class _Task:
         finished = known_shards(self._shared.output, self._shared.work)
         refuse_other_dataset(self._shared, finished)
         judge_existing(whole, finished, existing=self._request.existing, reuses_rows=False)
+        claim_names(whole, *finished, None)
         self._lacking = lacking = {change.shard for change in find_changes(whole)}
         if not lacking and not is_shared(self._shared.work) and self._is_written(whole):
             return None
@@ -582,6 +588,7 @@ class _BucketTask(_Task):
         finished = known_shards(own.output, own.work)
         refuse_other_dataset(own, finished)
         judge_existing(planned, finished, existing=self._request.existing, reuses_rows=False)
+        claim_names(planned, *finished, own.store)
         self._lacking = lacking = {change.shard for change in find_changes(planned)}
         if not lacking and not bucket.is_there and self._is_written(planned):
             events.emit(PlanMade.of(planned.plan, planned.chosen))
@@ -1259,5 +1266,11 @@ def work_folder(output: pathlib.Path) -> pathlib.Path:
     except OSError as error:
         raise OutputError(f"output {output} cannot be made: {error}; give a folder that can be written") from error
     refuse_links(work)
-    refuse_links(output / INDEX_FOLDER)
+    index = output / INDEX_FOLDER
+    if index.exists() and not index.is_dir():
+        raise OutputError(
+            f"{index} is a file that no run of datamat has made, where datamat needs a folder; move it away, or give "
+            "another output"
+        )
+    refuse_links(index)
     return work

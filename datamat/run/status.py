@@ -281,10 +281,10 @@ def compared_status(planned: PlannedJob) -> Status:
     changes = find_changes(planned)
     names = {shard.name for shard in planned.chosen}
     found = output_status(planned.job, [PlannedShard.of(shard) for shard in shards])
-    loss = find_loss(planned, known)
+    loss, again = find_loss(planned, known), planned.job.remedies.again
     return dataclasses.replace(
         found,
-        note=f"{planned.job.remedies.again} raises: {loss}" if loss else found.note,
+        note="; ".join(filter(None, [found.note, loss and f"{again} raises: {loss}", planned.plan.left_aside])),
         changes=tuple(change for change in changes if change.shard in names),
         obsolete=tuple(sorted(known.keys() - {shard.name for shard in shards})),
     )

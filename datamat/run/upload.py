@@ -65,6 +65,7 @@ from datamat.directory.manifest import (
     ShardInfo,
     by_shard,
     growing_path,
+    is_manifest,
     read_entries,
     read_entry,
     write_entry,
@@ -829,6 +830,11 @@ class RemoteOutput:
             manifest = Manifest.parse(content, self._store.url_of(MANIFEST_FILE))
         except CorruptDataError as error:
             place = self._store.url_of(MANIFEST_FILE)
+            if not is_manifest(content):
+                raise OutputError(
+                    f"{place} is not a manifest of datamat, and this run would overwrite it; move it away, or give "
+                    "another output"
+                ) from error
             raise OutputError(
                 f"{place} is damaged; call repair(), which rebuilds it from what it still says"
             ) from error

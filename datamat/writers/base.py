@@ -192,8 +192,9 @@ class DatasetWriter(abc.ABC):
     def augment(self, sample: Sample, rng: np.random.Generator) -> Sample | Iterable[Sample | Skip] | Skip | None:
         """Return a changed sample, or several; the default returns it unchanged.
 
-        Called in a worker process for each copy, before the run's `transform`, in the splits that `copies` names (in
-        all of them, if it is a number). A copy that gives several samples makes several records, `KEY#COPY-NUMBER`.
+        Called in a worker process for each copy, before the run's `transform`, in the splits that `copies` names (if it
+        is a number, in "train", or in all where no split is called so). A copy that gives several samples makes several
+        records, `KEY#COPY-NUMBER`.
 
         Args:
             sample: decoded values by feature name, with `key`; images uint8 (height, width, channels), masks uint8

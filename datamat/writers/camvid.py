@@ -26,7 +26,7 @@ from datamat.directory.rows import IndexRow
 from datamat.errors import SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import Index, files_below, pair_files
+from datamat.writers.index import PICTURES, Index, files_below, pair_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,6 @@ OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 
 _ANNOTATIONS = "annot"
-_PICTURES = (".png", ".jpg", ".jpeg")
 
 _CLASSES = {
     "sky": (128, 128, 128),
@@ -127,7 +126,7 @@ def _begins_with_picture(path: pathlib.Path) -> bool:
     with path.open(encoding="utf-8", errors="replace") as lines:
         line = next((line for line in lines if line.strip() and not line.startswith("#")), "")
     first = line.split("\t" if "\t" in line else None)[:1]
-    return bool(first) and first[0].strip().lower().endswith(_PICTURES)
+    return bool(first) and first[0].strip().lower().endswith(PICTURES)
 
 
 def _listed(folder: pathlib.Path, lists: Mapping[str, str]) -> Iterator[IndexRow]:
@@ -140,7 +139,7 @@ def _listed(folder: pathlib.Path, lists: Mapping[str, str]) -> Iterator[IndexRow
 
 def _paired(folder: pathlib.Path) -> Iterator[IndexRow]:
     pictures: dict[str, list[pathlib.PurePosixPath]] = {}
-    for path in files_below(folder, "*/*", _PICTURES):
+    for path in files_below(folder, "*/*", PICTURES):
         pictures.setdefault(path.parts[0], []).append(path)
     for split in sorted({name.removesuffix(_ANNOTATIONS) for name in pictures}):
         for image, mask in pair_files(pictures.get(split, []), pictures.get(split + _ANNOTATIONS, [])):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datamat.directory.rows import output_lies_in
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
 from datamat.features import Bytes, Features, Image
 from datamat.features import Sequence as ListOf
@@ -244,8 +245,8 @@ class ImportWriter(DatasetWriter):
         """Return one row per sample, in order."""
         if "_samples" not in self.__dict__:
             return Index.from_dataset(source, key=self._key_field)
-        if self._was_indexed and isinstance(source, (str, os.PathLike)):
-            self.bind(source)  # what lies there may have changed
+        if isinstance(source, (str, os.PathLike)) and (self._was_indexed or output_lies_in(os.fspath(source))):
+            self.bind(source)  # what lies there may have changed, or be the output
         self.__dict__["_was_indexed"] = True
         return Index.from_dataset(self._samples, key=self._key_field)
 

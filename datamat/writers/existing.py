@@ -27,7 +27,7 @@ import xxhash
 from datamat.codecs import encode_png
 from datamat.directory.files import commit_json, expand_home, read_json, temporary_folder
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
-from datamat.directory.rows import Rows, follows_links
+from datamat.directory.rows import Rows, follows_links, note_files, refuse_output_in
 from datamat.errors import (
     CorruptDataError,
     DatamatError,
@@ -937,7 +937,7 @@ def _paths_of(dataset: Any, *, is_named: bool) -> list[pathlib.Path] | None:
     if isinstance(dataset, (str, os.PathLike)):
         text = os.path.abspath(os.fspath(dataset))
         if glob.has_magic(text) and not os.path.lexists(text):
-            found = [pathlib.Path(path) for path in sorted(glob.glob(text, recursive=True))]
+            found = files_of_pattern(text)
             if not found:
                 raise SourceError(f"no file matches {text!r}; correct the pattern")
             return found
@@ -959,7 +959,7 @@ def _of_braces(text: str) -> list[str]:
 
 
 def files_below(
-    root: str | os.PathLike[str], pattern: str = "**/*", suffixes: Sequence[str] = ()
+    root: str | os.PathLike[str], pattern: str = "**/*", suffixes: str | Sequence[str] = ()
 ) -> list[pathlib.PurePosixPath]:
     """Return the visible files below a folder, as sorted paths relative to it.
 
@@ -968,24 +968,64 @@ def files_below(
     Args:
         root: folder that holds the files.
         pattern: glob pattern, relative to `root`.
-        suffixes: suffixes of the files to return, in lower case; empty returns all.
+        suffixes: suffixes of the files to return, such as ".png", or one of them; empty returns all.
 
     Raises:
         SourceError: the folder does not exist.
+        OptionError: a suffix does not begin with a dot.
+        OutputError: a run lists its source, and files of its output would be among them.
     """
     folder = pathlib.Path(root)
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder; give the folder that holds the samples as source")
+    real = os.path.join(os.path.realpath(folder), "")
+    suffixes = [suffix.lower() for suffix in ([suffixes] if isinstance(suffixes, str) else suffixes)]
+    if wrong := [suffix for suffix in suffixes if suffix[:1] != "."]:
+        raise OptionError(f"suffixes holds {wrong[0]!r}; want suffixes with their dot, as in suffixes=['.jpg', '.png']")
+
+    def takes(path: str) -> bool:
+        below = pathlib.PurePosixPath(path.removeprefix(real))
+        return path.startswith(real) and _fits(below.parts, pattern.split("/")) and is_listed(below)
+
+    def is_listed(below: pathlib.PurePosixPath) -> bool:
+        is_wanted = not suffixes or below.suffix.lower() in suffixes or _ending_of(below.name) in suffixes
+        return is_wanted and not any(part.startswith(".") for part in below.parts)
+
+    refuse_output_in(os.fspath(folder), takes)
+    visible = _visible_files(folder, pattern)
+    found = [path for path in visible if is_listed(path)] if suffixes else visible
+    note_files(folder, found, [] if len(found) == len(visible) else [path for path in visible if not is_listed(path)])
+    return found
+
+
+def _visible_files(folder: pathlib.Path, pattern: str = "**/*") -> list[pathlib.PurePosixPath]:
+    """Return the files below a folder that are not hidden, sorted."""
     found = []
     for path in _linked(folder, pattern) if follows_links() else folder.glob(pattern):
         below = pathlib.PurePosixPath(path.relative_to(folder).as_posix())
         visible = not any(part.startswith(".") for part in below.parts)
         # Not `is_file`: a dangling link is a missing sample, which is reported when the file is checked.
-        if visible and (not suffixes or below.suffix.lower() in suffixes) and not path.is_dir():
+        if visible and not path.is_dir():
             found.append(below)
         elif visible and "**" in pattern and not follows_links() and path.is_symlink() and path.is_dir():
             _note_link(folder, path)
     return sorted(found)
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a path fits a glob pattern, both given by their parts."""
+    if not parts or not pattern:
+        return not parts and not pattern
+    if pattern[0] == "**":
+        return _fits(parts, pattern[1:]) or _fits(parts[1:], pattern)
+    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+
+
+def files_of_pattern(pattern: str) -> list[pathlib.Path]:
+    """Return what a glob pattern finds, in the order of the names; raises `OutputError` as `files_below` does."""
+    absolute = os.path.abspath(pattern).split("/")
+    refuse_output_in(repr(pattern), lambda path: _fits(path.split("/"), absolute))
+    return [pathlib.Path(path) for path in sorted(glob.glob(pattern, recursive=True))]
 
 
 def _note_link(root: pathlib.Path, path: pathlib.Path) -> None:
@@ -1033,7 +1073,7 @@ def _listed(paths: Sequence[pathlib.Path], suffixes: Sequence[str]) -> list[Sour
     for path in paths:
         if path.is_dir():
             prefix = f"{path.name}/" if len(folders) > 1 else ""
-            names = [str(name) for name in files_below(path) if not suffixes or _ending_of(name.name) in suffixes]
+            names = [str(name) for name in files_below(path, suffixes=suffixes)]
             found += [SourceFile(prefix + name, os.path.join(path, name)) for name in names]
         else:
             found.append(SourceFile(path.name, str(path)))
@@ -1094,7 +1134,7 @@ def _kind_of(paths: Sequence[pathlib.Path]) -> str:
             index = next(iter([*first.glob("index.json"), *sorted(first.glob("*/index.json"))]), None)
             if index is not None:
                 return "litdata" if "chunks" in read_json(index) else "mds"
-        endings = {_ending_of(path.name) for path in files_below(first)}
+        endings = {_ending_of(path.name) for path in _visible_files(first)}
     else:
         endings = {_ending_of(path.name) for path in paths}
     kinds = {kind for kind, (suffixes, _) in _OF_FILES.items() if endings & set(suffixes)}

@@ -6,7 +6,8 @@
     Materializer("image_folder", source="ROOT", output="out/pets", splits={"train": 0.9, "val": 0.1}).run()
 
 The classes are the sorted names of the folders, of all splits together. The key is the path: `train-cat-001`. Hidden
-files, and files without the suffix of an image, are ignored.
+files are ignored. Files without the suffix of an image that `Image` reads are left aside, as the plan says; a class
+folder in which all are, or that is empty, is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from datamat.codecs import read_file
+from datamat.directory.files import WORK
+from datamat.directory.rows import describe_files
 from datamat.errors import SourceError, join_problems
 from datamat.features import ClassLabel, Features, Image
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import Index, files_below
+from datamat.writers.index import PICTURES, Index, files_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,8 +33,6 @@ __all__ = ["ImageFolderWriter"]
 
 OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
-
-_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 class ImageFolderWriter(DatasetWriter):
@@ -69,7 +70,7 @@ class ImageFolderWriter(DatasetWriter):
         return Index.from_folder(
             source,
             "*/" * self._depth + "*",
-            suffixes=_PICTURES,
+            suffixes=PICTURES,
             fields_of=lambda path: {"label": self._ids[path.parent.name]},
             split_of=lambda path: path.parts[0] if self._depth == 2 else None,
         )
@@ -80,9 +81,12 @@ class ImageFolderWriter(DatasetWriter):
 
 def _class_folders(root: pathlib.Path) -> list[pathlib.PurePosixPath]:
     """Return the folders that hold images, relative to `root`, all of one depth: CLASS or SPLIT/CLASS."""
-    folders = sorted({path.parent for path in files_below(root, suffixes=_PICTURES)})
+    folders = sorted({path.parent for path in files_below(root, suffixes=PICTURES)})
     if not folders:
-        raise SourceError(f"{root} holds no images ({' '.join(_PICTURES)}); want CLASS/*.jpg or SPLIT/CLASS/*.jpg")
+        raise SourceError(
+            f"{root} holds no images ({' '.join(PICTURES)}; it holds {_files_in(root)}); want CLASS/*.jpg or "
+            "SPLIT/CLASS/*.jpg"
+        )
     depth = len(folders[-1].parts)
     odd = [str(folder) for folder in folders if len(folder.parts) != depth or depth not in {1, 2}]
     if odd:
@@ -90,4 +94,26 @@ def _class_folders(root: pathlib.Path) -> list[pathlib.PurePosixPath]:
             f"{root} holds images in folders of different depth, or too deep: "
             f"{join_problems([*odd, str(folders[-1])])}; want CLASS/*.jpg for all, or SPLIT/CLASS/*.jpg for all"
         )
+    taken = {*folders, *(folder.parent for folder in folders)}
+    empty = [folder for folder in _folders(root, depth) if folder not in taken]
+    if empty:
+        found = [f"{folder} ({_files_in(root / folder)})" for folder in empty]
+        raise SourceError(
+            f"{root} has folders without an image that can be read: {join_problems(found)}; add images to them, "
+            f"convert those that are there ({' '.join(PICTURES)}), or move the folders away"
+        )
     return folders
+
+
+def _folders(root: pathlib.Path, depth: int) -> list[pathlib.PurePosixPath]:
+    """Return the folders down to a depth, relative to `root`; not links, what is hidden, and outputs of datamat."""
+    level, found = [root], list[pathlib.Path]()
+    for _ in range(depth):
+        inner = [path for folder in level for path in folder.iterdir() if path.name[0] != "." and not path.is_symlink()]
+        level = [path for path in inner if path.is_dir() and not (path / WORK).is_dir()]
+        found += level
+    return sorted(pathlib.PurePosixPath(path.relative_to(root).as_posix()) for path in found)
+
+
+def _files_in(folder: pathlib.Path) -> str:
+    return describe_files([path.name for path in files_below(folder)])

@@ -7,7 +7,6 @@ Tables go there as columns, and become `IndexRow`s only for those who iterate ov
 
 from __future__ import annotations
 
-import glob
 import io
 import itertools
 import json
@@ -24,6 +23,7 @@ from datamat.writers.base import DataSource
 from datamat.writers.existing import (
     ArrowSource,
     files_below,
+    files_of_pattern,
     is_arrow_dataset,
     listed_column,
     open_source,
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
-__all__ = ["Index", "files_below", "pair_files"]
+__all__ = ["PICTURES", "Index", "files_below", "pair_files"]
+
+PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff")
+"""Suffixes of the files that `Image` reads."""
 
 _BATCH_ROWS = 65_536
 _UNPACKED_BY_ARROW = (".gz", ".bz2", ".lz4", ".zst")  # which it knows by these names
@@ -76,7 +79,7 @@ class Index(Rows):
         pattern: str = "**/*",
         *,
         field: str = "image",
-        suffixes: Sequence[str] = (),
+        suffixes: str | Sequence[str] = (),
         fields_of: Callable[[pathlib.PurePosixPath], Mapping[str, str | int | float]] | None = None,
         split_of: Callable[[pathlib.PurePosixPath], str | None] | None = None,
     ) -> Index:
@@ -88,7 +91,8 @@ class Index(Rows):
             root: folder that holds the files.
             pattern: glob pattern, relative to `root`.
             field: name of the field that holds the path, relative to `root`.
-            suffixes: suffixes of the files to index, in lower case (".png"); empty indexes all.
+            suffixes: suffixes of the files to index (".png"), or one of them; empty indexes all. What others have is
+                left aside, which the plan says.
             fields_of: function that returns further fields of a file, given its path relative to `root`.
             split_of: function that returns the split of a file, given its path relative to `root`.
 
@@ -179,7 +183,7 @@ class Index(Rows):
         *,
         on: str,
         how: Literal["exact", "rows", "files", "inner"] = "exact",
-        suffixes: Sequence[str] = (),
+        suffixes: str | Sequence[str] = (),
         key: str | None = None,
         split: str | None = None,
         root: str | os.PathLike[str] | None = None,
@@ -515,14 +519,16 @@ def _table_files(given: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Return the tables in a folder, or those that a pattern fits, in the order of their names."""
     place = os.fspath(given)
     if os.path.isdir(place):
-        found = [pathlib.Path(place, path) for path in files_below(pathlib.Path(place)) if _kind_of_table(path)]
+        found = [pathlib.Path(place, path) for path in files_below(place, suffixes=_TABLES) if _kind_of_table(path)]
     else:
-        found = [pathlib.Path(path) for path in sorted(glob.glob(place, recursive=True)) if os.path.isfile(path)]
+        found = [path for path in files_of_pattern(place) if os.path.isfile(path)]
     if not found:
         raise SourceError(f"{place}: there is no table; want one, a folder of them, or a pattern: {_KINDS}")
     return found
 
 
+_TEXT_TABLES = (".csv", ".tsv", ".jsonl")
+_TABLES = (".parquet", ".lz4", *(kind + packing for kind in _TEXT_TABLES for packing in ("", *_UNPACKED_BY_ARROW)))
 _KINDS = ".parquet, .csv, .tsv or .jsonl, the last three also packed, as .csv.gz"
 
 

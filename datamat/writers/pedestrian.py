@@ -26,11 +26,11 @@ from xml.etree import ElementTree
 import numpy as np
 
 from datamat.codecs import decode_image, probe, read_file
-from datamat.directory.rows import IndexRow
+from datamat.directory.rows import IndexRow, note_files
 from datamat.errors import OptionError, SchemaError, SourceError
 from datamat.features import Features, Image, Mask
 from datamat.writers.base import DatasetWriter, Sample
-from datamat.writers.index import files_below, pair_files
+from datamat.writers.index import PICTURES, files_below, pair_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,6 @@ OUTPUT_VERSION = 1
 """Incremented when the same source gives other samples, so that shards of this writer are rebuilt."""
 PACKAGES = ("cv2",)  # draws the polygons
 
-_PICTURES = (".jpg", ".jpeg", ".png")
 _UNDECLARED = 255
 _FARTHEST = 1 << 20  # pixels: far outside any image, and still exact in cv2's fixed-point coordinates
 
@@ -139,10 +138,11 @@ class PedestrianWriter(DatasetWriter):
 
 
 def _rows(root: pathlib.Path, surface: str, names: Sequence[str]) -> Iterator[IndexRow]:
-    images = files_below(root / surface, "*", _PICTURES)
+    images = files_below(root / surface, "*", PICTURES)
     masks = files_below(root / surface, "MASK/*", (".png",))
     xml = next((name for name in (f"{surface}/{surface}.xml", f"{surface}.xml") if (root / name).is_file()), "")
     drawings = _drawings(root / xml, names) if xml else {}
+    note_files(root, [pathlib.PurePath(xml)] if xml else [])
     coded = {mask.stem for mask in masks}
     drawn = {image for image in images if image.name in drawings and image.stem not in coded}
     lost = sorted(drawings.keys() - {image.name for image in images})

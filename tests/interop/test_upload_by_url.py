@@ -142,7 +142,7 @@ class Place:
         """Assert that the bucket holds the dataset, and nothing is left over."""
         found, work = self.there()
         assert found == expected
-        assert work <= {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
+        assert work <= {"run", "objects.json", "ledger.jsonl", "names.json", "sidecars.json", "inputs"}
         assert self.uploads() == []
 
 

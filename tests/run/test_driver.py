@@ -193,7 +193,13 @@ def test_workers_see_to_what_parts_have_left(raw, monkeypatch, is_own):
     assert report.num_parts_written >= PARTS
     assert not [name for name in opened if name.removeprefix("removed ")[:5].isdigit()]
     assert verify(raw / "out").ok
-    assert sorted(os.listdir(raw / "out" / ".datamat")) == ["inputs", "ledger.jsonl", "lock", "sidecars.json"]
+    assert sorted(os.listdir(raw / "out" / ".datamat")) == [
+        "inputs",
+        "ledger.jsonl",
+        "lock",
+        "names.json",
+        "sidecars.json",
+    ]
 
 
 def test_driver_opens_no_tar_shard_to_index_its_members(raw, monkeypatch):

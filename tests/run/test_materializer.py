@@ -346,6 +346,7 @@ def test_finished_directory_holds_nothing_else_and_stays_as_it_is(pairs, finishe
         "inputs",
         "ledger.jsonl",
         "lock",
+        "names.json",
         "sidecars.json",
     }
 

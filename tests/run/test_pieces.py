@@ -1,7 +1,7 @@
 """Pieces of shards that grow: uploaded part by part, taken over on another machine, from wherever a kill came between.
 
 A refused request stands in for a kill: what it leaves in the store is the same, because nobody tidies up.
-The runs in `interop/test_upload.py` are killed in earnest.
+The runs in `interop/test_upload_by_url.py` are killed in earnest.
 """
 
 from __future__ import annotations

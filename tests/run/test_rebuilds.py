@@ -314,6 +314,21 @@ def test_rows_without_records_may_go(tmp_path, num_bad):
         materialize(picky, left[:-1], tmp_path / "out", key=key_of, **HERE)
 
 
+@pytest.mark.parametrize("damage", ["keys", "index", "folder"])
+def test_damaged_index_hides_no_finished_rows(tmp_path, damage):
+    """The records themselves have the keys."""
+    out = tmp_path / "out"
+    materialize(number, range(20), out, key=key_of, **HERE)
+    if damage == "folder":
+        shutil.rmtree(out / "_index")
+    else:
+        (out / "_index" / f"train.{damage}").write_bytes(b"x")
+
+    with pytest.raises(OutputError, match=r"2 of the 20 rows .*n18; n19"):
+        materialize(number, range(18), out, key=key_of, **HERE)
+    assert materialize(number, range(20), out, key=key_of, **HERE).num_rows == 20
+
+
 def test_deleted_picture_is_no_order_to_remove_its_record(source, output):
     """The run says how to remove it; one task of several does, too."""
     (source / "train.txt").write_text("".join((source / "train.txt").read_text().splitlines(keepends=True)[:-2]))

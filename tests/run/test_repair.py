@@ -108,7 +108,13 @@ def test_repair_restores_every_file_and_touches_no_other(source, template, outpu
     assert verify(output).ok and report.num_shards_written == num_shards
     kept = [name for name in whole if (output / name).stat().st_ino == before[name]]
     assert len(kept) >= len(before) - max(num_shards, 1)
-    assert {*os.listdir(output / ".datamat")} - {"quarantine"} == {"inputs", "ledger.jsonl", "lock", "sidecars.json"}
+    assert {*os.listdir(output / ".datamat")} - {"quarantine"} == {
+        "inputs",
+        "ledger.jsonl",
+        "lock",
+        "names.json",
+        "sidecars.json",
+    }
 
 
 @pytest.mark.parametrize("name", ["inputs", "ledger.jsonl", "lock", "sidecars.json"])

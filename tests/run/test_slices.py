@@ -68,7 +68,7 @@ def _num_done(output):
 def _is_as_wanted(output, wanted):
     assert content(output) == wanted
     assert verify(output, deep=True).ok
-    assert sorted(os.listdir(output / ".datamat")) == ["inputs", "ledger.jsonl", "lock", "sidecars.json"]
+    assert sorted(os.listdir(output / ".datamat")) == ["inputs", "ledger.jsonl", "lock", "names.json", "sidecars.json"]
 
 
 @pytest.mark.sample(2)

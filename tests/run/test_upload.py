@@ -1,7 +1,7 @@
 """Runs whose output is in a store: what a later run makes of what an earlier one, or another beside it, has left there.
 
 The store is an S3 in memory, and a run is ended, or another begun, when a request arrives: nothing waits. In
-`interop/test_upload.py`, programs write to servers, and are killed.
+`interop/test_upload_by_url.py`, programs write to servers, and are killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["s3"]
 
 URL = "s3://bucket/sets/one"
 ROOT = "bucket/sets/one/"
-KEPT = {"run", "objects.json", "ledger.jsonl", "sidecars.json", "inputs"}
+KEPT = {"run", "objects.json", "ledger.jsonl", "names.json", "sidecars.json", "inputs"}
 
 
 def row_of(number):

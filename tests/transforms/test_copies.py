@@ -1,4 +1,4 @@
-"""Copies: drawn again only where chance decides them, and made one at a time, however many there are."""
+"""Copies: of which splits, drawn again only where chance decides, and made one at a time, however many there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import textwrap
 import numpy as np
 import pytest
 
-from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, Scalar, ShardOptions, Tensor, WorkerOptions
+from datamat import (
+    DatasetWriter,
+    Features,
+    Image,
+    IndexRow,
+    Materializer,
+    Scalar,
+    ShardOptions,
+    Tensor,
+    WorkerOptions,
+    load,
+)
 from datamat.plan.pipeline import Pipeline
 from datamat.testing import InlineExecutor
 from datamat.transforms import Augmenter
@@ -292,3 +303,66 @@ def test_row_that_fails_late_leaves_no_record(tmp_path):
 
     assert report.num_records == 10
     assert not list(tmp_path.rglob("tmp*"))
+
+
+# ------------------------------------------------------------ which splits are drawn
+
+
+class Drawing(DatasetWriter):
+    """Numbers in some splits; `augment` draws another one."""
+
+    name = "numbers"
+    features = Features({"n": Scalar("int64")})
+
+    def index(self, source):
+        return [IndexRow(f"{split}-{n}", split, {"n": n}) for split in source for n in range(3)]
+
+    def read(self, row):
+        return {"n": row.fields["n"]}
+
+
+class Augmenting(Drawing):
+    def augment(self, sample, rng):
+        return {**sample, "n": sample["n"] + 100}
+
+
+def plus_hundred(sample):
+    return {**sample, "n": sample["n"] + 100}
+
+
+@pytest.mark.parametrize("by", ["transform", "augment"])
+@pytest.mark.parametrize(
+    ("splits", "copies", "drawn"),
+    [
+        (("train", "val", "test"), None, {"train": 1}),
+        (("train", "val", "test"), 3, {"train": 3}),
+        (("a", "b"), None, {"a": 1, "b": 1}),
+        (("a", "b"), 2, {"a": 2, "b": 2}),
+        (("train", "val"), {"train": 2, "val": 1}, {"train": 2, "val": 1}),
+        (("train", "val"), {"val": 2}, {"val": 2}),
+        (("train", "val"), {}, {}),
+    ],
+)
+def test_splits_that_are_drawn(tmp_path, by, splits, copies, drawn):
+    """Training data alone, unless `copies` names others; the rest is stored once, as it is. The plan says which."""
+    options = {} if copies is None else {"copies": copies}
+    writer = Augmenting() if by == "augment" else Drawing()
+    if by == "transform":
+        options["transform"] = plus_hundred
+    job = Materializer(writer, splits, tmp_path / "out", executor=InlineExecutor(), **options)
+
+    lines = str(job.plan()).splitlines()
+    job.run(progress=False)
+
+    for split in splits:
+        keys = [f"{split}-{n}" for n in range(3)]
+        stored = sorted((sample["key"], int(sample["n"])) for sample in load(tmp_path / "out", split))
+        if split in drawn:
+            wanted = [(f"{key}#{copy}", n + 100) for n, key in enumerate(keys) for copy in range(drawn[split])]
+        else:
+            wanted = [(key, n) for n, key in enumerate(keys)]
+        assert stored == sorted(wanted)
+    others = [split for split in splits if split not in drawn]
+    assert any(line.startswith("drawn: ") for line in lines) == bool(drawn)
+    if drawn:
+        assert lines[-1] == f"drawn: {', '.join(drawn)}" + (f"; as they are: {', '.join(others)}" if others else "")

@@ -95,12 +95,14 @@ def test_files_that_are_compressed_give_the_rows_of_plain_ones(tmp_path, kind, c
 
 def test_compression_is_found_by_content_whatever_the_file_is_called(tmp_path):
     """TensorFlow gives compressed records any name; a record of 40,056 bytes begins like a zlib stream."""
-    (tmp_path / "a.tfrecord").write_bytes(gzip.compress(_records([0])))
-    (tmp_path / "b.tfrecord").write_bytes(zlib.compress(_records([1])))
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.tfrecord").write_bytes(gzip.compress(_records([0])))
+    (raw / "b.tfrecord").write_bytes(zlib.compress(_records([1])))
     plain = next(data for pad in range(40_000, 40_057) if (data := _records([2], pad))[:2] == b"\x78\x9c")
-    (tmp_path / "c.tfrecord").write_bytes(plain)
+    (raw / "c.tfrecord").write_bytes(plain)
 
-    _run("tfrecord", tmp_path, tmp_path / "out")
+    _run("tfrecord", raw, tmp_path / "out")
 
     assert _numbers(tmp_path / "out") == [0, 1, 2]
 

@@ -1,9 +1,16 @@
 """Pictures in class folders: classes, splits and keys, and folders that do not fit."""
 
+import re
+
+import numpy as np
+import PIL.Image
 import pytest
 
-from datamat.errors import SourceError
+from datamat import Index, Materializer, load
+from datamat.errors import OptionError, SourceError
+from datamat.testing import InlineExecutor
 from datamat.writers.image_folder import ImageFolderWriter
+from datamat.writers.index import PICTURES
 
 
 @pytest.fixture
@@ -94,3 +101,90 @@ def test_link_to_nowhere_is_refused(folder, materialized):
 
     with pytest.raises(SourceError, match=r"cat/2\.jpg.*no such file"):
         materialized("image_folder", source)
+
+
+# ------------------------------------------------------------ suffixes, and what is left aside
+
+
+def draw(path, number=0):
+    """Write a picture in the format that its suffix says."""
+    kinds = {".jpe": "JPEG", ".jfif": "JPEG", ".heic": "PNG"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((8, 8, 3), number, np.uint8)
+    PIL.Image.fromarray(pixels).save(path, format=kinds.get(path.suffix.lower()))
+
+
+@pytest.mark.parametrize("suffix", [*PICTURES, ".JPG", ".TIFF"])
+def test_every_kind_of_file_that_image_reads_is_taken(tmp_path, suffix):
+    draw(tmp_path / "raw" / "cat" / f"1{suffix}", 9)
+    draw(tmp_path / "raw" / "dog" / "1.png")
+
+    Materializer("image_folder", tmp_path / "raw", tmp_path / "out", executor=InlineExecutor()).run(progress=False)
+
+    (cat,) = (sample for sample in load(tmp_path / "out") if sample["key"] == "cat-1")
+    assert abs(int(cat["image"].mean()) - 9) < 3
+
+
+def test_files_that_are_left_aside_are_reported(tmp_path):
+    """In plan, report and status: how many, of which kinds, and the first names."""
+    raw = tmp_path / "raw"
+    for name in ("cat/1.png", "dog/1.png", "cat/2.gif", "cat/3.gif", "dog/4.heic", "dog/notes", "dog/.hidden"):
+        draw((raw / name).with_suffix(".png")) if name.endswith("1.png") else (raw / name).write_bytes(b"x")
+    job = Materializer("image_folder", raw, tmp_path / "out", executor=InlineExecutor())
+    wanted = "left aside: 4 files (.gif 2, .heic 1, no suffix 1): cat/2.gif, cat/3.gif, dog/4.heic, ..."
+
+    assert wanted in str(job.plan())
+    report = job.run(progress=False)
+    assert report.left_aside == wanted and wanted in str(report)
+    assert wanted in str(job.status())
+    assert job.run(progress=False).did_nothing
+
+
+@pytest.mark.parametrize("depth", ["", "train/"])
+@pytest.mark.parametrize("files", [(), ("1.heic", "2.heic"), ("1.svg",)])
+def test_class_without_a_picture_is_refused(tmp_path, depth, files):
+    """By name, and with what is there: else the class would vanish from the names."""
+    raw = tmp_path / "raw"
+    draw(raw / f"{depth}cat" / "1.png")
+    (raw / f"{depth}dog").mkdir()
+    for name in files:
+        (raw / f"{depth}dog" / name).write_bytes(b"x")
+
+    found = f"{len(files)} files? \\({re.escape(files[0][1:])} {len(files)}" if files else "no file"
+    with pytest.raises(SourceError, match=rf"{depth}dog \({found}"):
+        Materializer("image_folder", raw, tmp_path / "out")
+
+
+def test_output_beside_the_classes_is_no_class(tmp_path):
+    raw = tmp_path / "raw"
+    draw(raw / "cat" / "1.png")
+    for _ in range(2):
+        report = Materializer("image_folder", raw, raw / "out", executor=InlineExecutor()).run(progress=False)
+    assert report.did_nothing
+
+
+def test_suffixes_given_as_a_text_are_one(tmp_path):
+    """Not the letters of it: `README` and `x.j` have no such suffix."""
+    for name in ("a.jpg", "b.JPG", "README", "x.j", "c.png"):
+        (tmp_path / name).write_bytes(b"x")
+
+    for suffixes in (".jpg", [".jpg"], (".JPG",)):
+        assert [row.key for row in Index.from_folder(tmp_path, suffixes=suffixes)] == ["a", "b"]
+    joined = Index.join(tmp_path, {"file": ["a", "b"]}, on="file", suffixes=".jpg")
+    assert [row.key for row in joined] == ["a", "b"]
+    with pytest.raises(OptionError, match=r"'jpg'.*'\.jpg'"):
+        list(Index.from_folder(tmp_path, suffixes="jpg"))
+
+
+@pytest.mark.parametrize("suffix", [".jpe", ".jfif", ".bmp", ".tif"])
+def test_pairs_of_folders_take_the_same_kinds(tmp_path, suffix):
+    """CamVid's layout: an image of any kind beside its annotation; others are left aside, and named."""
+    draw(tmp_path / "raw" / "train" / f"1{suffix}")
+    (tmp_path / "raw" / "trainannot").mkdir()
+    PIL.Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "raw" / "trainannot" / "1.png")
+    (tmp_path / "raw" / "train" / "2.heic").write_bytes(b"x")
+
+    plan = Materializer("camvid", tmp_path / "raw", tmp_path / "out").plan()
+
+    assert plan.num_rows == 1
+    assert plan.left_aside == "left aside: 1 file (.heic 1): train/2.heic"

@@ -1,0 +1,217 @@
+"""The names that a run gives in its output: taken only where they are free, or were given by datamat before.
+
+    plan, formats ──> the names that the run will give ──┐
+    listing of the output ───────────────────────────────┼──> names that somebody else has: refused, before any work
+    manifest, entries, `.datamat/names.json` ────────────┘
+
+A name counts by its series, which all shards of a split share: `cats-train-of-00008.tfrecord` stands for eight names.
+The record `.datamat/names.json` lists the series that runs have begun here. It is written before any work, so that
+what a killed run leaves under a final name, without manifest or entry, is never taken for somebody else's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from datamat.directory.files import WORK, commit_json, read_json, render_json
+from datamat.directory.manifest import (
+    INDEX_FOLDER,
+    MANIFEST_FILE,
+    file_names,
+    index_file,
+    is_manifest,
+    keys_file,
+    manifest_bytes,
+    salvaged_shards,
+)
+from datamat.errors import OutputError, join_problems
+from datamat.readers.dataset import ShardedDataset
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from datamat.directory.manifest import Manifest, ShardFiles
+    from datamat.directory.stores import ObjectStore
+    from datamat.plan.job import Job, PlannedJob
+    from datamat.plan.plan import Plan
+
+
+__all__ = ["claim_names", "foreign_names", "refuse_own_source", "series_of"]
+
+_RECORD = "names.json"
+_NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.)")
+
+
+def series_of(name: str) -> str:
+    """Return what stands for the names of all shards of a split; of any other file its name.
+
+    Example:
+        >>> series_of("cats-train-00000-of-00008.tfrecord"), series_of("_index/train.keys")
+        ('cats-train-of-00008.tfrecord', '_index/train.keys')
+    """
+    return _NUMBER.sub("", name, count=1)
+
+
+def foreign_names(wanted: Collection[str], listing: Iterable[str], ours: Collection[str]) -> list[str]:
+    """Return the names in an output that a run would give, and that datamat has not given there.
+
+    Args:
+        wanted: series of the names that the run will give.
+        listing: names that are there, relative to the output.
+        ours: series that datamat has given there.
+    """
+    return sorted(name for name in listing if (series := series_of(name)) in wanted and series not in ours)
+
+
+def _planned_series(plan: Plan, extensions: Sequence[str]) -> set[str]:
+    found = {MANIFEST_FILE}
+    for split, shards in plan.splits.items():
+        found |= {index_file(split), keys_file(split)}
+        found |= {series_of(name) for pair in file_names(shards[0].name, extensions) for name in pair}
+    return found
+
+
+def _known_series(manifest: Manifest | None, shards: Iterable[ShardFiles]) -> set[str]:
+    found = {series_of(name) for files in shards for info in files for name in (info.file, info.index_file)}
+    if manifest is not None:
+        found |= {MANIFEST_FILE, *(info.file for info in manifest.index)}
+    return found
+
+
+def claim_names(
+    planned: PlannedJob, manifest: Manifest | None, known: Mapping[str, ShardFiles], store: ObjectStore | None
+) -> None:
+    """Refuse an output in which somebody else has a name that a run will give; else record the names as datamat's.
+
+    Args:
+        planned: the job, whose output is on this machine, and its plan.
+        manifest: manifest of the output, or of what was there before the run that is under way; None where none is.
+        known: finished shards by name.
+        store: where the output is, if that is only a scratch folder; None for an output on a disk.
+
+    Raises:
+        OutputError: there are such names; or rows name input files in the output.
+    """
+    job = planned.job
+    wanted = _planned_series(planned.plan, [made.extension for made in job.formats])
+    ours = _known_series(manifest, known.values())
+    if store is None:
+        _refuse_inputs_in(job.output, planned)
+    if wanted <= ours:
+        return
+    record = _read_record(job.work, store)
+    ours |= record
+    if not wanted <= ours:
+        listing = _names_in(job.output) if store is None else [name for name in store.listed("") if name[:1] != "."]
+        if manifest is None and store is None and MANIFEST_FILE in listing:
+            ours |= _series_of_damaged(job.output)
+        if foreign := foreign_names(wanted, listing, ours):
+            raise OutputError(
+                f"{job.place} holds {join_problems(foreign)}, which no run of datamat has made there, and this run "
+                "would overwrite; move such files away, or give another output or name"
+            )
+    if not wanted <= record:
+        _write_record(job.work, store, record | wanted)
+
+
+def _series_of_damaged(output: pathlib.Path) -> set[str]:
+    """Return what a manifest that cannot be read still lists; nothing where it never was one of datamat's."""
+    try:
+        content = manifest_bytes(output)
+    except (OSError, ValueError):
+        return set()
+    if not is_manifest(content):
+        return set()
+    return _known_series(None, [(info,) for info in salvaged_shards(output)]) | {MANIFEST_FILE}
+
+
+def _names_in(output: pathlib.Path) -> list[str]:
+    """Return the names in a folder and those in its `_index`."""
+    index = output / INDEX_FOLDER
+    return os.listdir(output) + [f"{INDEX_FOLDER}/{name}" for name in (os.listdir(index) if index.is_dir() else ())]
+
+
+def _read_record(work: pathlib.Path, store: ObjectStore | None) -> set[str]:
+    try:
+        found = read_json(work / _RECORD) if store is None else json.loads(store.get(f"{WORK}/{_RECORD}") or b"[]")
+    except (FileNotFoundError, ValueError):
+        return set()
+    return set(map(str, found))
+
+
+def _write_record(work: pathlib.Path, store: ObjectStore | None, series: Collection[str]) -> None:
+    if store is None:
+        commit_json(work / _RECORD, sorted(series))
+    else:
+        store.put(f"{WORK}/{_RECORD}", render_json(sorted(series)))
+
+
+# ---------------------------------------------------------------- the source of a run, and its output
+
+
+def refuse_own_source(job: Job) -> None:
+    """Refuse an output that is the source of its job, or holds it: finished shards would take the place of its files.
+
+    Raises:
+        OutputError: names both.
+    """
+    for source in _source_places(job):
+        if job.store is not None or "://" in source:
+            is_inside = job.store is not None and f"{source.rstrip('/')}/".startswith(f"{job.store.url.rstrip('/')}/")
+        else:
+            is_inside = _is_below(source, os.path.realpath(job.output))
+        if is_inside:
+            raise OutputError(
+                f"output {job.place} is, or holds, the source {source}, and a run could overwrite it; give an output "
+                "outside of the source"
+            )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Return whether a path leads to a folder, given without links, or below it."""
+    return os.path.join(os.path.realpath(path), "").startswith(os.path.join(folder, ""))
+
+
+def _source_places(job: Job) -> Iterator[str]:
+    """Yield the paths and URLs that a source stands for, as far as it names them."""
+    if job.mirror is not None:
+        yield str(job.mirror.root)
+        return
+    waiting = [job.source]
+    while waiting:
+        source = waiting.pop()
+        if isinstance(source, ShardedDataset):
+            waiting += {os.path.dirname(file) for file in source.files}
+        elif isinstance(source, dict):
+            waiting += source.values()
+        elif isinstance(source, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in source):
+            waiting += source
+        elif isinstance(source, (str, os.PathLike)):
+            yield os.fspath(source)
+
+
+def _refuse_inputs_in(output: pathlib.Path, planned: PlannedJob) -> None:
+    """Refuse rows whose input files are in the output."""
+    real, store = os.path.realpath(output), planned.store
+    with os.scandir(output) as entries:  # links may lead to a folder there by any name
+        folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+    named = [store.rows_naming(name) for name in {output.name, os.path.basename(real)}]
+    rows = np.arange(len(store)) if folders - {WORK, INDEX_FOLDER} else np.unique(np.concatenate(named))
+    is_inside = functools.cache(lambda folder: _is_below(folder, real))
+    inside = [
+        any(is_inside(os.path.dirname(path)) for paths in fields for path in paths)
+        for fields in (store.input_paths(rows) if store.file_fields else ())
+    ]
+    keys = store.keys(rows[np.flatnonzero(inside)])
+    if keys:
+        raise OutputError(
+            f"{output} holds input files of {len(keys):,} rows ({join_problems(keys)}), so that the output would be "
+            "its own source; give an output outside of the source"
+        )
