@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from datamat.errors import FingerprintError
-from datamat.fingerprint.code import ATOMS, Environment, Import, Parts, Reached, hashes
+from datamat.fingerprint.code import ATOMS, CodeInPackage, Environment, Import, Parts, Reached, hashes, is_installed
 from datamat.fingerprint.objects import parts_of
 
 if TYPE_CHECKING:
@@ -177,11 +177,22 @@ class _Graph:
         for number, node in enumerate(self._nodes):
             if isinstance(node.value, types.FunctionType) and (how := hashes(node.value)):
                 return f"{self._path(number)} {how}"
-            for position in node.parts.homes:
-                value = node.parts.children[position]
-                if isinstance(value, (set, frozenset)) and len(value) > 1:
-                    return f"{self._path(number)}{_step(node.parts, position)} is a set"
+            if isinstance(node.value, (set, frozenset)) and len(node.value) > 1 and self._is_the_users(number):
+                return f"{self._path(number)} is a set"
         return ""
+
+    def _is_the_users(self, number: int) -> bool:
+        """Return whether code of the user's may go through a set: no package holds it, and it is no constant of code.
+
+        Of constants, `hashes` knows whether they are gone through.
+        """
+        if isinstance(self._nodes[self._nodes[number].parent].value, CodeInPackage):
+            return False
+        while (number := self._nodes[number].parent) >= 0:
+            module = type(self._nodes[number].value).__module__
+            if module.partition(".")[0] not in {"builtins", "datamat"} and is_installed(module):
+                return False
+        return True
 
     def _link(self, value: Any, parent: int, position: int) -> int | bytes:
         atom = ATOMS.get(type(value))

@@ -1033,7 +1033,8 @@ class ShardBuilder:
             return np.zeros((self.spec.num_rows, 0), INPUT)
         if not self._is_made_now:
             return self._inputs.records(self.spec.start, self.spec.stop)
-        return read_inputs(self._inputs_file).reshape(self.spec.num_rows, -1)
+        # Not `read_inputs`: this run has written it, and a disk that fails now must be said to.
+        return np.frombuffer(self._inputs_file.read_bytes(), INPUT).reshape(self.spec.num_rows, -1)
 
     def _put_inputs_together(self, receipts: Sequence[Receipt], digest: str | None) -> str:
         """Write the content of the input files of all parts, unless a worker has, and return its digest for the entry.

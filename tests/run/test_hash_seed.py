@@ -81,6 +81,37 @@ def by_helper(n):
     return by_set(n)
 
 
+def with_default(n, names=frozenset(NAMES)):
+    return {"n": [*names].index("cat")}
+
+
+class Holder:
+    names = frozenset({"cat", "dog"})
+
+    def __init__(self):
+        self.others = {"cow", "hen"}
+
+
+HOLDER, TABLE = Holder(), {"names": {"cat", "dog"}}
+
+
+def by_attribute(n):
+    return {"n": [*HOLDER.others].index("cow")}
+
+
+def by_class(n):
+    return {"n": [*Holder.names].index("cat")}
+
+
+def by_item(n):
+    return {"n": [*TABLE["names"]].index("cat")}
+
+
+def made():
+    names = set(NAMES)
+    return lambda n: {"n": [*names].index("cat")}
+
+
 def by_membership(n):
     return {"n": int(NAMES[n % 4] in {"cat", "dog"})}
 
@@ -90,6 +121,7 @@ def by_list(n):
 
 
 HASHING = [by_set, by_frozenset, by_hash, by_comprehension, by_literal, by_global, by_helper]
+HASHING += [with_default, by_attribute, by_class, by_item, made()]
 
 
 @pytest.mark.parametrize("function", [*HASHING, by_membership, by_list])

@@ -159,6 +159,7 @@ def contents(folder, num_rows):
 
 
 @pytest.mark.parametrize("name", FORMATS)  # each format makes records of columns in its own way
+@pytest.mark.timeout(300)  # a busy machine
 def test_blocks_give_the_bytes_of_rows(tmp_path, name):
     if name == "arrayrecord":
         pytest.importorskip("array_record")
