@@ -73,7 +73,7 @@ def run_job(source: str, output: str, format_name: str, num_workers: int, start_
         source,
         output,
         format=format_name,
-        copies=COPIES,
+        copies={"train": COPIES, "val": COPIES},
         transform=draw,
         shards=ShardOptions(num_shards=2),
         workers=WorkerOptions(num_workers=num_workers, start_method=start_method),

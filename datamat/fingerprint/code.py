@@ -516,29 +516,46 @@ def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home
                 yield f"{name}.{attribute}", value, (name, attribute)
 
 
-_MAKING_SETS = frozenset(dis.opmap[name] for name in ("BUILD_SET", "SET_ADD", "SET_UPDATE") if name in dis.opmap)
 _HASHING = frozenset({"set", "frozenset", "hash"})
+_ORDERLESS = frozenset({"all", "any", "len", "max", "min", "sorted"})
+_ENDING = ("CALL", "POP", "PRECALL", "RESUME", "RETURN", "STORE")  # how the names of steps begin that end an expression
 
 
 def hashes(function: types.FunctionType) -> str:
     """Return how code of the user's depends on hashes, in words; "" where it does not, or is not the user's.
 
     The order of a set of texts, and `hash` of one, differ with the hash seed of a process. A set in which something is
-    only looked for (`x in {"a", "b"}`) is a constant.
+    only looked for (`x in {"a", "b"}`) is a constant, and one that is sorted at once has no order.
     """
     if origin_of_function(function):
         return ""
     for code in _nested(function.__code__):
-        if not _MAKING_SETS.isdisjoint(code.co_code[::2]):
-            return "makes a set"
-        if _HASHING.isdisjoint(code.co_names) and not any(isinstance(each, frozenset) for each in code.co_consts):
+        makes = _HASHING.isdisjoint(code.co_names) and dis.opmap["BUILD_SET"] not in code.co_code[::2]
+        if makes and not any(isinstance(each, (frozenset, types.CodeType)) for each in code.co_consts):
             continue
-        for step, following in itertools.pairwise(_instructions(code)):
-            if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and step.argval in _HASHING - function.__globals__.keys():
-                return "calls hash()" if step.argval == "hash" else "makes a set"
-            if isinstance(step.argval, frozenset) and following.opname != "CONTAINS_OP":
+        if code.co_name == "<setcomp>":  # judged where it is used
+            continue
+        steps = _instructions(code)
+        for number, step in enumerate(steps):
+            is_global = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and step.argval not in function.__globals__
+            if is_global and step.argval == "hash":
+                return "calls hash()"
+            is_set = step.opname == "BUILD_SET" or getattr(step.argval, "co_name", "") == "<setcomp>"
+            if (is_set or (is_global and step.argval in _HASHING)) and not _is_orderless(steps, number):
+                return "makes a set"
+            if isinstance(step.argval, frozenset) and steps[number + 1].opname not in {"CONTAINS_OP", "SET_UPDATE"}:
                 return "goes through a set"
     return ""
+
+
+def _is_orderless(steps: Sequence[dis.Instruction], number: int) -> bool:
+    """Return whether a set is the first argument of a function to which its order means nothing."""
+    for step in reversed(steps[:number]):
+        if step.opname.startswith(_ENDING):
+            return False
+        if step.opname == "LOAD_GLOBAL" and step.argval in _ORDERLESS:
+            return True
+    return False
 
 
 def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str, str]]:

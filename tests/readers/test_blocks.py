@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from every_feature import Everything
+from forged import relist
 from numbered_rows import written
 
 from datamat import CorruptDataError, DatasetWriter, Features, IndexRow, Materializer, ShardOptions, Text, load
@@ -269,6 +270,8 @@ def test_records_of_another_writer_are_read(numbers, tmp_path, count_blocks):
             sizes.append(target.write(b"".join(frame([message], len(message)))))
     assert sum(sizes) == path.stat().st_size
     (tmp_path / "other").replace(path)
+    relist(path.parent)
+    copied = load(path.parent, "train", format="tfrecord")
 
     for row in rows_of(copied.to_numpy(32)):
         assert_same(row, data[row["key"]])

@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 from every_feature import Everything
+from forged import relist
 from shard_offsets import first_byte
 
 from datamat import DatasetWriter, Features, Image, IndexRow, Materializer, ShardOptions, Text, load
@@ -164,6 +165,8 @@ def test_picture_that_is_not_as_declared_is_an_error_that_names_it(tf, output, t
     """The error gives key and field; the checksums are right."""
     data = load(shutil.copytree(output, tmp_path / "out"), format="tfrecord")
     forge(data, change)
+    relist(tmp_path / "out")
+    data = load(tmp_path / "out", format="tfrecord")
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"record of key '{data.keys()[1]}' is damaged: {message}"):
         list(data.to_tf(**options))

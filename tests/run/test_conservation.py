@@ -81,7 +81,7 @@ def test_third_copy_that_fails_takes_the_others_along(source, tmp_path):
         return small_pairs.jitter(sample, rng)
 
     draws = []
-    report = job(source, tmp_path / "out", copies=3, transform=late).run(progress=False)
+    report = job(source, tmp_path / "out", copies={"train": 3, "val": 3}, transform=late).run(progress=False)
 
     assert (report.num_failed, report.num_records) == (1, 10 * 3)
     assert not [key for key in load(tmp_path / "out").keys() if key.startswith("train007")]  # noqa: SIM118 -- not a dict

@@ -96,35 +96,34 @@ def _finished(folder, num_shards):
     return folder
 
 
-def test_run_with_nothing_to_do_opens_no_shard(folders, monkeypatch):
-    """It asks for the size of each shard file once, and the number of files that it opens does not grow with shards."""
+def test_run_with_nothing_to_do_opens_each_shard_twice(folders, monkeypatch):
+    """To compare its ends and its offsets with the manifest; the number of other files does not grow with shards."""
     num_opened = {}
     for num_shards, folder in folders.items():
-        with counted(monkeypatch) as (opened, looked):
+        with counted(monkeypatch) as (opened, _):
             report = _job(folder, num_shards).run(progress=False)
 
         assert report.did_nothing
         assert report.num_shards_reused == num_shards
-        num_opened[num_shards] = len(opened)
-        of_shards = {name: count for name, count in looked.items() if name.endswith((".tfrecord", ".idx"))}
-        assert len(of_shards) == 2 * num_shards
-        assert max(of_shards.values()) <= 2
+        of_shards = collections.Counter(name for name in opened if name.endswith((".tfrecord", ".idx")))
+        assert len(of_shards) == 2 * num_shards and set(of_shards.values()) == {2}
+        num_opened[num_shards] = len(opened) - sum(of_shards.values())
 
     assert num_opened[MANY] == num_opened[FEW]
 
 
-def test_status_and_load_open_no_shard(folders, monkeypatch):
-    """`status` compares with the source; `load` opens the manifest alone."""
+def test_status_opens_each_shard_once_and_load_none(folders, monkeypatch):
+    """`status` compares with the source, and the ends of shards with the manifest; `load` opens the manifest alone."""
     folder = folders[MANY]
 
-    with counted(monkeypatch) as (opened, looked):
+    with counted(monkeypatch) as (opened, _):
         status = _job(folder, MANY).status()
     with counted(monkeypatch) as (opened_to_load, looked_to_load):
         load(folder / "out", split="train")
 
     assert (status.is_complete, status.changes) == (True, ())
-    assert not [name for name in opened if name.endswith((".tfrecord", ".idx", ".txt"))]
-    assert max(count for name, count in looked.items() if name.endswith((".tfrecord", ".idx"))) <= 2
+    assert not [name for name in opened if name.endswith(".txt")]
+    assert set(collections.Counter(name for name in opened if name.endswith((".tfrecord", ".idx"))).values()) == {1}
     assert [name for name in opened_to_load if not name.endswith((".py", ".pyc"))] == ["manifest.json"]
     assert not [name for name in looked_to_load if name.endswith((".tfrecord", ".idx"))]
 
@@ -153,8 +152,7 @@ def test_run_reads_only_finished_shards_that_were_written_to_since(folders, tmp_
 
     assert report.num_shards_reused == FEW - 1
     assert verify(folder / "out").ok
-    num_read = len({path.name for path in shards} & set(opened))
-    assert num_read == (FEW - 1 if is_touched else 0)
+    assert max(opened.count(path.name) for path in shards) == (3 if is_touched else 0)
 
 
 def test_unfinished_run_reads_no_shard_that_it_has_finished(folders, tmp_path, monkeypatch):
@@ -168,7 +166,7 @@ def test_unfinished_run_reads_no_shard_that_it_has_finished(folders, tmp_path, m
         report = _job(folder, FEW).run(progress=False)
 
     assert (report.num_shards_reused, report.is_complete) == (5, True)
-    assert len(finished) == 5 and not set(finished) & set(opened)
+    assert [opened.count(name) for name in finished] == [2] * 5
 
 
 PARTS = 12

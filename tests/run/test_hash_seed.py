@@ -112,6 +112,10 @@ def made():
     return lambda n: {"n": [*names].index("cat")}
 
 
+def by_sorted_set(n):
+    return {"n": sorted(set(NAMES)).index("cat") + len({name[0] for name in NAMES}) + max({n, 1, 2})}
+
+
 def by_membership(n):
     return {"n": int(NAMES[n % 4] in {"cat", "dog"})}
 
@@ -124,7 +128,7 @@ HASHING = [by_set, by_frozenset, by_hash, by_comprehension, by_literal, by_globa
 HASHING += [with_default, by_attribute, by_class, by_item, made()]
 
 
-@pytest.mark.parametrize("function", [*HASHING, by_membership, by_list])
+@pytest.mark.parametrize("function", [*HASHING, by_membership, by_list, by_sorted_set])
 def test_code_that_depends_on_hashes_is_found(function):
     found = examine(function, where="fn").hashing
 

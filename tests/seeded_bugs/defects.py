@@ -1558,7 +1558,7 @@ DEFECTS = {
             "a run with nothing to do reads every input file again to compare it",
             "datamat.plan.inputs:InputFiles._recall",
             lambda found: lambda self: None,
-            "tests/run/test_driver.py::test_run_with_nothing_to_do_opens_no_shard",
+            "tests/run/test_driver.py::test_run_with_nothing_to_do_opens_each_shard_twice",
         ),
         Defect(
             "flat-json-nested",
