@@ -86,13 +86,6 @@ DEFECTS = {
             "tests/directory/test_files.py::test_commit_names_the_file_only_at_the_end",
         ),
         Defect(
-            "append-by-default",
-            "a part is appended to what a killed process left of it",
-            "datamat.run.shards:PartFile.__enter__",
-            replace('open(self.__temporary, "wb", buffering=0)', 'open(self.__temporary, "ab", buffering=0)'),
-            "tests/faults/test_order.py::test_part_begun_by_a_killed_process_starts_over",
-        ),
-        Defect(
             "append-behind-the-dead",
             "what a worker that died left behind the last receipt stays in the shard",
             "datamat.run.shards:_opened",
