@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from datamat.errors import FingerprintError
-from datamat.fingerprint.code import ATOMS, CodeInPackage, Environment, Import, Parts, Reached, hashes, is_installed
+from datamat.fingerprint.code import (
+    ATOMS,
+    CodeInPackage,
+    Environment,
+    Import,
+    Parts,
+    Reached,
+    hashes,
+    is_installed,
+    origin_of_function,
+)
 from datamat.fingerprint.objects import parts_of
 
 if TYPE_CHECKING:
@@ -189,9 +199,13 @@ class _Graph:
         if isinstance(self._nodes[self._nodes[number].parent].value, CodeInPackage):
             return False
         while (number := self._nodes[number].parent) >= 0:
-            module = type(self._nodes[number].value).__module__
-            if module.partition(".")[0] not in {"builtins", "datamat"} and is_installed(module):
-                return False
+            holder = self._nodes[number].value
+            holder = holder.value if isinstance(holder, Reached) else holder
+            if isinstance(holder, types.FunctionType):
+                return not origin_of_function(holder)
+            kind = holder if isinstance(holder, type) else type(holder)
+            if kind.__module__ != "builtins" and not kind.__module__.startswith("datamat.fingerprint"):
+                return not is_installed(kind.__module__)
         return True
 
     def _link(self, value: Any, parent: int, position: int) -> int | bytes:
