@@ -782,7 +782,7 @@ class ShardOpener:
 
     def _read_head(self, path: pathlib.Path, info: ShardInfo) -> None:
         """Read the records in the head of a file, where the file itself has them; raise where one is damaged."""
-        with open_regular(path) as file:
+        with path.open("rb") as file:  # by its name, which some formats open again; it was a regular file just now
             for _, (start, *_) in self._format.read_file(file, path=str(path)):
                 if start >= info.head.num_bytes:
                     return
