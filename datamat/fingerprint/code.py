@@ -530,8 +530,8 @@ def hashes(function: types.FunctionType) -> str:
     if origin_of_function(function):
         return ""
     for code in _nested(function.__code__):
-        makes = _HASHING.isdisjoint(code.co_names) and dis.opmap["BUILD_SET"] not in code.co_code[::2]
-        if makes and not any(isinstance(each, (frozenset, types.CodeType)) for each in code.co_consts):
+        makes_none = _HASHING.isdisjoint(code.co_names) and dis.opmap["BUILD_SET"] not in code.co_code[::2]
+        if makes_none and not any(isinstance(each, (frozenset, types.CodeType)) for each in code.co_consts):
             continue
         if code.co_name == "<setcomp>":  # judged where it is used
             continue

@@ -752,7 +752,7 @@ def checked_hooks(hooks: Sequence[RunHook]) -> tuple[RunHook, ...]:
     return tuple(hooks)
 
 
-_FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "sidecars.json")
+_FILES_OF_WORK = ("lock", "inputs", "ledger.jsonl", "names.json", "sidecars.json")
 """Files of `.datamat` that every run reads or writes; nobody can hold a lock that is none."""
 
 

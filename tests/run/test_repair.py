@@ -117,7 +117,7 @@ def test_repair_restores_every_file_and_touches_no_other(source, template, outpu
     }
 
 
-@pytest.mark.parametrize("name", ["inputs", "ledger.jsonl", "lock", "sidecars.json"])
+@pytest.mark.parametrize("name", ["inputs", "ledger.jsonl", "lock", "names.json", "sidecars.json"])
 @pytest.mark.parametrize("put", [lambda path: (path.mkdir(), (path / "x").touch()), os.mkfifo], ids=["folder", "pipe"])
 def test_repair_mends_what_is_no_file_below_its_own_folder(source, template, output, name, put):
     """It goes to quarantine, and the next run has nothing to do."""
