@@ -70,7 +70,10 @@ def remove_at_once(folder):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("what", ["", ".datamat"])
 def test_output_removed_under_a_run_is_reported(job_server, small_source, tmp_path, whole, what):
-    """Or its work folder, by somebody who tidies up: the run fails, and the next one makes all files."""
+    """Or its work folder, by somebody who tidies up: the run fails, and the next one makes all files.
+
+    Shards that were in place already then have nothing that tells they are datamat's: they are never overwritten.
+    """
     job = Job(str(small_source), str(tmp_path / "out"))
 
     with Process(job, tmp_path, is_gated=True) as process:
@@ -84,6 +87,11 @@ def test_output_removed_under_a_run_is_reported(job_server, small_source, tmp_pa
     assert what or os.strerror(errno.ENOENT) in ended.error
     assert job.output in ended.error
     check_visible(pathlib.Path(job.output), whole)
+    if finished := sorted(pathlib.Path(job.output).glob("pairs-*")):
+        with pytest.raises(OutputError, match=finished[0].name):
+            run(job)
+        for file in finished:
+            file.unlink()
     check_ended(job, job_server.run(job), whole)
 
 
