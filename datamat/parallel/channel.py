@@ -7,10 +7,11 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import threading
 import weakref
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ __all__ = [
     "WorkerChannel",
     "close_in_forks",
     "no_forks",
+    "place_of",
+    "reopen",
     "unpack",
 ]
 
@@ -91,13 +94,80 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=no_forks.acquire, after_in_parent=no_forks.release, after_in_child=_close_ends)
 
 
+# ---------------------------------------------------------------- descriptors of another process
+#
+# A pipe or anonymous memory travels as its place, and is opened by whoever gets that: by its path in /proc, or, where
+# that is closed, from a thread of its owner that sends descriptors over a socket.
+
+
+_PR_GET_DUMPABLE = 3
+_servers: dict[int, Any] = {}  # by process: a fork has the listener of its parent, but not the thread
+
+
+def place_of(descriptor: int) -> str:
+    """Return where other processes of this user find an open descriptor of this one."""
+    if _shows_descriptors():
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
+    from multiprocess.connection import Listener
+
+    listener = _servers.get(os.getpid())
+    if listener is None:
+        listener = Listener(family="AF_UNIX", authkey=_authkey())
+        listener = _servers.setdefault(os.getpid(), listener)
+        threading.Thread(target=_serve_descriptors, args=(listener,), name="datamat-descriptors", daemon=True).start()
+    return f"{listener.address}:{descriptor}"
+
+
+def _shows_descriptors() -> bool:
+    """Return whether other processes may open descriptors of this one by their path.
+
+    They may not once it has given up the rights of root (a server with a `--user`), or has said that nobody may look at
+    it: then it is not "dumpable", prctl(2).
+    """
+    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE) == 1)
+
+
+def _authkey() -> bytes:
+    from multiprocess import process
+
+    return bytes(process.current_process().authkey)
+
+
+def _serve_descriptors(listener: Any) -> None:
+    from multiprocess import AuthenticationError, reduction
+
+    while True:
+        with suppress(OSError, EOFError, AuthenticationError), listener.accept() as connection:
+            reduction.send_handle(connection, connection.recv(), None)
+
+
+def reopen(place: str, flags: int) -> int:
+    """Return a descriptor of this process for the one at a place.
+
+    Args:
+        place: what `place_of` has returned in its process.
+        flags: how to open it, where it is opened anew.
+
+    Raises:
+        OSError: it is not there any more.
+    """
+    if place.startswith("/proc/"):
+        return os.open(place, flags | os.O_CLOEXEC)
+    from multiprocess.connection import Client, reduction
+
+    address, _, descriptor = place.rpartition(":")
+    with Client(address, family="AF_UNIX", authkey=_authkey()) as connection:
+        connection.send(int(descriptor))
+        return int(reduction.recv_handle(connection))
+
+
 # ---------------------------------------------------------------- a pickled callable
 #
 # A pickled callable in its wire form: its stream, and its large buffers, written once for all workers.
 #
 # Arrays that `self` holds do not pass through the sockets. Their bytes are copied once, when they are pickled, into
 # anonymous memory (memfd_create(2)), which each worker maps privately: pages are shared until a worker writes to them.
-# The copy is also the snapshot that shows later whether the arrays have changed.
+# The copy is also the snapshot that shows later whether the arrays have changed. Its path is a `place_of`.
 #
 #     packed = number of buffers (uint32), length of the path (uint32), lengths of stream and buffers (uint64 each),
 #              path, stream, and, where the path is empty, the buffers, each at a multiple of 64 bytes after the first
@@ -106,7 +176,6 @@ if hasattr(os, "register_at_fork"):
 _COUNTS = struct.Struct("<II")
 _ALIGNED_BYTES = 64  # a cache line: vector instructions want arrays to begin at one
 _LARGE_BYTES = 1 << 20  # below this, mapping costs more than copying
-_PR_GET_DUMPABLE = 3
 
 
 class PackedFunction:
@@ -123,7 +192,7 @@ class PackedFunction:
     def __init__(self, stream: bytes, buffers: Sequence[PickleBuffer]) -> None:
         views = [buffer.raw() for buffer in buffers]
         self._memory: _BufferFile | None = None
-        if sum(view.nbytes for view in views) >= _LARGE_BYTES and _shows_descriptors():
+        if sum(view.nbytes for view in views) >= _LARGE_BYTES and hasattr(os, "memfd_create"):
             self._memory = _BufferFile(views)
         path = b"" if self._memory is None else self._memory.path.encode()
         lengths = struct.pack(f"<{len(views) + 1}Q", len(stream), *(view.nbytes for view in views))
@@ -140,22 +209,13 @@ class PackedFunction:
         return self._memory.holds([buffer.raw() for buffer in buffers])
 
 
-def _shows_descriptors() -> bool:
-    """Return whether workers may open descriptors of this process by their path.
-
-    They may not once it has given up the rights of root (a server with a `--user`), or has said that nobody may look at
-    it: then it is not "dumpable", prctl(2).
-    """
-    return hasattr(os, "memfd_create") and ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE) == 1
-
-
 class _BufferFile:
     """Anonymous memory that lives as long as this object, or a mapping of it."""
 
     def __init__(self, views: list[memoryview]) -> None:
         self._descriptor = os.memfd_create("datamat", os.MFD_CLOEXEC)
         self._owner = os.getpid()
-        self.path = f"/proc/{self._owner}/fd/{self._descriptor}"
+        self.path = place_of(self._descriptor)
         for view in views:
             rest = view
             while rest:
@@ -186,7 +246,7 @@ def unpack(packed: memoryview) -> tuple[bytes, list[memoryview]]:
     start += path_length
     stream = bytes(packed[start : start + lengths[0]])
     if path:
-        with open(path, "rb") as file:
+        with closing(Descriptor(reopen(path, os.O_RDONLY))) as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     else:
         content = memoryview(bytearray(packed[start + lengths[0] :]))

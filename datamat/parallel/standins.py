@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from datamat.errors import OptionError, UnpicklableError
 from datamat.parallel import byvalue, logs
+from datamat.parallel.channel import place_of, reopen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -253,17 +254,17 @@ class _Reopened:
         found = os.fstat(descriptor)
         if stat.S_ISSOCK(found.st_mode):
             raise ValueError("a socket")
-        self._path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        self._place = place_of(descriptor)
         self._file = (found.st_dev, found.st_ino)
         self._flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
 
     def detach(self) -> int:
         """Return a descriptor of it in this process."""
-        descriptor = os.open(self._path, self._flags | os.O_CLOEXEC)
+        descriptor = reopen(self._place, self._flags)
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino) != self._file:
             os.close(descriptor)
-            raise FileNotFoundError(f"{self._path} is another file by now")
+            raise FileNotFoundError(f"{self._place} is another file by now")
         return descriptor
 
 

@@ -189,11 +189,18 @@ if len(sys.argv) == 2:  # without the right to look into other processes, which 
     ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "again"])
 ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+import multiprocessing
 from datamat import PathosExecutor
 class Job:
-    def __init__(self):
+    def __init__(self, context=multiprocessing.get_context("spawn")):
         self.array = np.ones(200_000)
+        self.queue, self.counter = context.Queue(), context.Value("i", 0)
+        self.receiving, self.sending = context.Pipe(duplex=False)
     def total(self, n):
+        self.queue.put(n)
+        with self.counter:
+            self.counter.value += 1
+        self.sending.send(n)
         return int(self.array.sum()) + n
 def keep(array):
     global kept
@@ -201,10 +208,12 @@ def keep(array):
 def total():
     return int(kept.sum())
 with PathosExecutor(1, start_method=sys.argv[1], initializer=keep, initargs=(np.ones(300_000),)) as pool:
-    print(pool.submit(total).result(), *pool.map(Job().total, range(2)))
+    job = Job()
+    print(pool.submit(total).result(), *pool.map(job.total, range(2)), job.counter.value)
+    print([(job.queue.get(timeout=20), job.receiving.recv()) for _ in range(2)])
 """
 
 
 def test_process_that_nobody_may_look_into(method):
     """As a server that has given up the rights of root: its workers cannot open its descriptors by their path."""
-    assert run(UNSEEN, method) == "300000 200000 200001\n"
+    assert run(UNSEEN, method) == "300000 200000 200001 2\n[(0, 0), (1, 1)]\n"
