@@ -253,7 +253,6 @@ class WorkerConfig:
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage
 _PEAK_S = 0.2
 _STDERR = 2
-_STARTING = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"})  # audit events
 _HELD_UP_S = 0.3  # that queues may take to be emptied into their pipes, until the parent hears of it
 
 _inherited: dict[int, tuple[Any, list[standins.Unforkable]]] = {}
@@ -424,7 +423,9 @@ def _lead_group(descriptor: int, pid: int, event: str, _: tuple[Any, ...]) -> No
 
     Until then it stays in the group of the program: a signal to all of that reaches it.
     """
-    if event in _STARTING and os.getpid() == pid != os.getpgid(0):
+    # Constants: names of the module are gone when the interpreter ends, which still calls this.
+    is_start = event in {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+    if is_start and os.getpid() == pid != os.getpgid(0):
         import fcntl
 
         with suppress(OSError):
