@@ -1183,10 +1183,10 @@ DEFECTS = {
         ),
         Defect(
             "drawn-by-another-map",
-            "a map begins with the chunks of another one: hundreds of items are sent before the cost of one is known",
+            "a map begins with the chunks of another one: many items are sent before the cost of one is known",
             "datamat.parallel.dispatcher:Dispatcher._draw",
             replace("self.__sources[0].task_cost()", "self._cost"),
-            "tests/parallel/test_streams.py::test_map_begins_with_few_items_whatever_ran_before_it",
+            "tests/parallel/test_streams.py::test_map_begins_with_one_item_whatever_ran_before_it",
         ),
         Defect(
             "closed-map-goes-on",
