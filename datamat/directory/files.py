@@ -196,6 +196,7 @@ def default_scratch() -> pathlib.Path:
 
 
 _IN_USE = "in-use.lock"
+_REMOVED = "-removed"  # a temporary name ends with a letter, a digit or "_"
 
 
 def _hold(folder: str) -> int | None:
@@ -228,20 +229,30 @@ def _remove_abandoned() -> None:
         folder = os.path.join(root, name)
         if not name.startswith(SPOOL):
             continue
+        if name.endswith(_REMOVED):
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
         with contextlib.suppress(OSError):  # another user's, held, or gone meanwhile
             descriptor = os.open(os.path.join(folder, _IN_USE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
             finally:
                 os.close(descriptor)
 
 
 def _remove_own(folder: str, process: int, descriptor: int | None) -> None:
     if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody has removed it
+            _remove(folder)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _remove(folder: str) -> None:
+    """Rename a folder, then remove it: after a kill in between, its lock may be gone, and its name says it all."""
+    os.rename(folder, folder + _REMOVED)
+    shutil.rmtree(folder + _REMOVED, ignore_errors=True)
 
 
 def refuse_links(folder: str | os.PathLike[str]) -> None:

@@ -323,12 +323,8 @@ class Wanted:
     index: tuple[IndexInfo, ...] = ()
     manifest: Manifest | None = None
 
-    def judge(self, files: ShardFiles) -> ShardFiles:
-        """Return the entries of a shard; raise `OtherBytesError` if its files have other bytes than before.
-
-        Parts that were intact have not been encoded again, so what is known of their values comes from the manifest:
-        of equal bytes the same is known.
-        """
+    def judge(self, files: ShardFiles) -> None:
+        """Raise `OtherBytesError` if the files of a shard have other bytes than before."""
         for info in files:
             fingerprint, checksums = self.files.get(info.file, ("", ()))
             if fingerprint == info.fingerprint and checksums and info.checksum not in checksums:
@@ -336,13 +332,6 @@ class Wanted:
                     f"{info.file}: the source gives bytes with the checksum {info.checksum}, the manifest says "
                     f"{' or '.join(checksums)}"
                 )
-        known = {info.file: info for info in self.manifest.all_files} if self.manifest else {}
-        return tuple(
-            dataclasses.replace(info, statistics=known[info.file].statistics)
-            if info.file in known and known[info.file].checksum == info.checksum
-            else info
-            for info in files
-        )
 
     def is_met(self, files: Iterable[ShardInfo], index: Sequence[IndexInfo]) -> bool:
         """Return whether the files are those of the manifest to restore."""
@@ -356,12 +345,20 @@ class OtherBytesError(OutputError):
 
 
 def read_wanted(work: pathlib.Path) -> Wanted:
-    """Return the result that the repair under way must reach; an empty one where there is no repair."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        value = read_json(work / "shards" / _WANTED)
+    """Return the result that the repair under way must reach; an empty one where there is no repair.
+
+    Raises:
+        OSError: it cannot be read, so nothing would be compared with it.
+    """
+    entries = work / "shards"
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+        value = read_json(entries / _WANTED)
         files = {name: (fingerprint, tuple(checksums)) for name, (fingerprint, checksums) in value["files"].items()}
-        manifest = Manifest.read(work / "shards") if value["is_told"] else None
-        return Wanted(files, manifest.index if manifest else (), manifest)
+        if not value["is_told"]:
+            return Wanted(files)
+        if (entries / MANIFEST_FILE).exists():  # else it was killed before it put that aside
+            manifest = Manifest.read(entries)
+            return Wanted(files, manifest.index, manifest)
     return Wanted()
 
 

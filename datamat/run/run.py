@@ -1025,17 +1025,29 @@ class Run:
 
         Raises where the shard is not what a repair wants.
         """
-        files = self._wanted.judge(files)
+        self._wanted.judge(files)
+        # Of equal bytes the same is known: parts that a repair has kept are not encoded again.
+        files = tuple(
+            dataclasses.replace(info, statistics=info.statistics or known.statistics)
+            if (known := self._known.get(info.file, info)).checksum == info.checksum
+            and known.fingerprint == info.fingerprint
+            else info
+            for info in files
+        )
         if self._before is None or self._replaces:
             return files
-        if any(self._checksums.get(info.file, info.checksum) != info.checksum for info in files):
+        if any(self._known.get(info.file, info).checksum != info.checksum for info in files):
             self._withdraw()  # a lost shard came back with other bytes
         return files
 
     @functools.cached_property
-    def _checksums(self) -> dict[str, str]:
-        """The checksum of each file that the manifest lists which readers see."""
-        return {} if self._before is None else {info.file: info.checksum for info in self._before.all_files}
+    def _known(self) -> dict[str, ShardInfo]:
+        """The entry of each file that the last manifest lists, whether readers see that or it was put aside."""
+        manifest, entries = self._before, self._work / "shards"
+        if manifest is None and (entries / MANIFEST_FILE).exists():
+            with contextlib.suppress(CorruptDataError):
+                manifest = Manifest.read(entries)
+        return {info.file: info for info in manifest.all_files} if manifest else {}
 
     def _finish(self) -> bool:
         """Write the files beside the shards, the manifest last; return whether the whole plan is finished."""

@@ -136,8 +136,6 @@ def test_kill_while_rebuilding_leaves_no_manifest_that_lies(
         shutil.rmtree(job.output)
 
 
-# After an I/O error at some operations, the manifest of the repaired directory differs from that of a run from nothing,
-# though all shards are the same: to be mended with repair.
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["kill group", "io error"])

@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tarfile
@@ -130,7 +131,7 @@ def test_run_killed_at_random_leaves_no_temporary_folder(shim, sources, tmp_path
     for number in range(1 if request.config.getoption("--commit") else 20):
         place = tmp_path / f"{number}"
         place.mkdir()
-        at = draw.randrange(4, whole)  # the folder is made, and locked
+        at = draw.randrange(4, whole + 1)  # the folder is made, and locked
         _killed(shim, place, "webdataset", source, fault=Fault("kill group", at=at), **options)
         left = os.listdir(temporary)
 
@@ -138,6 +139,38 @@ def test_run_killed_at_random_leaves_no_temporary_folder(shim, sources, tmp_path
 
         assert os.listdir(temporary) == [], (at, left)
         _check(place / "out", "webdataset", count)
+
+
+def test_removal_that_is_killed_is_finished_by_the_next(shim, tmp_path, monkeypatch):
+    """Whichever files are gone by then: the lock in the folder may be the first."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    control = Control(tmp_path / "control")
+    code = (
+        "import pathlib, datamat.directory.files as files\n"
+        "class Owner: pass\n"
+        "owner = Owner(); folder = pathlib.Path(files.temporary_folder(owner))\n"
+        "(folder / 'a').touch(); (folder / 'b').touch()"
+    )
+
+    def run(fault):
+        control.set(fault, temporary)
+        environment = {**control.environment(shim), "TMPDIR": str(temporary)}
+        return subprocess.run([sys.executable, "-c", code], env=environment, check=False, start_new_session=True)
+
+    kinds = ("unlink",)
+    assert run(Fault(kinds=kinds)).returncode == 0
+    count = control.count
+    for at in (count - 1, count):  # the removal of the last file, and of the folder
+        assert run(Fault("kill", at=at, kinds=kinds)).returncode == -signal.SIGKILL and os.listdir(temporary)
+
+        owner = type("Owner", (), {})()
+        mine = temporary_folder(owner)
+
+        assert os.listdir(temporary) == [os.path.basename(mine)]
+        del owner
+        assert os.listdir(temporary) == []
 
 
 def test_temporary_folder_that_is_in_use_stays(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import random
@@ -253,6 +254,26 @@ def test_repair_that_is_killed_in_mid_part_is_repaired_by_the_next(source, tmp_p
 
     assert small_pairs.digests(output) == before and verify(output).ok
     assert 1 <= report.num_parts_written < 6
+
+
+@pytest.mark.parametrize("place", ["datamat.run.run.write_snapshot", "datamat.run.repair.read_json"])
+def test_run_after_a_repair_that_failed_leaves_the_same_manifest(source, template, output, monkeypatch, place):
+    """Parts that the repair took over count, and what the manifest knows of their values is not lost with them."""
+    before = small_pairs.digests(output)
+    _flip_at(shard(output), shard(output).stat().st_size - 1)
+    shard(output, 1).unlink()
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fail)
+        with pytest.raises(OutputError, match=os.strerror(errno.EIO)):
+            _job(source, output).repair(progress=False)
+    _job(source, output).run(progress=False)
+    _job(source, output).repair(progress=False)
+
+    assert small_pairs.digests(output) == before
 
 
 @pytest.fixture(scope="module")
