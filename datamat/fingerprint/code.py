@@ -357,21 +357,19 @@ def assume_versions(known: Mapping[str, Origin]) -> None:
 
 
 def _look_up(top: str) -> Origin:
-    from importlib.metadata import PackageNotFoundError, distribution, distributions
+    from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 
     try:
-        found = {top: distribution(top)}
+        found = {top: version(top)}
     except PackageNotFoundError:  # not named like its module, as opencv-python is not named cv2
-        found = {each.metadata["Name"]: each for each in distributions() if _provides(each, top)}
-    if any(_is_editable(each) for each in found.values()):
-        return ()
-    return tuple((name, found[name].version) for name in sorted(found)) or _unknown(top)
-
-
-def _is_editable(distribution: Distribution) -> bool:
-    """Return whether a distribution is the user's own project, installed as a link: its version says nothing."""
-    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-    return bool(origin.get("dir_info", {}).get("editable"))
+        names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
+        found = {name: version(name) for name in names}
+    for name in found:
+        with contextlib.suppress(PackageNotFoundError):
+            origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
+            if origin.get("dir_info", {}).get("editable"):  # the user's own project: every edit has this version
+                return ()
+    return tuple(found.items()) or _unknown(top)
 
 
 def _unknown(top: str) -> Origin:
