@@ -365,7 +365,7 @@ def _look_up(top: str) -> Origin:
         names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
         found = {name: version(name) for name in names}
     for name in found:
-        with contextlib.suppress(PackageNotFoundError):
+        with contextlib.suppress(PackageNotFoundError, ValueError):
             origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):  # the user's own project: every edit has this version
                 return ()
@@ -605,8 +605,8 @@ def _unseen(code: types.CodeType, steps: Sequence[dis.Instruction], number: int,
     step = steps[number]
     name, is_attribute = step.argval, step.opname in _ATTRIBUTE
     if name in _BY_TEXT:
-        is_builtin = steps[number - 1].argval == "builtins" if is_attribute else name not in names
-        return f"{name}()" if is_builtin and step.opname != "LOAD_FAST" else ""
+        is_global = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and name not in names
+        return f"{name}()" if is_global or (is_attribute and steps[number - 1].argval == "builtins") else ""
     if name in _NAMESPACES:
         return name if is_attribute else ""
     if name in _BY_PATH:

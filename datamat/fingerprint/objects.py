@@ -196,11 +196,12 @@ def hidden_in(found: Reached) -> Iterator[str]:
     value = found.value
     kind: Any = type(value)
     by = "__reduce__" if kind.__reduce__ is not object.__reduce__ else "__getstate__"
-    if kind.__reduce__ is object.__reduce__ and kind.__getstate__ is _USUAL_STATE:
+    base = next(base for base in kind.__mro__ if by in vars(base))
+    reduced = () if base is object or is_installed(base.__module__) else value.__reduce_ex__(4)
+    if not isinstance(reduced, tuple) or not reduced:
         return
     making = reach(value, found.entries)
-    reduced: Any = (*value.__reduce_ex__(4), None)
-    arguments, state = reduced[1:3]
+    arguments, state = (*reduced, None)[1:3]
     kept = [*arguments, state, *(state if isinstance(state, (list, tuple)) else ())]
     names = {name for each in kept if isinstance(each, dict) for name in each}
     for name in sorted(making.uses.reads - memos_of(value, making, found.others) - names):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import pathlib
 import stat
@@ -182,7 +181,10 @@ _EVENTS: dict[str, Callable[..., Iterable[Any]]] = {
 def _held_open() -> Iterator[str]:
     """Yield the files that this process holds open for reading, as far as its system tells."""
     with contextlib.suppress(OSError):
-        for number in os.listdir("/proc/self/fd"):
+        numbers = os.listdir("/proc/self/fd")
+        import fcntl
+
+        for number in numbers:
             with contextlib.suppress(OSError, ValueError):
                 path = os.readlink(f"/proc/self/fd/{number}")
                 if path.startswith(os.sep) and not fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_WRONLY:
