@@ -502,7 +502,7 @@ class PartQueue:
         self._has_warned_of_undeclared |= bool(files)
         said, remedies = [], []
         if unseen:
-            said.append(f"use {_listed(unseen)}, of which it cannot be known what they give")
+            said.append(f"use {_listed(unseen)}, which a fingerprint cannot cover")
             remedies.append("Name in the code what it needs, as in os.environ['NAME'], or pass it as an attribute")
         if files:
             said.append(f"opened {_listed(list(map(repr, files)))}, which no row of the index declares")
