@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -64,6 +65,7 @@ __all__ = [
     "reach",
     "read_globals",
     "read_imported",
+    "unseen_of",
     "uses_of",
     "versions_of",
     "written_attributes",
@@ -355,13 +357,19 @@ def assume_versions(known: Mapping[str, Origin]) -> None:
 
 
 def _look_up(top: str) -> Origin:
-    from importlib.metadata import PackageNotFoundError, distributions, version
+    from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 
     try:
-        return ((top, version(top)),)
+        found = {top: version(top)}
     except PackageNotFoundError:  # not named like its module, as opencv-python is not named cv2
         names = sorted({found.metadata["Name"] for found in distributions() if _provides(found, top)})
-        return tuple((name, version(name)) for name in names) or _unknown(top)
+        found = {name: version(name) for name in names}
+    for name in found:
+        with contextlib.suppress(PackageNotFoundError, ValueError):
+            origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
+            if origin.get("dir_info", {}).get("editable"):  # the user's own project: every edit has this version
+                return ()
+    return tuple(found.items()) or _unknown(top)
 
 
 def _unknown(top: str) -> Origin:
@@ -399,7 +407,19 @@ _OF_THE_PLACE = frozenset({"__name__", "__file__", "__package__", "__spec__", "_
 """Globals that say where code is and how it was started."""
 
 _IMPORTERS = frozenset({"import_module", "__import__"})
+_LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
+_LOADING = _LOADS | _ATTRIBUTE | {"LOAD_GLOBAL", "LOAD_NAME"}
+_CALLS = frozenset({"CALL", "CALL_KW", "PRECALL"})
+_IN_PATH = re.compile(r"\$\{?(\w+)")
 _ENVIRONMENTS = frozenset({"environ", "environb", "getenv", "getenvb"})
+_BY_TEXT = frozenset({"eval", "exec", "globals"})
+_BY_PATH = frozenset({"run_module", "run_path", "spec_from_file_location"})
+_NAMESPACES = frozenset({"__globals__", "__subclasses__", "f_globals"})
+_LOOKING_UP = _BY_TEXT | _BY_PATH | _NAMESPACES | _IMPORTERS | _ENVIRONMENTS | {"expandvars", "modules"}
+"""Names of functions and mappings by which code gets at what it does not name itself."""
+_LOCAL_TIMES = {"astimezone": 0, "ctime": 1, "fromtimestamp": 1, "localtime": 1, "mktime": 1, "timestamp": 0}
+"""Functions and methods that go by the time zone of the process, with the most arguments that such a call has."""
 
 _CALL_FLAGS = (
     inspect.CO_VARARGS
@@ -419,15 +439,16 @@ _PASSED_OVER = frozenset({"EXTENDED_ARG", "PUSH_NULL"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CodeInPackage:
-    """Bytecode, and the package that its relative imports are relative to."""
+    """Bytecode, the package that its relative imports are relative to, and the globals that may name what it reads."""
 
     code: types.CodeType
     package: str
+    names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def parts_of_code(value: CodeInPackage) -> Parts:
     """Return the parts of code: its instructions, and the constants, modules and environment variables in use."""
-    code = value.code
+    code, names = value.code, value.names
     text: list[Any] = [
         code.co_name, code.co_flags & _CALL_FLAGS, code.co_posonlyargcount, code.co_kwonlyargcount,
         code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
@@ -446,14 +467,15 @@ def parts_of_code(value: CodeInPackage) -> Parts:
             operand = None
             is_itself = instruction.opname == "LOAD_SMALL_INT"
             constant = instruction.argval if is_itself else code.co_consts[instruction.arg or 0]
-            held.append(CodeInPackage(constant, value.package) if isinstance(constant, types.CodeType) else constant)
+            is_code = isinstance(constant, types.CodeType)
+            held.append(CodeInPackage(constant, value.package, names) if is_code else constant)
         if instruction.opname == "IMPORT_NAME":
-            level, names = (before.argval for before in instructions[number - 2 : number])
-            held += _imports("." * level + instruction.argval, names or (), value.package)
-        elif instruction.argval in _IMPORTERS and isinstance(module := _argument(instructions, number), str):
-            held += _imports(module, (), value.package)
-        elif instruction.argval in _ENVIRONMENTS and isinstance(variable := _variable(instructions, number), str):
-            held.append(Environment(variable))
+            level, parts = (before.argval for before in instructions[number - 2 : number])
+            held += _imports("." * level + instruction.argval, parts or (), value.package)
+        elif instruction.opname in _LOADING and instruction.argval in _LOOKING_UP:
+            held += _lookups(code, instructions, number, value)
+        elif instruction.argval in _LOCAL_TIMES and _goes_by_zone(code, instruction):
+            held.append(Environment("TZ"))
         name = "LOAD_ATTR" if instruction.opname == _LIKE_ATTR else instruction.opname
         text.append((name, operand))
     return Parts(b"code" + repr(text).encode(), held)
@@ -558,6 +580,48 @@ def _is_orderless(steps: Sequence[dis.Instruction], number: int) -> bool:
     return False
 
 
+def unseen_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what code of the user's looks up by what is known only when it runs, so that no digest can count it.
+
+    Args:
+        code: code, and the code nested in it.
+        names: globals of the code; empty where its module is not imported.
+
+    Yields:
+        What it is, and where: "eval() in load (tools.py:7)".
+    """
+    for part in _nested(code):
+        if _LOOKING_UP.isdisjoint((*part.co_names, *part.co_varnames)):
+            continue
+        steps, line = list(_singly(_instructions(part))), part.co_firstlineno
+        for number, step in enumerate(steps):
+            line = (step.positions and step.positions.lineno) or line
+            if step.opname in _LOADING and step.argval in _LOOKING_UP and (how := _unseen(part, steps, number, names)):
+                yield f"{how} in {part.co_qualname} ({os.path.basename(part.co_filename)}:{line})"
+
+
+def _unseen(code: types.CodeType, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]) -> str:
+    """Return what an instruction loads, in words, if the code does not say what is looked up in it."""
+    step = steps[number]
+    name, is_attribute = step.argval, step.opname in _ATTRIBUTE
+    if name in _BY_TEXT:
+        is_global = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and name not in names
+        return f"{name}()" if is_global or (is_attribute and steps[number - 1].argval == "builtins") else ""
+    if name in _NAMESPACES:
+        return name if is_attribute else ""
+    if name in _BY_PATH:
+        return f"{name}()"
+    module = "sys" if name == "modules" else "os" if name in _ENVIRONMENTS else ""
+    if (module and not _is_of(module, steps, number, names)) or _key(code, steps, number, names) is not None:
+        return ""
+    if not module or name.startswith("getenv"):
+        return f"{name}() of a computed name"
+    following = [each.opname if each.argval != "update" else "update" for each in steps[number + 1 : number + 3]]
+    is_set = {"STORE_SUBSCR", "DELETE_SUBSCR"}.intersection(following[1:]) or following[:1] == ["update"]
+    starts_program = any(isinstance(each, tuple) and "env" in each for each in code.co_consts)
+    return "" if is_set or starts_program else f"{module}.{name}"
+
+
 def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str, str]]:
     """Yield module and attribute for `from cfg import size`, and for `cfg.size` after `import cfg`."""
     if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:  # true of most code, whose instructions are slow to list
@@ -593,29 +657,86 @@ def _constants_of(name: str) -> dict[str, Any]:
     }
 
 
-def _argument(instructions: list[dis.Instruction], number: int) -> Any:
-    """Return the constant that is the first argument in a call of what an instruction loads, or None."""
-    following = (step for step in instructions[number + 1 :] if step.opname not in {"PUSH_NULL", "CACHE"})
-    first = next(following, None)
-    return first.argval if first is not None and _loads_constant(first) else None
+def _lookups(
+    code: types.CodeType, steps: Sequence[dis.Instruction], number: int, value: CodeInPackage
+) -> Iterator[Import | Environment]:
+    """Yield the modules and environment variables that code looks up by a text, once an instruction loads the means."""
+    name, found = steps[number].argval, _key(code, steps, number, value.names)
+    if found is None:
+        return
+    if name in _ENVIRONMENTS:
+        yield Environment(found)
+    elif name == "expandvars":
+        yield from map(Environment, _IN_PATH.findall(found))
+    elif name in _IMPORTERS or (name == "modules" and _is_of("sys", steps, number, value.names)):
+        yield from _imports(found, (), value.package)
 
 
-def _variable(instructions: list[dis.Instruction], number: int) -> Any:
-    """Return the environment variable that is read after an instruction loads `environ` or `getenv`.
+def _key(code: types.CodeType, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]) -> str | None:
+    """Return the text by which something is looked up in what an instruction loads: a function, or a mapping.
 
-    Recognizes `environ["X"]`, `environ.get("X")`, `"X" in environ` and `getenv("X")`; returns None if the name is
-    computed or the variable is set.
+    Recognizes `getenv("X")`, `environ["X"]`, `environ.get("X")`, `"X" in environ`, and the same with a global that
+    holds the text; returns None if the text is computed, or the key is set.
     """
-    if instructions[number].argval.startswith("getenv"):
-        return _argument(instructions, number)
-    following = instructions[number + 1 : number + 3]
+    if steps[number].argval not in {"environ", "environb", "modules"}:
+        return _argument(code, steps, number, names)
+    following = steps[number + 1 : number + 3]
     if following and following[0].opname == "CONTAINS_OP":
-        before = instructions[number - 2] if instructions[number].opname == "LOAD_ATTR" else instructions[number - 1]
-        return before.argval if _loads_constant(before) else None
+        return _text(steps[number - 2] if steps[number].opname in _ATTRIBUTE else steps[number - 1], names)
     if following and following[0].argval in {"get", "setdefault", "pop"}:
-        return _argument(instructions, number + 1)
-    is_read = len(following) == 2 and _loads_constant(following[0]) and _takes_item(following[1])
-    return following[0].argval if is_read else None
+        return _argument(code, steps, number + 1, names)
+    return _text(following[0], names) if len(following) == 2 and _takes_item(following[1]) else None
+
+
+def _argument(
+    code: types.CodeType, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]
+) -> str | None:
+    """Return the text that is the first argument in a call of what an instruction loads, or None."""
+    first = steps[number + 1] if number + 1 < len(steps) else None
+    if first is None or _text(first, names) is None:
+        return None
+    for step, above in _heights(code, first):
+        if above <= 0:  # else it is part of an expression: `"a" + name`
+            return _text(first, names) if above < 0 and step.opname in _CALLS else None
+    return None
+
+
+def _text(step: dis.Instruction, names: Mapping[str, Any]) -> str | None:
+    """Return the text that an instruction loads: a constant, or a global."""
+    value = step.argval if _loads_constant(step) else None
+    if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+        value = names.get(step.argval)
+    value = os.fsdecode(value) if isinstance(value, bytes) else value
+    return value if isinstance(value, str) else None
+
+
+def _is_of(module: str, steps: Sequence[dis.Instruction], number: int, names: Mapping[str, Any]) -> bool:
+    """Return whether what an instruction loads is the module's attribute of that name."""
+    name, held = steps[number].argval, sys.modules[module]
+    if steps[number].opname in _ATTRIBUTE:
+        owner = steps[number - 1].argval
+        return names.get(owner) is held if owner in names else owner == module
+    if steps[number].opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+        return name in names and names[name] is getattr(held, name)
+    return True  # imported by the code itself
+
+
+def _goes_by_zone(code: types.CodeType, loaded: dis.Instruction) -> bool:
+    """Return whether a function or method that an instruction loads is called without a time zone."""
+    for step, above in _heights(code, loaded):
+        if above <= 0:
+            return step.opname in _CALLS and (step.arg or 0) <= _LOCAL_TIMES[loaded.argval]
+    return False
+
+
+def _heights(code: types.CodeType, start: dis.Instruction) -> Iterator[tuple[dis.Instruction, int]]:
+    """Yield what follows an instruction, each with the values that it leaves on the stack above that one's."""
+    above = 0
+    for step in dis.get_instructions(code):
+        if step.offset > start.offset and step.opname not in {"CACHE", "EXTENDED_ARG", "KW_NAMES"}:
+            argument = step.arg if step.opcode >= dis.HAVE_ARGUMENT else None
+            above += dis.stack_effect(step.opcode, argument, jump=False)
+            yield step, above
 
 
 def _is_of_the_shell(name: str, value: Any) -> bool:
@@ -711,9 +832,7 @@ _MUTATORS = frozenset(
         "popleft", "remove", "setdefault", "update",
     }
 )  # fmt: skip
-_LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF"})
 _OF_CLOSURES = frozenset({"LOAD_CLOSURE", "MAKE_CELL", "COPY_FREE_VARS"})
-_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _EMPTY: tuple[Any, ...] = (None, False, 0, "", b"", (), frozenset())
 _COLLECTIONS = frozenset({"dict", "list", "set", "OrderedDict", "Counter", "defaultdict", "deque"})
 _BUILDS = frozenset({"BUILD_MAP", "BUILD_LIST", "BUILD_SET"})
@@ -956,7 +1075,7 @@ def parts_of_function(value: types.FunctionType) -> Parts:
     origin = origin_of_function(value)
     read = () if origin else (*read_globals(value), *read_imported(value))
     held: list[tuple[str, Any]] = [
-        ("", CodeInPackage(value.__code__, value.__globals__.get("__package__") or "")),
+        ("", CodeInPackage(value.__code__, value.__globals__.get("__package__") or "", value.__globals__)),
         (" defaults", value.__defaults__),
         (" defaults", value.__kwdefaults__),
         ("", None if origin else vars(value)),
@@ -1057,7 +1176,10 @@ def parts_of_import(value: Import) -> Parts:
         return Parts(b"module without source")
     if spec.origin.endswith((".py", ".pyc")):
         package = value.name if spec.submodule_search_locations is not None else value.name.rpartition(".")[0]
-        code = importlib.machinery.SourceFileLoader(value.name, spec.origin).get_code(value.name)
+        loader: Any = spec.loader  # of a file, of a file without its source, or of an archive
+        if not hasattr(loader, "get_code"):  # pytest's
+            loader = importlib.machinery.SourceFileLoader(value.name, spec.origin)
+        code = loader.get_code(value.name)
         return Parts(b"module", [] if code is None else [CodeInPackage(code, package)], [f" ({value.name})"])
     with open(spec.origin, "rb") as file:
         return Parts(b"module " + xxhash.xxh3_128_digest(file.read()))

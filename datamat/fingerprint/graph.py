@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,10 @@ from datamat.fingerprint.code import (
     hashes,
     is_installed,
     origin_of_function,
+    reach,
+    unseen_of,
 )
-from datamat.fingerprint.objects import parts_of
+from datamat.fingerprint.objects import hidden_in, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +98,7 @@ class Examined:
         module_values: values read from modules of the user's, by module and attribute path.
         hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
             user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
+        unseen: what code of the user's that makes samples looks up by what is known only when it runs, in words.
     """
 
     digest: str
@@ -102,6 +106,7 @@ class Examined:
     environment: Mapping[str, str]
     module_values: Mapping[Home, ModuleValue]
     hashing: str
+    unseen: Sequence[str] = ()
 
 
 def examine(value: Any, *, where: str) -> Examined:
@@ -116,7 +121,12 @@ def examine(value: Any, *, where: str) -> Examined:
     graph = _Graph(where)
     root = graph.grow(value)
     return Examined(
-        graph.digest(root).hex(), graph.packages(), graph.environment(), graph.module_values(), graph.hashing()
+        graph.digest(root).hex(),
+        graph.packages(),
+        graph.environment(),
+        graph.module_values(),
+        graph.hashing(),
+        graph.unseen(),
     )
 
 
@@ -166,8 +176,13 @@ class _Graph:
     def environment(self) -> dict[str, str]:
         """Return the digest of each environment variable that is read, as hex digits."""
         names = {node.value.name for node in self._nodes if type(node.value) is Environment}
-        return {name: _hash(b"unset" if value is None else b"set", os.fsencode(value or "")).hex()
-                for name in sorted(names) for value in [os.environ.get(name)]}  # fmt: skip
+        values = {name: os.environ.get(name) for name in sorted(names)}
+        if "TZ" in values:  # where it is not set, the host has a zone
+            values["TZ"] = repr((time.tzname, time.timezone, time.altzone))
+        return {
+            name: _hash(b"unset" if value is None else b"set", os.fsencode(value or "")).hex()
+            for name, value in values.items()
+        }
 
     def module_values(self) -> dict[Home, ModuleValue]:
         """Return the values read from modules of the user's; call `digest` first."""
@@ -190,6 +205,44 @@ class _Graph:
             if isinstance(node.value, (set, frozenset)) and len(node.value) > 1 and self._is_the_users(number):
                 return f"{self._path(number)} is a set"
         return ""
+
+    def unseen(self) -> tuple[str, ...]:
+        """Return what code of the user's looks up by what is known only when it runs, in words.
+
+        Of an object of which the whole class counts, only the code that makes samples: what `index` looks up is in the
+        rows that it returns.
+        """
+        making: dict[type, set[str]] = {}
+        for node in self._nodes:
+            if isinstance(node.value, Reached) and node.value.is_whole:
+                for base in type(node.value.value).__mro__:
+                    making.setdefault(base, set()).update(reach(node.value.value, node.value.entries).names)
+        found: dict[str, None] = {}
+        numbers = dict.fromkeys([0] if self._nodes else [])
+        waiting = list(numbers)
+        for number in waiting:  # the list grows meanwhile
+            node = self._nodes[number]
+            found.update(dict.fromkeys(self._unseen_in(number)))
+            names = making.get(node.value) if isinstance(node.value, type) else None
+            for position, link in enumerate(node.links):
+                is_made = names is None or _step(node.parts, position).removeprefix(".") in names
+                if isinstance(link, int) and link not in numbers and is_made:
+                    numbers[link] = None
+                    waiting.append(link)
+        return tuple(found)
+
+    def _unseen_in(self, number: int) -> Iterator[str]:
+        value, parent = self._nodes[number].value, self._nodes[max(self._nodes[number].parent, 0)].value
+        if isinstance(value, types.FunctionType) and not origin_of_function(value):
+            yield from unseen_of(value.__code__, value.__globals__)
+        elif isinstance(value, CodeInPackage) and isinstance(parent, Import):
+            yield from unseen_of(value.code, {})
+        elif value is os.environ and not self._path(number).endswith(("-> environ", "-> os.environ")):
+            yield f"os.environ as {self._path(number)}"
+        elif isinstance(value, types.BuiltinFunctionType) and value in (eval, exec, globals):
+            yield f"{value.__name__}() as {self._path(number)}"
+        elif isinstance(value, Reached):
+            yield from hidden_in(value)
 
     def _is_the_users(self, number: int) -> bool:
         """Return whether code of the user's may go through a set: no package holds it, and it is no constant of code.

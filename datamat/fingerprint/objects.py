@@ -8,6 +8,7 @@ import copyreg
 import enum
 import functools
 import logging
+import os
 import random
 import sys
 import threading
@@ -19,6 +20,7 @@ import numpy as np
 import xxhash
 
 from datamat.fingerprint.code import (
+    ATOMS,
     LRU,
     CodeInPackage,
     Environment,
@@ -39,10 +41,10 @@ from datamat.fingerprint.code import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-__all__ = ["parts_of"]
+__all__ = ["hidden_in", "parts_of"]
 
 _LAST_IMAGE = frozenset(
     {
@@ -73,6 +75,9 @@ def parts_of(value: Any) -> Parts:
     if isinstance(value, collections.abc.Iterator) and is_installed(kind.__module__):
         raise TypeError("its items depend on how many were read before")
     return _instance(value)
+
+
+_CONTENT = frozenset([*ATOMS, list, tuple, dict, set, frozenset, np.ndarray])
 
 
 def _sequence(value: Sequence[Any]) -> Parts:
@@ -186,6 +191,26 @@ def _reached(found: Reached) -> Parts:
     return named(b"reached", [("", kind)] if is_of_the_class else [], attributes, homes=homes)
 
 
+def hidden_in(found: Reached) -> Iterator[str]:
+    """Yield the attributes with content that an object's methods read, and that its own way of pickling leaves out."""
+    value = found.value
+    kind: Any = type(value)
+    by = "__reduce__" if kind.__reduce__ is not object.__reduce__ else "__getstate__"
+    base = next(base for base in kind.__mro__ if by in vars(base))
+    reduced = () if base is object or is_installed(base.__module__) else value.__reduce_ex__(4)
+    if not isinstance(reduced, tuple) or not reduced:
+        return
+    making = reach(value, found.entries)
+    arguments, state = (*reduced, None)[1:3]
+    kept = [*arguments, state, *(state if isinstance(state, (list, tuple)) else ())]
+    names = {name for each in kept if isinstance(each, dict) for name in each}
+    for name in sorted(making.uses.reads - memos_of(value, making, found.others) - names):
+        held = getattr(value, "__dict__", {}).get(name)
+        has_content = type(held) in _CONTENT and (held.size if isinstance(held, np.ndarray) else held)
+        if has_content and not any(held is each for each in kept):
+            yield f"{kind.__qualname__}.{name} (left out by {by})"
+
+
 def _lasting(kind: type, state: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of an instance, without those that its use sets."""
     computed = {
@@ -270,6 +295,7 @@ _TABLE: dict[type, Callable[[Any], Parts]] = {
     weakref.ref: lambda value: Parts(b"weakref", [value()], [""]),
     CodeInPackage: parts_of_code,
     Reached: _reached,
+    type(os.environ): lambda _: Parts(b"os.environ"),  # code that reads it counts by what it reads
     Environment: lambda value: Parts(f"environment {value.name}".encode()),
     Import: parts_of_import,
 }

@@ -21,7 +21,7 @@ from datamat.directory.mirror import is_path_of_url, stamp_of_url
 from datamat.directory.rows import INPUT, FileState, digest_files, input_of_urls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from datamat.codecs.files import Notes
     from datamat.directory.manifest import ShardFiles
@@ -40,14 +40,15 @@ __all__ = ["InputFiles", "Neighbourhood", "OpenedFiles", "PartInputs", "content_
 #     run:                       the first receipt that names some ──> one warning
 #
 # An audit hook stays for the life of a process, so only workers get one, and it is idle once their first part is done.
-# It sees what Python opens, not what C libraries open (`cv2.imread`).
+# It sees what Python opens, connects to (SQLite), loads (ctypes) and starts (programs, with the files that they are
+# given), and what C libraries hold open at the end of the part (HDF5), not what these open and close (`cv2.imread`).
 
 
 _CODE = (".py", ".pyc", ".pyi", ".pth", ".so", ".pyd", ".dylib", ".dll", ".egg-link")
 _PACKAGES = ("site-packages", "dist-packages", "__pycache__")
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/cache", "/var/lib")
 _MOST_PATHS = 10_000
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_WRITES = os.O_WRONLY | os.O_CREAT  # what is opened for both is read as well: np.memmap(path) opens so
 
 
 @final
@@ -81,10 +82,11 @@ class Neighbourhood:
         roots = dict.fromkeys(os.path.realpath(path) for path in found if "://" not in path)
         return cls(tuple(root for root in roots if root != os.sep), tuple(sorted(hidden - set(roots))))
 
-    def holds(self, path: str) -> bool:
-        """Return whether a file counts: data below one of the roots, and in no hidden folder there."""
+    def holds(self, path: str, *, is_run: bool = False) -> bool:
+        """Return whether a file counts: below one of the roots, in no hidden folder there; code only if it is run."""
         root = next((root for root in self.roots if _is_below(path, root)), None)
-        if root is None or path.endswith(_CODE) or any(_is_below(path, other) for other in self.without):
+        is_imported = path.endswith(_CODE) and not is_run
+        if root is None or is_imported or any(_is_below(path, other) for other in self.without):
             return False
         inner = pathlib.PurePath(path[len(root) :]).parts
         return not any(part.startswith((".", SPOOL)) or part in _PACKAGES for part in inner)
@@ -100,12 +102,14 @@ class OpenedFiles:
 
     def __init__(self, near: Neighbourhood) -> None:
         self._near = near
-        self._paths: dict[str, None] = {}
+        self._paths: dict[str, bool] = {}
+        self._held: set[str] = set()
 
     def start(self) -> None:
         """Record the files opened from now on, in place of another object that does so."""
         global _listener  # noqa: PLW0603 -- a hook belongs to the process
         _hook_in()
+        self._held = set(_held_open())
         _listener = self._paths
 
     def stop(self) -> None:
@@ -113,6 +117,7 @@ class OpenedFiles:
         global _listener  # noqa: PLW0603 -- as above
         if _listener is self._paths:
             _listener = None
+            self._paths |= dict.fromkeys([path for path in _held_open() if path not in self._held], False)
 
     def undeclared(self, declared: Iterable[Iterable[Iterable[str]]]) -> tuple[str, ...]:
         """Return the files that count, in the order in which they were opened.
@@ -121,13 +126,16 @@ class OpenedFiles:
             declared: paths of declared files and folders, by row and field.
         """
         known = {os.path.realpath(path) for row in declared for field in row for path in field}
-        found = dict.fromkeys(os.path.realpath(path) for path in self._paths)
+        found = {os.path.realpath(path): is_run for path, is_run in self._paths.items()}
         return tuple(
-            path for path in found if self._near.holds(path) and not _is_among(path, known) and os.path.isfile(path)
+            path
+            for path, is_run in found.items()
+            if self._near.holds(path, is_run=is_run) and not _is_among(path, known) and os.path.isfile(path)
         )
 
 
-_listener: dict[str, None] | None = None
+_listener: dict[str, bool] | None = None
+"""The paths that are opened, each with whether it is run as a program, or loaded by ctypes."""
 _is_hooked = False
 
 
@@ -140,16 +148,47 @@ def _hook_in() -> None:
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
     # Called for every audit event of the process: the first comparison is what each costs once the first part is done.
-    if _listener is None or event != "open":
+    if _listener is None or event not in _EVENTS or len(_listener) >= _MOST_PATHS:
         return
-    path, _, flags = args
-    if type(path) is bytes:
-        path = os.fsdecode(path)
-    if type(path) is str and not flags & _WRITES and len(_listener) < _MOST_PATHS:
-        try:
-            _listener[os.path.abspath(path)] = None
-        except (OSError, ValueError):  # the working folder is gone: an error here would come out of `open`
-            return
+    try:
+        paths, is_run = _EVENTS[event](*args), event not in {"open", "sqlite3.connect"}
+        for path in paths:
+            if isinstance(path, (str, bytes)):
+                _listener.setdefault(os.path.abspath(os.fsdecode(path)), is_run)
+    except Exception:  # noqa: BLE001 -- the working folder is gone, or no call of that kind: it would come out of `open`
+        return
+
+
+def _started(command: Any, folder: Any = None) -> Iterator[str]:
+    """Yield the files that a command names, the program itself among them."""
+    words = [command] if isinstance(command, (str, bytes)) else command
+    for word in (part for each in words for part in os.fsdecode(each).split()):
+        path = os.path.join(os.fsdecode(folder or ""), word)
+        if os.path.isfile(path):
+            yield path
+
+
+_EVENTS: dict[str, Callable[..., Iterable[Any]]] = {
+    "open": lambda path, mode, flags: () if flags & _WRITES else (path,),
+    "sqlite3.connect": lambda name: [os.fsdecode(name).removeprefix("file:").partition("?")[0]],
+    "ctypes.dlopen": lambda name: [name],
+    "os.system": _started,
+    "subprocess.Popen": lambda program, args, folder, env: _started(args, folder),
+}
+"""Audit events by which files are read, each with the paths in its arguments."""
+
+
+def _held_open() -> Iterator[str]:
+    """Yield the files that this process holds open for reading, as far as its system tells."""
+    with contextlib.suppress(OSError):
+        numbers = os.listdir("/proc/self/fd")
+        import fcntl
+
+        for number in numbers:
+            with contextlib.suppress(OSError, ValueError):
+                path = os.readlink(f"/proc/self/fd/{number}")
+                if path.startswith(os.sep) and not fcntl.fcntl(int(number), fcntl.F_GETFL) & os.O_WRONLY:
+                    yield path
 
 
 def _is_among(path: str, known: set[str]) -> bool:

@@ -120,6 +120,7 @@ class JobDigests:
         files: digests of what the files hold that every sample depends on, by name.
         switches: switches of libraries that are not as the library has them, by name.
         hashing: code of the user's that makes sets or hashes values, in words; "" where none does. It does not count.
+        unseen: what code of the user's looks up by what is known only when it runs, in words. It does not count.
     """
 
     writer: str
@@ -135,6 +136,7 @@ class JobDigests:
     files: Mapping[str, str]
     switches: Mapping[str, str]
     hashing: str
+    unseen: Sequence[str]
 
     @classmethod
     def of(
@@ -187,6 +189,7 @@ class JobDigests:
             if version is not None
             else Switches.of().counting({*code.packages, *others.packages, *drawing.packages}),
             hashing=code.hashing or drawing.hashing,
+            unseen=(*code.unseen, *drawing.unseen),
         )
 
     def of_split(self, *, augmented: bool, copies: int) -> str:

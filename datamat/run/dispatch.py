@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from datamat.directory.rows import RowStore
     from datamat.options import WorkerOptions
     from datamat.plan.changes import ReusedRows
-    from datamat.plan.job import Job
+    from datamat.plan.job import Job, JobDigests
     from datamat.run.limits import Deadline, DiskLimit
     from datamat.run.report import RunEvents
 
@@ -59,7 +59,7 @@ __all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
 
 _MOST_NAMED = 5
-"""Files that a warning lists."""
+"""Files, and pieces of code, that a warning lists."""
 
 _MOST_UNDER_WAY = 4096
 """Parts that an executor of the user's has at a time: its number of workers is not known, and each part takes 2 KB."""
@@ -258,7 +258,7 @@ class PartQueue:
         deadline: time at which no further part is started.
         disk: bytes on disk at which no further part is started.
         events: passes on the start and the deaths of workers.
-        hashing: code whose results may depend on the hash seed of a process; see `open_executor`.
+        digests: what decides the bytes of the job; what depends on the hash seed, or cannot be seen, counts here.
 
     Attributes:
         stopped: "deadline" or "max_disk" where that ended the stream, else "".
@@ -274,7 +274,7 @@ class PartQueue:
         deadline: Deadline,
         disk: DiskLimit,
         events: RunEvents,
-        hashing: str,
+        digests: JobDigests,
     ) -> None:
         self.stopped: Literal["", "deadline", "max_disk"] = ""
         self._job = job
@@ -284,7 +284,8 @@ class PartQueue:
         self._deadline = deadline
         self._disk = disk
         self._events = events
-        self._hashing = hashing
+        self._hashing = digests.hashing
+        self._unseen = digests.unseen  # until it is said
         self._is_own = job.executor is None
         self._num_workers = count_workers(job)
         self._reused: Mapping[str, ReusedRows] = {}
@@ -473,7 +474,7 @@ class PartQueue:
         self._num_unbegun = self._num_lost = 0
         if isinstance(result, Receipt):
             assert isinstance(task, PartSpec)
-            self._warn_of_undeclared(result)
+            self._warn_of_unseen(result)
             self._pass_on(result.remarks)
             self._deadline.add(result.elapsed_s)
             self._disk.add(task.cost, result.num_bytes)
@@ -494,20 +495,28 @@ class PartQueue:
         self._heard_at = time.monotonic()
         return future
 
-    def _warn_of_undeclared(self, receipt: Receipt) -> None:
-        """Warn once about files that decide records although no row declares them."""
-        if not receipt.undeclared or self._has_warned_of_undeclared:
-            return
-        self._has_warned_of_undeclared = True
-        others = len(receipt.undeclared) - _MOST_NAMED
-        files = ", ".join(map(repr, receipt.undeclared[:_MOST_NAMED])) + (f" and {others} more" if others > 0 else "")
-        self._job.logger.warning(
-            "read, augment or the transform opened %s, which no row of the index declares: when one of them changes, "
-            "finished shards stay as they are. Declare a file of one sample by IndexRow(files=[...]), or by its path "
-            "in the items of materialize; a file of all samples by the attribute `files` of the writer; or pass "
-            "version='1', and raise it with every change",
-            files,
-        )
+    def _warn_of_unseen(self, receipt: Receipt) -> None:
+        """Warn once about what decides records although nothing declares it: files, and what code looks up."""
+        unseen, self._unseen = self._unseen, ()
+        files = () if self._has_warned_of_undeclared else receipt.undeclared
+        self._has_warned_of_undeclared |= bool(files)
+        said, remedies = [], []
+        if unseen:
+            said.append(f"use {_listed(unseen)}, which a fingerprint cannot cover")
+            remedies.append("Name in the code what it needs, as in os.environ['NAME'], or pass it as an attribute")
+        if files:
+            said.append(f"opened {_listed(list(map(repr, files)))}, which no row of the index declares")
+            remedies.append(
+                "Declare a file of one sample by IndexRow(files=[...]), or by its path in the items of materialize; a "
+                "file of all samples by the attribute `files` of the writer"
+            )
+        if said:
+            self._job.logger.warning(
+                "read, augment or the transform %s: when one of them changes, finished shards stay as they are. %s; or "
+                "pass version='1', and raise it with every change",
+                ", and ".join(said),
+                ". ".join(remedies),
+            )
 
     def _pass_on(self, remarks: Iterable[str]) -> None:
         """Log each remark of the workers once, however many of them make it."""
@@ -643,6 +652,11 @@ class PartQueue:
 
     def _key(self, position: int) -> str:
         return self._store.keys(self._store.order[position : position + 1])[0]
+
+
+def _listed(names: Sequence[str]) -> str:
+    others = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
 
 
 def _cancelled(executor: Executor, futures: Iterable[Future[Any]]) -> list[Future[Any]]:

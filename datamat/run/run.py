@@ -666,7 +666,7 @@ class Run:
             deadline=request.deadline,
             disk=DiskLimit(job.output, request.max_disk, num_formats=len(job.formats)),
             events=events,
-            hashing=planned.digests.hashing,
+            digests=planned.digests,
         )
         self._reused: dict[str, ReusedRows] = {}
         self._builders: dict[str, ShardBuilder] = {}  # of the chosen shards, where anything is to be done

@@ -288,7 +288,7 @@ def test_instructions_of_later_pythons_are_read_as_what_they_stand_for():
     assert {step.opcode for step in found} == {dis.opmap["LOAD_FAST"]}
     read = [made("LOAD_ATTR", "environ"), made("LOAD_CONST", "HOME"), made("BINARY_OP", 26, "[]")]
     read[1] = read[1]._replace(opcode=dis.opmap["LOAD_CONST"])
-    assert code._variable(read, 0) == "HOME"
+    assert code._key(None, read, 0, {}) == "HOME"
     assert code._loads_constant(made("LOAD_SMALL_INT", 0)) and code._is_empty([made("LOAD_SMALL_INT", 0), load], 1)
     assert not code._is_empty([made("LOAD_SMALL_INT", 2), load], 1)
 

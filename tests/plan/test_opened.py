@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -114,16 +115,24 @@ def test_files_that_rows_declare_are_not_named(project, files):
     "method", ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("forkserver", "spawn"))]
 )
 def test_warning_covers_files_that_a_function_opens(tmp_path, method):
-    """A path relative to the current folder, through `os.open` and through `open`; the transform counts, too."""
+    """By `open`, memory map, database and program, with paths relative to the current folder; the transform counts."""
     (tmp_path / "scale.txt").write_text("3")
     (tmp_path / "shift.txt").write_text("4")
+    (tmp_path / "mapped.bin").write_bytes(bytes(8))
+    (tmp_path / "tool.py").write_text("print(1)")
+    sqlite3.connect(tmp_path / "words.db").execute("create table words (word)").connection.close()
     (tmp_path / "program.py").write_text(
         textwrap.dedent(
             """
-            import os, sys
+            import os, sqlite3, subprocess, sys
+            import numpy as np
             from datamat import WorkerOptions, materialize
 
             def scaled(number):
+                words = sqlite3.connect("file:words.db?mode=ro", uri=True)
+                words.close()
+                started = int(subprocess.check_output([sys.executable, "-S", "tool.py"]))
+                assert np.memmap("mapped.bin")[0] + started == 1
                 handle = os.open("scale.txt", os.O_RDONLY)
                 scale = int(os.read(handle, 9))
                 os.close(handle)
@@ -141,7 +150,8 @@ def test_warning_covers_files_that_a_function_opens(tmp_path, method):
     warning = said(tmp_path, "program.py", method)
 
     assert warning.count("no row of the index declares") == 1
-    assert f"'{tmp_path}/scale.txt', '{tmp_path}/shift.txt'" in warning
+    named = ("words.db", "tool.py", "mapped.bin", "scale.txt", "shift.txt")
+    assert ", ".join(f"'{tmp_path}/{name}'" for name in named) + ", which no row" in warning
 
 
 def test_only_data_near_source_and_code_counts(tmp_path, monkeypatch):
