@@ -24,7 +24,7 @@ import sys
 import threading
 import uuid
 import weakref
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from datamat.errors import FingerprintError, MissingDependencyError, OptionError, ParallelError, WorkerDied
@@ -32,7 +32,7 @@ from datamat.parallel import logs, pickling
 from datamat.parallel.executor import PathosExecutor
 from datamat.parallel.process_role import is_worker
 from datamat.parallel.processes import is_frozen
-from datamat.parallel.tasks import identity_of
+from datamat.parallel.tasks import SLICE_S, identity_of
 from datamat.parallel.worker import pack_error
 from datamat.parallel.workers import unpack_error
 
@@ -167,7 +167,7 @@ class ArrivedFunction:
         self.__qualname__ = logs.label_of(function)  # of an object: what messages and log records call it
         self.token, self.job = uuid.uuid4().hex, sender.job
         self.levels = logs.capture_state()
-        self.preload = (*sender.preload, *pickled.modules)
+        self.preload = (__name__, *sender.preload, *pickled.modules)
         self.size = len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
         self._stream = pickled.stream
         self._buffers = tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
@@ -286,7 +286,10 @@ class _Child(PathosExecutor):
         """Make a call."""
         function = self._known.setdefault(function.token, function)
         try:
-            returned: ReturnedCall = self.submit(function, *args).result()
+            future: Future[ReturnedCall] = self.submit(function, *args)
+            while not wait([future], SLICE_S).done:  # an interrupt that is no signal, as Ray's, wakes no thread
+                pass
+            returned = future.result()
         except Exception as exc:  # noqa: BLE001 -- raised again by the future of the call
             if not isinstance(exc, WorkerDied):  # after which the next call starts another process
                 self.terminate()

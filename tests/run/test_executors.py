@@ -20,6 +20,7 @@ import time
 import disturbed_job
 import engine_job
 import numpy as np
+import psutil
 import pytest
 from clusters import HERE, environment, ray_alone
 
@@ -134,14 +135,14 @@ def test_threads_leave_the_caller_as_it_is(tmp_path):
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert not writer.is_set_up
     messages = collections.Counter(record.getMessage() for record in heard.buffer)
-    assert len(messages) == engine_job.NUM_ROWS and sorted(messages.values())[-2] == 1  # one row is read twice
+    assert len(messages) == engine_job.NUM_ROWS and min(messages.values()) == 1  # a few rows are read again
     assert all(record.process != os.getpid() for record in heard.buffer)
 
 
 def kill_the_pool(n):
     """Kill the process of the pool, whose child this is."""
     if n == 3:
-        os.kill(int(os.environ["POOL"]), signal.SIGKILL)
+        psutil.Process().parents()[1].kill()  # that of the server that has forked this child
         time.sleep(100)
     return {"n": n}
 
@@ -152,16 +153,12 @@ def kill_oneself(n):
     return {"n": n}
 
 
-def name_the_pool():
-    os.environ["POOL"] = str(os.getpid())
-
-
 def test_pool_that_breaks_names_the_part(tmp_path):
     """The next run resumes."""
     features = Features({"n": Scalar("int64")})
 
     with (
-        concurrent.futures.ProcessPoolExecutor(1, initializer=name_the_pool) as executor,
+        concurrent.futures.ProcessPoolExecutor(1) as executor,
         pytest.raises(
             BrokenPoolError,
             match=r"part \d+ of data-train.* \(rows '\d+' to '\d+'\) was lost: the ProcessPoolExecutor .*: run again",
