@@ -88,37 +88,46 @@ def _this_process(_: int) -> str:
 
 
 class SentFunction:
-    """A function on its way to the workers of an engine.
+    """A function on its way to the workers of an engine; it may be forked with what it holds.
 
     Args:
         function: what is to be called.
-        sender: hands it out.
+        job: unique name of what its calls belong to.
+        preload: modules that processes for its calls import once.
+
+    Attributes:
+        is_called_here: whether an executor has called it at once, in the thread that submits it.
     """
 
-    def __init__(self, function: Callable[..., Any], sender: EngineExecutor) -> None:
+    def __init__(self, function: Callable[..., Any], job: str, preload: Sequence[str] = ()) -> None:
         self.function = function
-        self._sender = sender
+        self.is_called_here = False
+        self._job = job
+        self._preload = tuple(preload)
         self._thread = threading.get_ident()
 
     def __call__(self, *args: Any) -> Any:
-        """Make a call here if an executor makes it at once, in the thread that submits it; else in a child."""
+        """Make a call here if this is the thread that submits it, which then waits for it; else in a child."""
         if threading.get_ident() != self._thread:
             return self.arrival(*args)
-        self._sender.note_call_here()
+        self.is_called_here = True
         return self.function(*args)
 
     @property
     def arrival(self) -> ArrivedFunction:
         """What a worker gets."""
-        with self._sender.lock:  # threads of a pool ask for it at once
+        with _pickling:
             return self._arrival
 
     @functools.cached_property
     def _arrival(self) -> ArrivedFunction:
-        return ArrivedFunction(self.function, self._sender)
+        return ArrivedFunction(self.function, self._job, self._preload)
 
     def __reduce__(self) -> Any:
         return _as_it_is, (self.arrival,)
+
+
+_pickling = threading.Lock()  # threads of a pool ask for one arrival at once
 
 
 def _as_it_is(value: Any) -> Any:
@@ -153,7 +162,8 @@ class ArrivedFunction:
 
     Args:
         function: the function, in the process that sends it.
-        sender: hands it out.
+        job: unique name of what its calls belong to.
+        preload: modules that processes for its calls import once.
 
     Attributes:
         token: unique name of the function.
@@ -162,12 +172,12 @@ class ArrivedFunction:
         preload: modules that a server of children imports once.
     """
 
-    def __init__(self, function: Callable[..., Any], sender: EngineExecutor) -> None:
+    def __init__(self, function: Callable[..., Any], job: str, preload: Sequence[str]) -> None:
         pickled = pickling.dumps_code(function)
         self.__qualname__ = logs.label_of(function)  # of an object: what messages and log records call it
-        self.token, self.job = uuid.uuid4().hex, sender.job
+        self.token, self.job = uuid.uuid4().hex, job
         self.levels = logs.capture_state()
-        self.preload = (__name__, *sender.preload, *pickled.modules)
+        self.preload = (__name__, *preload, *pickled.modules)
         self.size = len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
         self._stream = pickled.stream
         self._buffers = tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
@@ -373,16 +383,14 @@ class EngineExecutor(Executor):
 
     Attributes:
         job: unique name of what its calls belong to.
-        lock: held by the thread that pickles a function.
     """
 
     def __init__(
         self, engine: Engine, preload: Sequence[str] = (), calls_here: Callable[[], object] | None = None
     ) -> None:
-        self.preload = tuple(preload)
         self.job = uuid.uuid4().hex
-        self.lock = threading.Lock()
         self._engine = engine
+        self._preload = tuple(preload)
         self._calls_here = calls_here
         self._sent: dict[tuple[int, int], SentFunction] = {}
         self._has_warned = False
@@ -399,19 +407,17 @@ class EngineExecutor(Executor):
             CallLost: the engine takes no more calls.
         """
         assert not kwargs, "arguments go by position"
-        call = self._sent.setdefault(identity_of(fn), SentFunction(fn, self))  # it holds `fn`, so the id is its own
+        # It holds `fn`, so the identity stays its own.
+        call = self._sent.setdefault(identity_of(fn), SentFunction(fn, self.job, self._preload))
         future = _EngineFuture(self)
         try:
             future.sent = self._engine.send(call, args, future.end)
         except (BrokenExecutor, ConnectionError) as exc:
             raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
+        if call.is_called_here and self._calls_here is not None:
+            self._calls_here()
+            self._calls_here = None
         return future
-
-    def note_call_here(self) -> None:
-        """Note that the engine makes calls in the thread that submits them."""
-        calls_here, self._calls_here = self._calls_here, None
-        if calls_here is not None:
-            calls_here()
 
     def cancel(self, futures: Iterable[Future[Any]]) -> None:
         """Cancel the calls of futures that have not begun, as far as the engine knows."""
