@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datamat.errors import BrokenPoolError, ParallelError
-from datamat.parallel import logs, pickling, worker
+from datamat.parallel import pickling, worker
 from datamat.parallel.tasks import PREFETCH_COST_S, FunctionTable, prefetch_depth, split
 from datamat.parallel.worker import Reply, Request
 from datamat.parallel.workers import (
@@ -519,7 +519,7 @@ class Dispatcher:
             if handle.in_flight:  # else settled by a shutdown that kills
                 self._take_answer(handle, kind, data)
         elif kind == Reply.LOG:
-            handle.last_lines.append(logs.replay(data))
+            handle.last_lines.append(self._options.take_record(data))
         elif kind == Reply.READY:
             handle.is_ready = True
             handle.sample_memory()  # it may not live until the next sample

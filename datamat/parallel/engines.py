@@ -1,17 +1,16 @@
 """Engines of others that make calls in place of our own workers: Dask, Ray, any `concurrent.futures.Executor`.
 
-    driver   EngineExecutor.submit ── SentFunction, arguments ──> engine ──> worker: compare, rebuild once, call
-                      <── ReturnedCall: result or error, log records ──────────┘
+    driver   EngineExecutor.submit ── SentFunction, arguments ──> engine ──> worker ──> child: compare, rebuild, call
+                      <── ReturnedCall: result or error, log records ──────────┴──────────┘
 
 The engine decides where and when a call is made, and makes it again where a worker is lost. What is done here is the
-same for all of them: the function goes by the rules of `pickling`, once rebuilt in each process; its log records come
-back with the result; the errors of the engine become `CallLost`. An engine is a class of some thirty lines below, which
-imports its package when it is used, and not before.
+same for all of them: the function goes by the rules of `pickling`, and is rebuilt once in each child; its log records
+come back with the result; the errors of the engine become `CallLost`. An engine is a class of some thirty lines below,
+which imports its package when it is used, and not before.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -24,13 +23,16 @@ import socket
 import sys
 import threading
 import uuid
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
-from typing import TYPE_CHECKING, Any, Protocol
+import weakref
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from datamat.errors import FingerprintError, MissingDependencyError, OptionError, ParallelError
+from datamat.errors import FingerprintError, MissingDependencyError, OptionError, ParallelError, WorkerDied
 from datamat.parallel import logs, pickling
 from datamat.parallel.executor import PathosExecutor
-from datamat.parallel.tasks import identity_of
+from datamat.parallel.process_role import is_worker
+from datamat.parallel.processes import is_frozen
+from datamat.parallel.tasks import SLICE_S, identity_of
 from datamat.parallel.worker import pack_error
 from datamat.parallel.workers import unpack_error
 
@@ -38,12 +40,13 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from datamat.parallel.logs import LoggingState
+    from datamat.parallel.workers import PoolOptions
 
 
 __all__ = ["CallLost", "EngineExecutor", "check_engine", "open_engine"]
 
-_MOST_REBUILT = 8  # functions that a worker keeps: two or three for each run
+_IDLE_S = 60.0  # without a call, until the process of a child ends
+_MOST_OTHERS = 2  # idle children that a worker keeps for other jobs than the one of its last call
 _LARGE = 64 << 10  # bytes of a function that Dask is to send once to each worker, and not with each call
 _WANTED = (
     "a dask.distributed.Client or the address of a Dask scheduler ('tcp://host:8786'), 'ray' or a Ray address "
@@ -78,28 +81,53 @@ def _here() -> tuple[str, str]:
     return python, f"datamat {importlib.metadata.version('datamat')} (source {source.hexdigest()})"
 
 
+@functools.cache
+def _this_process(_: int) -> str:
+    """Return a name of this process, of whose id the argument is, that no other has on any host."""
+    return uuid.uuid4().hex
+
+
 class SentFunction:
-    """A function on its way to the workers of an engine; in the process that sends it, the function itself.
+    """A function on its way to the workers of an engine; it may be forked with what it holds.
 
     Args:
         function: what is to be called.
+        job: unique name of what its calls belong to.
+        preload: modules that processes for its calls import once.
+
+    Attributes:
+        is_called_here: whether an executor has called it at once, in the thread that submits it.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], job: str, preload: Sequence[str] = ()) -> None:
         self.function = function
+        self.is_called_here = False
+        self._job = job
+        self._preload = tuple(preload)
+        self._thread = threading.get_ident()
 
     def __call__(self, *args: Any) -> Any:
+        """Make a call here if this is the thread that submits it, which then waits for it; else in a child."""
+        if threading.get_ident() != self._thread:
+            return self.arrival(*args)
+        self.is_called_here = True
         return self.function(*args)
 
-    @functools.cached_property
+    @property
     def arrival(self) -> ArrivedFunction:
         """What a worker gets."""
-        pickled = pickling.dumps_code(self.function)
-        buffers = tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
-        return ArrivedFunction(uuid.uuid4().hex, _here(), pickled.stream, buffers, logs.capture_state())
+        with _pickling:
+            return self._arrival
+
+    @functools.cached_property
+    def _arrival(self) -> ArrivedFunction:
+        return ArrivedFunction(self.function, self._job, self._preload)
 
     def __reduce__(self) -> Any:
         return _as_it_is, (self.arrival,)
+
+
+_pickling = threading.Lock()  # threads of a pool ask for one arrival at once
 
 
 def _as_it_is(value: Any) -> Any:
@@ -118,7 +146,7 @@ class ReturnedCall:
 
     has_failed: bool
     packed: bytes
-    log_records: tuple[bytes, ...]
+    log_records: tuple[bytes, ...] = ()
 
     def open(self) -> Any:
         """Log what the call has logged, and return its result or raise its error."""
@@ -129,63 +157,182 @@ class ReturnedCall:
         return pickling.loads_data(self.packed)
 
 
-_rebuilt: collections.OrderedDict[str, Callable[..., Any]] = collections.OrderedDict()
-_turn = threading.RLock()  # threads of one worker take turns: random state and log levels belong to the process
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class ArrivedFunction:
-    """A function in a worker of an engine, rebuilt at its first call.
+    """A function in a worker of an engine; its calls are made in a child of that, where it is rebuilt at the first.
+
+    Args:
+        function: the function, in the process that sends it.
+        job: unique name of what its calls belong to.
+        preload: modules that processes for its calls import once.
 
     Attributes:
         token: unique name of the function.
-        there: Python and datamat of the process that sent it.
-        stream, buffers: the pickled function.
-        levels: log levels of that process.
+        job: unique name of what it belongs to; a child makes the calls of one.
+        levels: log levels of the process that sends it.
+        preload: modules that a server of children imports once.
     """
 
-    token: str
-    there: tuple[str, str]
-    stream: bytes
-    buffers: tuple[bytes, ...]
-    levels: LoggingState
+    def __init__(self, function: Callable[..., Any], job: str, preload: Sequence[str]) -> None:
+        pickled = pickling.dumps_code(function)
+        self.__qualname__ = logs.label_of(function)  # of an object: what messages and log records call it
+        self.token, self.job = uuid.uuid4().hex, job
+        self.levels = logs.capture_state()
+        self.preload = (__name__, *preload, *pickled.modules)
+        self.size = len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
+        self._stream = pickled.stream
+        self._buffers = tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
+        self._there = _here()
+        self._home = _this_process(os.getpid())
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether this is the process that sends it."""
+        return self._home == _this_process(os.getpid())
 
     def __call__(self, *args: Any) -> ReturnedCall:
-        """Make a call."""
+        """Make a call: hand it to a child, or be that child."""
+        if is_worker():  # one of datamat's own that passes an executor to a run is alone, too, and has no children
+            return self._returned(args)
+        child = _Child.take(self)
+        try:
+            return child.call(self, args)
+        except BaseException:  # the engine interrupts it
+            child.terminate()
+            raise
+        finally:
+            child.rest()
+
+    def _returned(self, args: tuple[Any, ...]) -> ReturnedCall:
         place = f"{socket.gethostname()}, process {os.getpid()}"
-        with _turn, logs.collecting(self.levels, place) as records:
-            try:
-                packed, has_failed = pickling.dumps_data(self._function(place)(*args)), False
-            except Exception as exc:  # noqa: BLE001 -- raised again by the future of the call
-                with contextlib.suppress(Exception):  # a user's exception class may refuse notes
-                    exc.add_note(f"in a worker on {place}")
-                packed, has_failed = pack_error(exc), True
-        return ReturnedCall(has_failed, packed, tuple(records))
+        try:
+            return ReturnedCall(has_failed=False, packed=pickling.dumps_data(self._function(place)(*args)))
+        except BaseException as exc:  # noqa: BLE001 -- raised again by the future of the call
+            with contextlib.suppress(Exception):  # a user's exception class may refuse notes
+                exc.add_note(f"in a worker on {place}")
+            return ReturnedCall(has_failed=True, packed=pack_error(exc))
 
     def _function(self, place: str) -> Callable[..., Any]:
         function = _rebuilt.get(self.token)
         if function is None:
             self._compare(place)
             try:
-                function = pickling.load_code(self.stream, [bytearray(buffer) for buffer in self.buffers])
+                function = pickling.load_code(self._stream, [bytearray(buffer) for buffer in self._buffers])
             except ImportError as exc:
                 raise MissingDependencyError(
                     f"the worker on {place} cannot import what the job needs: {exc}; install it there, or have the "
                     "engine send it (Dask: client.upload_file; Ray: runtime_env={'py_modules': [...]})"
                 ) from exc
             _rebuilt[self.token] = function
-            while len(_rebuilt) > _MOST_REBUILT:
-                _rebuilt.popitem(last=False)
         return function
 
     def _compare(self, place: str) -> None:
-        wrong = [(here, there) for here, there in zip(_here(), self.there, strict=True) if here != there]
+        wrong = [(here, there) for here, there in zip(_here(), self._there, strict=True) if here != there]
         if wrong:
             here, there = (", ".join(side) for side in zip(*wrong, strict=True))
             raise FingerprintError(
                 f"the worker on {place} has {here}, and the program that called run has {there}; install the same "
                 "there, or the shards would mix records of both"
             )
+
+
+_rebuilt: dict[str, Callable[..., Any]] = {}  # in a child, by token
+
+
+class _Child(PathosExecutor):
+    """A process in which a worker of an engine makes calls of one job, one at a time.
+
+    In the worker itself other threads (an event loop, further calls) draw from the generators that a sample draws from,
+    and texts hash differently in each.
+
+    Args:
+        first: function that it is made for.
+    """
+
+    _idle: ClassVar[list[_Child]] = []  # of this process, and those that a fork has from its parent
+
+    def __init__(self, first: ArrivedFunction) -> None:
+        method = None if is_frozen() else "forkserver"
+        super().__init__(1, start_method=method, affinity=None, preload=first.preload)
+        self._num_threads = 1  # an engine has a worker for each processor
+        self._job = first.job
+        self._levels = first.levels
+        self._is_at_home = first.is_at_home
+        self._known: dict[str, ArrivedFunction] = {}  # with each call comes another copy
+        self._records: list[bytes] = []
+        _children.add(self)
+
+    @classmethod
+    def take(cls, function: ArrivedFunction) -> _Child:
+        """Return a child that no thread uses."""
+        for child in cls._of_this_process():
+            if child._job == function.job:
+                with contextlib.suppress(ValueError):  # another thread has taken it
+                    cls._idle.remove(child)
+                    return child
+        return cls(function)
+
+    @classmethod
+    def _of_this_process(cls) -> list[_Child]:
+        return [child for child in cls._idle if child._pid == os.getpid()]
+
+    @classmethod
+    def end_job(cls, job: str) -> None:
+        """End the children of a job, which has no calls left."""
+        for child in cls._of_this_process():
+            if child._job == job:
+                cls._idle.remove(child)
+                child.shutdown()
+
+    def rest(self) -> None:
+        """Keep it for the next call; of other jobs, only a few that had one not long ago."""
+        if not self.is_shut_down:
+            self._idle.append(self)
+        for child in [child for child in self._of_this_process() if child._job != self._job][:-_MOST_OTHERS]:
+            with contextlib.suppress(ValueError):
+                self._idle.remove(child)
+                child.shutdown(wait=False)
+
+    def call(self, function: ArrivedFunction, args: tuple[Any, ...]) -> ReturnedCall:
+        """Make a call."""
+        function = self._known.setdefault(function.token, function)
+        try:
+            future: Future[ReturnedCall] = self.submit(function, *args)
+            while not wait([future], SLICE_S).done:  # an interrupt that is no signal, as Ray's, wakes no thread
+                pass
+            returned = future.result()
+        except Exception as exc:  # noqa: BLE001 -- raised again by the future of the call
+            if not isinstance(exc, WorkerDied):  # after which the next call starts another process
+                self.terminate()
+            returned = ReturnedCall(has_failed=True, packed=pack_error(exc))
+        records, self._records = tuple(self._records), []
+        return dataclasses.replace(returned, log_records=records)
+
+    def _options(self) -> PoolOptions:
+        return dataclasses.replace(
+            super()._options(),
+            worker_name=f"{socket.gethostname()}, process {os.getpid()}",
+            levels=self._levels,
+            take_record=self._take_record,
+            idle_s=_IDLE_S,
+        )
+
+    def _take_record(self, packed: bytes) -> str:
+        if not self._is_at_home:
+            self._records.append(packed)
+        return logs.replay(packed)  # for the worker's own log
+
+
+_children: weakref.WeakSet[_Child] = weakref.WeakSet()
+
+
+def _end_children() -> None:
+    """At interpreter exit: an engine does not wait for the calls of a worker that it ends."""
+    for child in list(_children):
+        if child._pid == os.getpid():
+            child.terminate()
+
+
+threading._register_atexit(_end_children)  # type: ignore[attr-defined]  # before the pools', which wait
 
 
 # ---------------------------------------------------------------- the driver's side
@@ -231,10 +378,20 @@ class EngineExecutor(Executor):
 
     Args:
         engine: the engine.
+        preload: modules that processes for its calls import once.
+        calls_here: called when the engine is found to make calls in this very thread, once.
+
+    Attributes:
+        job: unique name of what its calls belong to.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self, engine: Engine, preload: Sequence[str] = (), calls_here: Callable[[], object] | None = None
+    ) -> None:
+        self.job = uuid.uuid4().hex
         self._engine = engine
+        self._preload = tuple(preload)
+        self._calls_here = calls_here
         self._sent: dict[tuple[int, int], SentFunction] = {}
         self._has_warned = False
 
@@ -250,12 +407,16 @@ class EngineExecutor(Executor):
             CallLost: the engine takes no more calls.
         """
         assert not kwargs, "arguments go by position"
-        call = self._sent.setdefault(identity_of(fn), SentFunction(fn))  # it holds `fn`, so the identity stays its own
+        # It holds `fn`, so the identity stays its own.
+        call = self._sent.setdefault(identity_of(fn), SentFunction(fn, self.job, self._preload))
         future = _EngineFuture(self)
         try:
             future.sent = self._engine.send(call, args, future.end)
         except (BrokenExecutor, ConnectionError) as exc:
             raise CallLost(f"{self.name} takes no more calls: {exc}", may_repeat=False) from exc
+        if call.is_called_here and self._calls_here is not None:
+            self._calls_here()
+            self._calls_here = None
         return future
 
     def cancel(self, futures: Iterable[Future[Any]]) -> None:
@@ -371,10 +532,9 @@ class _Dask:
 
     def send(self, call: SentFunction, args: tuple[Any, ...], end: Callable[[Callable[[], Any]], object]) -> Any:
         arrival = call.arrival
-        size = len(arrival.stream) + sum(map(len, arrival.buffers))
         name = f"datamat-{getattr(call.function, '__name__', 'call')}-{uuid.uuid4().hex}"
         try:
-            sent = self._held(arrival) if size > _LARGE else arrival
+            sent = self._held(arrival) if arrival.size > _LARGE else arrival
             future = self._client.submit(_call, sent, *args, key=name, pure=False)
         except Exception as exc:
             if self._is_open():
@@ -567,12 +727,16 @@ def _engine(given: Any) -> Engine:
 
 
 @contextlib.contextmanager
-def open_engine(given: Any) -> Iterator[Executor]:
+def open_engine(
+    given: Any, preload: Sequence[str] = (), calls_here: Callable[[], object] | None = None
+) -> Iterator[Executor]:
     """Yield an executor for what a user has given as one; what it opens, it closes after the block.
 
     Args:
         given: a `dask.distributed.Client` or its scheduler's address, "ray" or a Ray address, or any
             `concurrent.futures.Executor`.
+        preload: modules that processes for the calls import once.
+        calls_here: called when an executor is found to make calls in this very thread, once.
 
     Raises:
         OptionError: it is none of these.
@@ -583,7 +747,9 @@ def open_engine(given: Any) -> Iterator[Executor]:
         yield given
         return
     engine = _engine(given)
+    executor = EngineExecutor(engine, preload, calls_here)
     try:
-        yield EngineExecutor(engine)
+        yield executor
     finally:
         engine.close()
+        _Child.end_job(executor.job)

@@ -17,12 +17,11 @@ import pickle
 import sys
 import threading
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import TracebackType
 
 
@@ -30,7 +29,6 @@ __all__ = [
     "ForwardingHandler",
     "LoggingState",
     "capture_state",
-    "collecting",
     "forward_in_worker",
     "get_logger",
     "label_of",
@@ -42,7 +40,6 @@ __all__ = [
 ]
 
 _PLAIN = (str, int, float, bool, type(None))
-_OF_ENGINES = frozenset({"asyncio", "dask", "distributed", "ray", "tornado"})  # what they log is not the call's
 _targets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _forwarder: ForwardingHandler | None = None
 
@@ -152,63 +149,6 @@ def forward_in_worker(send: Callable[[bytes], None], state: LoggingState, proces
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_thread_death
-
-
-class _Collected(threading.local):
-    """The records of the call that a thread makes; None between calls."""
-
-    records: list[bytes] | None = None
-
-
-_collected = _Collected()
-
-
-def _collect(packed: bytes) -> None:
-    records = _collected.records
-    if records is not None:
-        records.append(packed)
-
-
-@contextmanager
-def collecting(state: LoggingState, process_name: str) -> Iterator[list[bytes]]:
-    """In a worker that is not ours: yield a list that takes what this thread logs in the block, for `replay`.
-
-    The handlers of that process get the same records, and its levels are restored. One thread at a time.
-
-    Args:
-        state: levels of the loggers in the process that the records go to.
-        process_name: what the records call this process.
-    """
-    global _forwarder
-    before = _forwarder, ForwardingHandler.process_name, logging.root.manager.disable
-    _forwarder, ForwardingHandler.process_name = ForwardingHandler(_collect), process_name
-    logging.disable(state.disable)
-    loggers = [
-        (logging.getLogger(name or None), level)
-        for name, level in state.levels.items()
-        if name.partition(".")[0] not in _OF_ENGINES
-    ]
-    levels = [(logger, logger.level, logger.disabled) for logger, _ in loggers]
-    heard = []
-    for logger, (level, propagates, disabled) in loggers:
-        logger.setLevel(level)
-        logger.disabled = disabled
-        if logger is logging.root or not propagates:
-            logger.addHandler(_forwarder)
-            heard.append(logger)
-    records: list[bytes] = []
-    _collected.records = records
-    try:
-        yield records
-    finally:
-        _collected.records = None
-        for logger in heard:
-            logger.removeHandler(_forwarder)
-        for logger, old_level, was_disabled in levels:
-            logger.setLevel(old_level)
-            logger.disabled = was_disabled
-        _forwarder, ForwardingHandler.process_name, disable = before
-        logging.disable(disable)
 
 
 def _strip(logger: logging.Logger) -> None:

@@ -234,7 +234,7 @@ class WorkerHandle:
         self.has_timed_out = False
         self.is_held_up = False
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self.head_since = 0.0  # monotonic, when the task at the head of in_flight began
+        self.head_since = time.monotonic()  # when the task at the head of in_flight began, or the last one ended
         self.kill_at: float | None = None
         self._started = time.time()
         self._ended: float | None = None
@@ -497,6 +497,10 @@ class PoolOptions:
         max_retries: number of deaths after which a task is still repeated.
         max_tasks: number of tasks after which a worker is replaced; None for no limit.
         logger: logger for messages of the pool itself.
+        worker_name: how log records call the process of a worker; "" for the number of its place in the pool.
+        levels: levels of loggers in workers; None for those of this process.
+        take_record: takes each log record of a worker, packed, and returns its message.
+        idle_s: seconds without a task after which a worker leaves; None for no limit.
     """
 
     max_workers: int
@@ -508,6 +512,10 @@ class PoolOptions:
     max_retries: int
     max_tasks: int | None
     logger: logging.Logger
+    worker_name: str = ""
+    levels: logs.LoggingState | None = None
+    take_record: Callable[[bytes], str] = logs.replay
+    idle_s: float | None = None
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -684,10 +692,10 @@ class WorkerGroup:
         options = self._options
         inherits = launcher in {ForkPopen, SpawnPopen}
         return worker.WorkerConfig(
-            name=f"datamat-worker-{slot}",
+            name=options.worker_name or f"datamat-worker-{slot}",
             mask=options.masks[slot],
             num_threads=options.num_threads,
-            logging=logs.capture_state(),
+            logging=options.levels or logs.capture_state(),
             initializer=self._initializer,
             registered=self._registered,
             environment=None if launcher is ForkPopen else dict(os.environ),
@@ -715,16 +723,22 @@ class WorkerGroup:
         """Return the seconds until `keep_time` has something to do; None if only an event can cause that."""
         times = [handle.kill_at for handle in self.handles if handle.kill_at is not None]
         busy = [handle for handle in self.handles if handle.in_flight]
-        times += [deadline for handle in busy if (deadline := self._deadline(handle)) is not None]
+        deadlines = (self._deadline(handle) for handle in self.handles)
+        times += [deadline for deadline in deadlines if deadline is not None]
         if busy:
             times.append(self._next_sample)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _deadline(self, handle: WorkerHandle) -> float | None:
-        """Return when the task under way exceeds its limit; None if it has none, or its worker was killed already."""
-        if self._options.task_timeout_s is None or not handle.in_flight or handle.has_timed_out:
-            return None
-        return handle.call_since() + self._options.task_timeout_s
+        """Return when the task under way exceeds its limit, or when a worker without one has waited long enough.
+
+        None if there is no limit, or the worker was killed, or asked to leave, already.
+        """
+        options = self._options
+        if handle.in_flight:
+            limit = None if handle.has_timed_out else options.task_timeout_s
+            return None if limit is None else handle.call_since() + limit
+        return None if options.idle_s is None or not handle.takes_tasks else handle.head_since + options.idle_s
 
     def keep_time(self, now: float) -> None:
         """Do what is due: kill workers whose tasks run too long, sample memory."""
@@ -732,9 +746,12 @@ class WorkerGroup:
             deadline = self._deadline(handle)
             if handle.kill_at is not None and now >= handle.kill_at:
                 self._kill_late(handle)
-            elif deadline is not None and now >= deadline:
+            elif deadline is not None and now >= deadline and handle.in_flight:
                 handle.has_timed_out = True
                 handle.kill_with_stack()
+            elif deadline is not None and now >= deadline:
+                handle.channel.send(Request.QUIT)
+                handle.leave()
         if now >= self._next_sample:
             self._next_sample = now + _SAMPLE_S
             for handle in self.handles:

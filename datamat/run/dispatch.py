@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import heapq
 import itertools
 import os
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 __all__ = ["Feed", "PartOrder", "PartQueue", "Tasks", "count_workers", "describe_death", "open_executor", "result_of"]
 
 _CALLERS = ("/datamat/run/worker.py", "/datamat/run/function.py")
+
+_PRELOAD = ("datamat.run.materializer",)
+"""A clone of datamat counts as code of the user's, which no server has."""
 
 _MOST_NAMED = 5
 """Files, and pieces of code, that a warning lists."""
@@ -213,22 +217,29 @@ def open_executor(
         num_workers: number of these.
         logger: receives what is to be said of either.
         hashing: code whose results may depend on the hash seed of a process, in words; "" for none. Workers of a
-            forkserver have a fixed one, and those of a fork that of the caller.
+            forkserver, and of engines, have a fixed one, and those of a fork that of the caller.
     """
-    method = options.start_method
-    if hashing and not hashes_as_workers_do():
-        if method is None and choose_start_method()[0] == "fork" and not is_frozen():
-            method = "forkserver"
-        if given is not None or method == "fork":
-            logger.warning(
-                "%s, whose order or value differs between processes that hash texts differently, as %s do; sort what "
-                "comes from it, %s",
-                hashing,
-                "those of an executor" if given is not None else "forks of two programs",
-                "or set PYTHONHASHSEED=0 for them and this program" if given is not None else "or leave out 'fork'",
-            )
+    depends = bool(hashing) and not hashes_as_workers_do()
+
+    def warn(others: str, instead: str) -> None:
+        logger.warning(
+            "%s, whose order or value differs between processes that hash texts differently, as %s do; sort what comes "
+            "from it, or %s",
+            hashing,
+            others,
+            instead,
+        )
+
     if given is not None:
-        return open_engine(given)
+        if depends and isinstance(given, PathosExecutor) and given.stats().start_method == "fork":
+            warn("forks of two programs", "pass one with start_method='forkserver'")
+        here = functools.partial(warn, "two programs that make the calls themselves", "set PYTHONHASHSEED=0")
+        return open_engine(given, _PRELOAD, here if depends else None)
+    method = options.start_method
+    if depends and method == "fork":
+        warn("forks of two programs", "leave out 'fork'")
+    elif depends and method is None and choose_start_method()[0] == "fork" and not is_frozen():
+        method = "forkserver"
     return PathosExecutor(
         num_workers,
         start_method=method,
@@ -236,7 +247,7 @@ def open_executor(
         initializer=set_up_process,
         max_retries=0,
         logger=logger,
-        preload=("datamat.run.materializer",),  # a clone of datamat counts as code of the user's, which no server has
+        preload=_PRELOAD,
     )
 
 
@@ -460,8 +471,6 @@ class PartQueue:
         try:
             result: Result = future.result()
         except WorkerDied as error:
-            if not self._is_own:
-                raise
             self._lose(task, error)
             return None
         except CallLost as error:

@@ -95,8 +95,6 @@ def infer_features(
                     f"the first sample was lost: {error}; run again once the engine works, or declare features"
                 ) from error
             except WorkerDied as error:
-                if executor is not None:
-                    raise
                 start, last = search.after_death(error, deaths)
         dead: set[int] = set()
         while found.empty_lists:
@@ -105,7 +103,7 @@ def infer_features(
                 return _with_lists(found, lists, len(writer), logger)
             except WorkerDied as error:  # the run will meet that item again
                 mark = RowMark.of(error)
-                if executor is not None or mark is None:
+                if mark is None:
                     raise
                 dead.add(mark.position)
         return found.features

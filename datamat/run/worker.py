@@ -283,6 +283,8 @@ class PartWorker:
         """
         self.settle()
         work = self.folder.parent
+        if not self._is_own_pool and is_worker():
+            set_up_process()
         if not self._is_own_pool and run and not (work / "shards" / "run").exists():
             raise OutputError(
                 f"a worker on {socket.gethostname()} does not see {work}; mount the output at this path on every host"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import pickle
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from small_rows import job
 from datamat import PathosExecutor
 from datamat.errors import MissingDependencyError, ParallelError, UnpicklableError
 from datamat.parallel import engines
+from datamat.testing import InlineExecutor
 
 
 class Stubborn:
@@ -66,12 +68,20 @@ def test_worker_of_an_engine_without_a_module_of_the_job(tmp_path, monkeypatch):
     """It says which module, and how to bring it there."""
     (tmp_path / "module_of_the_job.py").write_text("def function():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    arrived = engines.SentFunction(__import__("module_of_the_job").function).arrival
-    sys.modules.pop("module_of_the_job")
-    monkeypatch.setattr(sys, "path", sys.path[1:])
+    function = __import__("module_of_the_job").function
+    with engines.open_engine(Elsewhere()) as engine, pytest.raises(MissingDependencyError, match="install it there"):
+        engine.submit(function).result()
 
-    with pytest.raises(MissingDependencyError, match="install it there"):
-        arrived().open()
+
+class Elsewhere(InlineExecutor):
+    """Makes each call at once, with what it is sent, where the folders of the caller's modules are not searched."""
+
+    def submit(self, fn, /, *args):
+        sent = pickle.dumps(fn)
+        sys.modules.pop("module_of_the_job")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", sys.path[1:])
+            return super().submit(pickle.loads(sent), *args)
 
 
 class Cancelling(concurrent.futures.Executor):

@@ -40,7 +40,7 @@ def answers(port):
 
 
 def waiting_pids(flags):
-    """Return the processes that wait in the row that is held."""
+    """Return the workers of an engine in whose children the row that is held waits."""
     return {int(path.name.partition("-")[2]) for path in pathlib.Path(flags).glob("at-*")}
 
 

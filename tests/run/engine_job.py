@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import pathlib
 import sys
 import time
 
 import numpy as np
+import psutil
 
 from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ShardOptions, Tensor
 
@@ -41,8 +41,11 @@ class Numbers(DatasetWriter):
 
 
 def wait_in(folder):
-    """Say which process is here, and stay until it is told to go on."""
-    (folder / f"at-{os.getpid()}").touch()
+    """Say for which worker of an engine this is, and stay until it is told to go on."""
+    if (folder / "go").exists():
+        return
+    worker = psutil.Process().parents()[1]  # of the server that has forked this process
+    (folder / f"at-{worker.pid}").touch()
     until = time.monotonic() + 100
     while not (folder / "go").exists() and time.monotonic() < until:
         time.sleep(0.02)

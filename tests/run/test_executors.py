@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
+import logging
+import logging.handlers
 import os
 import pathlib
 import pickle
+import random
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 
+import disturbed_job
 import engine_job
+import numpy as np
+import psutil
 import pytest
 from clusters import HERE, environment, ray_alone
 
 from datamat import (
     BrokenPoolError,
     Features,
+    Materializer,
     OptionError,
     OutputError,
     RunHook,
@@ -27,6 +36,7 @@ from datamat import (
     load,
     materialize,
 )
+from datamat.directory.ledger import read_ledger
 from datamat.testing import InlineExecutor
 
 GUIDE = HERE.parents[1] / "docs/engines.md"
@@ -69,14 +79,82 @@ def test_functions_of_a_program_go_by_value(tmp_path):
     assert sorted(sample["n"] for sample in load(tmp_path / "out")) == [1, 2, 3, 4]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The digests of the job that other threads disturb elsewhere."""
+    output = tmp_path_factory.mktemp("undisturbed") / "out"
+    disturbed_job.make(output, workers=WorkerOptions(num_workers=1, start_method="forkserver"))
+    return engine_job.digests(output)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_other_threads_of_a_worker_change_nothing(tmp_path, undisturbed, engine):
+    """Not what a sample draws, nor the order of its sets."""
+    with disturbed_job.ENGINES[engine]() as executor:
+        disturbed_job.make(tmp_path / "out", executor=executor)
+
+    assert engine_job.digests(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("engine", "package"), [("loky", "loky"), ("dask", "distributed"), ("ray", "ray")])
+def test_other_threads_of_a_worker_elsewhere_change_nothing(tmp_path, undisturbed, engine, package):
+    """In processes that an engine has started, at the side of its event loop."""
+    pytest.importorskip(package, reason=f"make test-all installs {package}")
+    with ray_alone() as env:
+        command = [sys.executable, HERE / "disturbed_job.py", engine, "out"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert engine_job.digests(tmp_path / "out") == undisturbed
+
+
+class Noting(engine_job.Numbers):
+    """Notes on itself that a worker was set up."""
+
+    is_set_up = False
+
+    def setup_worker(self):
+        self.is_set_up = True
+
+
+def test_threads_leave_the_caller_as_it_is(tmp_path):
+    """Its generators, its writer, its children; what they log arrives once."""
+    writer, heard = Noting(), logging.handlers.BufferingHandler(1000)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    engine_job.log.addHandler(heard)
+    engine_job.log.setLevel(logging.INFO)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as executor:
+            Materializer(writer, None, tmp_path / "out", executor=executor).run(progress=False)
+    finally:
+        engine_job.log.setLevel(logging.NOTSET)
+        engine_job.log.removeHandler(heard)
+
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert not writer.is_set_up
+    messages = collections.Counter(record.getMessage() for record in heard.buffer)
+    assert len(messages) == engine_job.NUM_ROWS and min(messages.values()) == 1  # a few rows are read again
+    assert all(record.process != os.getpid() for record in heard.buffer)
+
+
+def kill_the_pool(n):
+    """Kill the process of the pool, whose child this is."""
+    if n == 3:
+        psutil.Process().parents()[1].kill()  # that of the server that has forked this child
+        time.sleep(100)
+    return {"n": n}
+
+
+def kill_oneself(n):
+    if n == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"n": n}
+
+
 def test_pool_that_breaks_names_the_part(tmp_path):
     """The next run resumes."""
-
-    def make(n):
-        if n == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"n": n}
-
     features = Features({"n": Scalar("int64")})
 
     with (
@@ -86,7 +164,18 @@ def test_pool_that_breaks_names_the_part(tmp_path):
             match=r"part \d+ of data-train.* \(rows '\d+' to '\d+'\) was lost: the ProcessPoolExecutor .*: run again",
         ),
     ):
-        materialize(make, range(4), tmp_path / "out", features=features, executor=executor, progress=False)
+        materialize(kill_the_pool, range(4), tmp_path / "out", features=features, executor=executor, progress=False)
+
+
+@pytest.mark.parametrize("pool", [concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor])
+def test_row_that_ends_its_process_is_named_and_left_out(tmp_path, pool):
+    """The engine's own process lives on."""
+    with pool(1) as executor:
+        report = materialize(kill_oneself, range(4), tmp_path / "out", executor=executor, errors="skip", progress=False)
+
+    ledger = read_ledger(tmp_path / "out/.datamat/ledger.jsonl")
+    assert [entry.values["key"] for entry in ledger if entry.event == "sample_skipped"] == ["00000003"]
+    assert report.num_records == 3 and report.num_failed == 1
 
 
 class Elsewhere(InlineExecutor):

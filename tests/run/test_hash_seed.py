@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from datamat import PathosExecutor, materialize
 from datamat.fingerprint import examine
+from datamat.run import dispatch
+from datamat.testing import InlineExecutor
 
 PROGRAM = """
 import os, sys
@@ -161,3 +165,23 @@ def test_code_that_depends_on_hashes_is_not_forked(tmp_path):
         "looking fork fork",
     ]
     assert done.stderr.count("makes a set") == 1 and "leave out 'fork'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "warning"),
+    [
+        (InlineExecutor, "two programs that make the calls themselves do"),
+        (lambda: PathosExecutor(1, start_method="fork"), "forks of two programs do"),
+        (lambda: PathosExecutor(1, start_method="forkserver"), ""),
+        (lambda: ThreadPoolExecutor(1), ""),
+    ],
+    ids=["inline", "fork", "forkserver", "threads"],
+)
+def test_executor_whose_calls_hash_as_the_caller_does_is_warned_of(tmp_path, monkeypatch, caplog, make, warning):
+    """Others make them in processes with the one hash seed."""
+    monkeypatch.setattr(dispatch, "hashes_as_workers_do", lambda: False)
+    with make() as executor:
+        materialize(by_set, range(8), tmp_path / "out", executor=executor, progress=False)
+
+    assert caplog.text.count("makes a set") == bool(warning)
+    assert warning in caplog.text

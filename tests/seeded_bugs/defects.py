@@ -1869,6 +1869,20 @@ DEFECTS = {
             "tests/run/test_hash_seed.py::test_hash_seed_is_the_same_in_all_workers",
         ),
         Defect(
+            "call-in-the-worker-of-the-engine",
+            "parts are made among the threads of an engine's worker, which draw from the generators of a sample",
+            "datamat.parallel.engines:ArrivedFunction.__call__",
+            replace("is_worker()", "True"),
+            "tests/run/test_executors.py::test_other_threads_of_a_worker_change_nothing[threads]",
+        ),
+        Defect(
+            "child-of-another-job",
+            "a job has the process of the one before, with what that has left in libraries and modules",
+            "datamat.parallel.engines:_Child.take",
+            replace("child._job == function.job", "True"),
+            "tests/parallel/test_engine_children.py::test_jobs_one_after_the_other_leave_few_children",
+        ),
+        Defect(
             "sets-by-fork",
             "workers are forked although records depend on the order of a set: a resumed run mixes two orders",
             "datamat.fingerprint.code:hashes",

