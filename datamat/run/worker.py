@@ -208,6 +208,7 @@ class PartWorker:
     def __getstate__(self) -> dict[str, Any]:
         """Take along the state of the user's modules; leave behind what belongs to this process."""
         if self._module_state is None and not self._has_travelled:
+            self._switches.set()  # a thread of an executor may pickle this
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
             self._digests = None if self._is_own_pool else self._decisive()
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
