@@ -145,7 +145,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not wanted; put files that take long first, so that no process waits for the last one."""
+    """Leave out what is not wanted; put files that take long first, so that no process waits for the last one.
+
+    Those of parallel/ go before all others: many of their tests fork, which a process can no longer do safely once
+    another file's test has put TensorFlow to use in it.
+    """
     skipped = config.stash[_skipped]
     wanted = [item for item in items if _is_wanted(item.nodeid, skipped)]
     if config.getoption("--commit"):
@@ -157,7 +161,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         cost[item.path] += _expected_s(item)
     if len(cost) > 1 and hasattr(config, "workerinput"):
-        items.sort(key=lambda item: -cost[item.path])
+        items.sort(key=lambda item: ("/parallel/" not in item.nodeid, -cost[item.path]))
 
 
 def _commit_tier(items: list[pytest.Item], seed: int) -> list[pytest.Item]:

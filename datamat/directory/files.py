@@ -288,6 +288,11 @@ def disk_errors_explained(folder: pathlib.Path) -> Iterator[None]:
         of_disk = error.filename is None and error.errno in _OF_DISKS
         if isinstance(error, DatamatError) or not (is_below or of_disk):
             raise
+        if isinstance(error, IsADirectoryError):
+            raise OutputError(
+                f"{error.filename2 or error.filename} is a folder, where a run writes a file; move it away and run "
+                "again, or call repair(), which does so in a finished output"
+            ) from error
         raise OutputError(
             f"the system stopped the run into {folder}: {error}; make room or repair the disk, and run again to resume"
         ) from error

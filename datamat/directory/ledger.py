@@ -106,14 +106,17 @@ class Ledger:
         self._path = path
         # O_NOFOLLOW: a link planted there would have us append to a file elsewhere.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        no_file = f"{path} is not a regular file; datamat keeps its ledger there: move it away, or call repair()"
         try:
             self._descriptor = os.open(path, flags, 0o666)
+        except IsADirectoryError as error:
+            raise OutputError(no_file) from error
         except OSError as error:
             raise self._refused(error) from error
         found = os.fstat(self._descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(self._descriptor)
-            raise OutputError(f"{path} is not a regular file; datamat keeps its ledger there: remove it")
+            raise OutputError(no_file)
         size = found.st_size
         self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 

@@ -764,6 +764,10 @@ class Manifest:
         try:
             content = manifest_bytes(path.parent)
         except FileNotFoundError as error:
+            if not path.parent.exists():
+                raise OutputError(
+                    f"{path.parent} does not exist; give the directory that a run has made, or correct the path"
+                ) from error
             begun = (path.parent / WORK).is_dir()
             state = "its run is not finished: run it again to resume" if begun else "datamat did not write there"
             raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error

@@ -1322,6 +1322,8 @@ def write_rows(
         if not writer.num_rows:
             raise SourceError(
                 f"the index of {source} is empty; check the path, and that the writer's index finds files there"
+                if source
+                else "the index is empty; check that the writer's index yields rows"
             )
         fields = writer.finish(identity, "" if urls is None else urls.folder)
     _InputFinder(RowStore(folder), file_fields, urls).find_files(fields)

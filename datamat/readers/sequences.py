@@ -197,7 +197,7 @@ class Padding:
         del rows
         found = batch
         for name, value in self.values.items():
-            items = _of_one_dtype([np.asarray(item) for item in _values_of("pad", batch, name)])
+            items = _of_one_dtype([np.asarray(item) for item in _values_of("pad", batch, name)], value)
             if len({(item.dtype, item.shape[1:]) for item in items}) > 1 or not items[0].ndim:
                 shapes = ", ".join(sorted({f"{item.dtype} {item.shape}" for item in items}))
                 raise OptionError(
@@ -248,9 +248,10 @@ class Packing:
         columns: dict[str, np.ndarray] = {}
         packed = {name: _values_of("pack", batch, name) for name in self.fields}
         for name, items in packed.items():
-            first = _of_one_dtype([np.asarray(item) for item in items])[0]
+            filler = self.values.get(name, 0)
+            first = _of_one_dtype([np.asarray(item) for item in items], filler)[0]
             shape = (num_rows, self.length, *first.shape[1:])
-            columns[name] = np.full(shape, _filler(name, self.values.get(name, 0), first.dtype), first.dtype)
+            columns[name] = np.full(shape, _filler(name, filler, first.dtype), first.dtype)
         used, count = [0] * num_rows, [0] * num_rows
         for record, row in enumerate(rows.tolist()):
             values = [np.asarray(items[record]) for items in packed.values()]
@@ -281,10 +282,15 @@ def _values_of(use: str, batch: Mapping[str, Any], name: str) -> Any:
         raise OptionError(f"{use}: the batch has no field {name!r}; it has {', '.join(batch)}") from error
 
 
-def _of_one_dtype(items: list[np.ndarray]) -> list[np.ndarray]:
-    """Return arrays of text with the width of the longest word, and empty lists, which tell no dtype, as the others."""
+def _of_one_dtype(items: list[np.ndarray], filler: Any) -> list[np.ndarray]:
+    """Return arrays of text with the width of the longest word, and empty lists, which tell no dtype, as the others.
+
+    Where all are empty, a filler that is text says that they would hold text.
+    """
     texts = [item for item in items if item.dtype.kind == "U"]
     dtype = np.result_type(*texts) if texts else next((item.dtype for item in items if item.size), None)
+    if dtype is None and isinstance(filler, str):
+        dtype = np.dtype("U1")
     if dtype is None:
         return items
     return [item.astype(dtype) if not item.size or item.dtype.kind == "U" else item for item in items]

@@ -406,10 +406,16 @@ def run_task(shared: Job, tasks_of: Callable[[Job], Tasks], request: RunRequest)
     own = dataclasses.replace(shared, output=task_folder(shared.work, request.task))
     while True:
         _wait_for_others(shared, request)
+        task = _Task(shared, own, request)
         try:
-            return _Task(shared, own, request).run(tasks_of)
+            return task.run(tasks_of)
         except OSError as error:  # OutputError is one
-            if isinstance(error, OutputLockedError) or own.work.exists() or not shared.output.exists():
+            if (
+                isinstance(error, OutputLockedError)
+                or task.is_refused
+                or own.work.exists()
+                or not shared.output.exists()
+            ):
                 raise  # else another has written the manifest, and removed the folder of this one
 
 
@@ -439,6 +445,9 @@ class _Task:
         shared: the job of the whole output.
         own: the same job, with the folder of the task as output.
         request: how the run is to go; names the task.
+
+    Attributes:
+        is_refused: whether nothing may be made, because of what the output is.
     """
 
     def __init__(self, shared: Job, own: Job, request: RunRequest) -> None:
@@ -446,9 +455,11 @@ class _Task:
         self._own = own
         self._request = request
         self._began = time.perf_counter()
+        self.is_refused = False
 
     def run(self, tasks_of: Callable[[Job], Tasks]) -> RunReport:
         """Make what this task can take; then write the manifest, or see another do so."""
+        is_new = not self._own.output.exists()
         work_folder(self._own.output)
         hooks = [*self._own.hooks, *([ProgressBar()] if self._request.progress else [])]
         with disk_errors_explained(self._shared.output), locked(self._own.work / "lock"):
@@ -458,7 +469,13 @@ class _Task:
                 whole = dataclasses.replace(
                     planned, job=self._shared, inputs=InputFiles(planned.store, self._shared.work)
                 )
-                claims = self._claims(whole)
+                try:
+                    claims = self._claims(whole)
+                except OutputError:
+                    self.is_refused = self._own.work.exists()  # else another task has removed it
+                    if is_new and self.is_refused:  # else it holds what this task has made before
+                        self._let_folder_go()
+                    raise
                 events.emit(PlanMade.of(whole.plan, whole.chosen))
                 if claims is None:
                     self._let_folder_go()

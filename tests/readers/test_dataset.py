@@ -258,6 +258,8 @@ def test_unfinished_directory_is_refused(tmp_path):
     """Before there is a manifest, there is nothing to read."""
     with pytest.raises(OutputError, match=r"holds no manifest.json"):
         load(tmp_path)
+    with pytest.raises(OutputError, match=r"nowhere does not exist"):
+        load(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("region", ["length", "length CRC", "payload", "payload CRC"])

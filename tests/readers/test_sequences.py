@@ -232,6 +232,8 @@ def test_lists_of_words_are_padded_with_text(rows):
             assert row.tolist() == [*["w", "ww"][:length], *[""] * (len(row) - length)]
     with pytest.raises(OptionError, match="pad: 0 is no <U2"):
         list(data.to_numpy(7, pad={"words": 0}))
+    empty = next(iter(data.map(lambda sample: {**sample, "words": []}).to_numpy(7, pad={"words": ""})))
+    assert (empty["words"].shape, empty["words"].dtype.kind) == ((7, 0), "U")
 
 
 @pytest.fixture(scope="module")

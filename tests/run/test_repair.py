@@ -134,6 +134,15 @@ def test_repair_mends_what_is_no_file_below_its_own_folder(source, template, out
     assert _job(source, output).run(progress=False).did_nothing
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "lock", "names.json", "sidecars.json"])
+def test_run_names_the_folder_in_the_place_of_a_file_of_its_own(source, tmp_path, name):
+    """It was a disk to be repaired."""
+    (tmp_path / "out" / ".datamat" / name).mkdir(parents=True)
+
+    with pytest.raises(OutputError, match=rf"{name} is (a folder|not a regular file).* move it away"):
+        _job(source, tmp_path / "out").run(progress=False)
+
+
 def test_whole_directory_is_left_alone(source, output):
     """The report says that there was nothing to do."""
     before = {

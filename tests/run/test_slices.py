@@ -204,6 +204,20 @@ def test_task_of_another_definition_is_refused(source, output, start):
     assert report.num_shards_written == sliced_job.NUM_SHARDS - made > 0
 
 
+def test_task_that_is_refused_leaves_no_folder(source, output):
+    """Of a finished output, it would look as if tasks were at work."""
+    _job(source, output).run(progress=False)
+    before = content(output)
+
+    with pytest.raises(OutputError, match=r"existing='refuse'"):
+        sliced_job.job(source, output, seed=1, executor=InlineExecutor()).run(
+            task_index=0, num_tasks=2, existing="refuse", progress=False
+        )
+
+    assert not (output / ".datamat" / "slices").exists()
+    assert content(output) == before
+
+
 def test_others_are_refused_while_a_task_is_there(source, wanted, output, start):
     """An ordinary run, and a second process of the same number, name who is at work."""
     task = start(0, 5, STOP)
