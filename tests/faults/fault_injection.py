@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).parent
 LIMIT_S = 40.0
+_FORK_S = 600.0  # of the server: before its first, it imports everything
 ORPHAN_S = 2.0
 
 ACTIONS = ("nothing", "fail", "short", "kill", "kill group", "tear", "lie", "clock")
@@ -285,11 +286,11 @@ class JobServer:
     def _run(self, order: dict[str, Any], limit_s: float) -> tuple[int | None, int]:
         assert self._process.stdin
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        pid = self._answer(LIMIT_S)
+        pid = self._answer(_FORK_S)
         code = self._answer(limit_s)
         if code is None:
             os.killpg(pid, signal.SIGKILL)
-            self._answer(LIMIT_S)
+            self._answer(_FORK_S)
         return code, reap_below(psutil.Process(self._process.pid))
 
     def close(self) -> None:
