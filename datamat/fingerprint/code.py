@@ -49,6 +49,7 @@ __all__ = [
     "assume_versions",
     "constants_of",
     "find_spec",
+    "home_of",
     "is_installed",
     "is_users_module",
     "is_users_object",
@@ -504,7 +505,7 @@ def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home 
                     lambda following: following.opname in {"LOAD_ATTR", "LOAD_METHOD"}, instructions[number + 1 :]
                 )
                 reads.add((instruction.argval, *(following.argval for following in attributes)))
-    held, own = function.__globals__, _home_of(function)
+    held, own = function.__globals__, _namespace_of(function)
     for path in sorted(reads):
         if path[0] in held and path[0] not in writes | _OF_THE_PLACE:
             module: str | None = own
@@ -519,7 +520,7 @@ def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home 
             yield ".".join(path[:depth]), value, None if module is None else (module, path[depth - 1])
 
 
-def _home_of(function: types.FunctionType) -> str | None:
+def _namespace_of(function: types.FunctionType) -> str | None:
     """Return the module that has the globals of a function; None if none has."""
     held, name = function.__globals__, str(function.__globals__.get("__name__"))
     # When multiprocessing runs the main program again, runpy gives its functions a dictionary of their own.
@@ -528,7 +529,7 @@ def _home_of(function: types.FunctionType) -> str | None:
 
 def filled_globals(function: types.FunctionType) -> dict[Home, bool]:
     """Return the globals that a function assigns, each with whether it reads it, too."""
-    codes, module = list(_nested(function.__code__)), _home_of(function)
+    codes, module = list(_nested(function.__code__)), _namespace_of(function)
     if module is None or all(dis.opmap["STORE_GLOBAL"] not in code.co_code[::2] for code in codes):
         return {}
     steps = [step for code in codes for step in dis.get_instructions(code)]
@@ -1099,10 +1100,27 @@ def parts_of_function(value: types.FunctionType) -> Parts:
         (" defaults", value.__kwdefaults__),
         ("", None if origin else vars(value)),
     ]
-    used = dict(_closure_of(value)) | {path: part for path, part, _ in read}
+    closure = dict(_closure_of(value))
+    used = closure | {path: part for path, part, _ in read}
     homes = {path: home for path, _, home in read if home is not None}
+    if (home := home_of(value)) is not None and not origin:
+        cells = {name: f".__closure__.{cell}.cell_contents" for cell, name in enumerate(value.__code__.co_freevars)}
+        homes = {name: (home[0], home[1] + cells[name]) for name in closure} | homes
     parts = counted(named(tag_of(b"function", origin), held, used, step=" -> ", homes=homes), origin)
-    return parts if origin else dataclasses.replace(parts, memos=filled_globals(value))
+    if origin:
+        return parts
+    if home is not None:
+        state = {1: "__defaults__", 2: "__kwdefaults__", 3: "__dict__"}
+        kept = {place: (home[0], f"{home[1]}.{name}") for place, name in state.items() if held[place][1]}
+        parts = dataclasses.replace(parts, homes={**parts.homes, **kept})
+    return dataclasses.replace(parts, memos=filled_globals(value))
+
+
+def home_of(value: Any) -> Home | None:
+    """Return where a function of the user's is found under its name; None for one that is not."""
+    module, name = value.__module__, value.__qualname__
+    found = functools.reduce(lambda holder, step: getattr(holder, step, None), name.split("."), sys.modules.get(module))
+    return (module, name) if found is value and not is_installed(module) else None
 
 
 def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -234,6 +234,7 @@ class _Graph:
                 if home not in found and home not in self.memos:
                     link, value = node.links[position], node.parts.children[position]
                     digest = link if isinstance(link, bytes) else self._nodes[link].digest
+                    value = value.value if isinstance(value, Reached) else value
                     found[home] = ModuleValue(self._path(number) + _step(node.parts, position), digest, value)
         return found
 

@@ -28,6 +28,7 @@ from datamat.fingerprint.code import (
     Import,
     Parts,
     Reached,
+    home_of,
     is_installed,
     is_users_object,
     memos_of,
@@ -280,12 +281,9 @@ def _wrapped(value: Any) -> Parts:
 
 def _cached(value: Any) -> Parts:
     """Return the parts of a function with a cache; what the cache holds is a memo."""
-    module, name = value.__module__, value.__qualname__
+    home = home_of(value)
     parts = _wrapped(value)
-    found = functools.reduce(lambda holder, step: getattr(holder, step, None), name.split("."), sys.modules.get(module))
-    if is_installed(module) or found is not value:
-        return parts
-    return dataclasses.replace(parts, memos={(module, f"{name}()"): True})
+    return parts if home is None else dataclasses.replace(parts, memos={(home[0], f"{home[1]}()"): True})
 
 
 def _enum(value: enum.Enum) -> Parts:

@@ -297,9 +297,13 @@ def _set(home: Home, value: Any, main: list[dict[str, Any]]) -> None:
     with contextlib.suppress(AttributeError, TypeError, ImportError, KeyError):
         for namespace in main if name == "__main__" else [vars(importlib.import_module(name))]:
             if steps:
-                setattr(functools.reduce(getattr, steps[:-1], namespace[first]), steps[-1], value)
+                setattr(functools.reduce(_step, steps[:-1], namespace[first]), steps[-1], value)
             else:
                 namespace[first] = value
+
+
+def _step(value: Any, step: str) -> Any:
+    return value[int(step)] if step.isdigit() else getattr(value, step)
 
 
 def _refusal(paths: list[str]) -> FingerprintError:
