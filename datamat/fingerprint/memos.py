@@ -130,7 +130,10 @@ def set_memo(memo: Memo, value: Any, main: Sequence[dict[str, Any]] = ()) -> Non
 def _namespaces(module: str, main: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     if module == "__main__" and main:
         return main
-    return [vars(importlib.import_module(module))] if module not in sys.modules else [vars(sys.modules[module])]
+    try:
+        return [vars(sys.modules.get(module) or importlib.import_module(module))]
+    except ImportError:  # of code that travels by value
+        return []
 
 
 def _holder(place: Home, main: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], str]:
