@@ -23,23 +23,31 @@ The files, each built on those below it:
     graph       finds everything that a value is made of and folds it into the digest    <- start reading here
     objects     what one object is made of: values, instances, and the tables of how each type counts
     code        what functions, classes and modules are made of: bytecode, what it reads, and who wrote it
+    memos       what code keeps between its calls in globals and caches that it fills itself
     switches    what libraries hold for all code: numpy.seterr, the precision of decimal
 """
 
 from __future__ import annotations
 
 from datamat.fingerprint.code import Reached, assume_versions, known_versions, versions_of
-from datamat.fingerprint.graph import Examined, ModuleValue, examine, fingerprint
+from datamat.fingerprint.graph import Examined, ModuleValue, content_of, examine, fingerprint
+from datamat.fingerprint.memos import Memo, clear_caches, is_filled, read_memos, set_memo
 from datamat.fingerprint.switches import Switches
 
 __all__ = [
     "Examined",
+    "Memo",
     "ModuleValue",
     "Reached",
     "Switches",
     "assume_versions",
+    "clear_caches",
+    "content_of",
     "examine",
     "fingerprint",
+    "is_filled",
     "known_versions",
+    "read_memos",
+    "set_memo",
     "versions_of",
 ]

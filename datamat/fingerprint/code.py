@@ -47,7 +47,9 @@ __all__ = [
     "Reached",
     "Uses",
     "assume_versions",
+    "constants_of",
     "find_spec",
+    "home_of",
     "is_installed",
     "is_users_module",
     "is_users_object",
@@ -106,6 +108,8 @@ class Parts:
         group: 0 if the order of children counts, otherwise the number of children that make one member of a set.
         origins: installed packages, with versions, that decide the object as well; they do not count in its digest.
         homes: module and attribute that the user's code reads a child from, by the position of the child.
+        memos: places that the object fills when it is used, see `fingerprint.memos`, each with whether it reads it,
+            too; those that begin with a dot are relative to the object.
     """
 
     tag: bytes
@@ -114,6 +118,7 @@ class Parts:
     group: int = 0
     origins: Origin = ()
     homes: Mapping[int, Home] = dataclasses.field(default_factory=dict)
+    memos: Mapping[Home, bool] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -484,7 +489,7 @@ def parts_of_code(value: CodeInPackage) -> Parts:
 def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home | None]]:
     """Yield the globals that a function reads; of the user's modules, only the attributes that it reads.
 
-    A global that the function itself assigns is its memory between calls, not its input.
+    A global that the function itself assigns is a memo, see `filled_globals`.
 
     Yields:
         Path (`cfg.sizes`), value, and where it can be set: None for a namespace that belongs to no module.
@@ -500,9 +505,7 @@ def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home 
                     lambda following: following.opname in {"LOAD_ATTR", "LOAD_METHOD"}, instructions[number + 1 :]
                 )
                 reads.add((instruction.argval, *(following.argval for following in attributes)))
-    held, name = function.__globals__, str(function.__globals__.get("__name__"))
-    # When multiprocessing runs the main program again, runpy gives its functions a dictionary of their own.
-    own = name if name == "__mp_main__" or getattr(sys.modules.get(name), "__dict__", None) is held else None
+    held, own = function.__globals__, _namespace_of(function)
     for path in sorted(reads):
         if path[0] in held and path[0] not in writes | _OF_THE_PLACE:
             module: str | None = own
@@ -515,6 +518,23 @@ def read_globals(function: types.FunctionType) -> Iterator[tuple[str, Any, Home 
                 module = name if sys.modules.get(name) is value else None
                 value, depth = vars(value)[path[depth]], depth + 1
             yield ".".join(path[:depth]), value, None if module is None else (module, path[depth - 1])
+
+
+def _namespace_of(function: types.FunctionType) -> str | None:
+    """Return the module that has the globals of a function; None if none has."""
+    held, name = function.__globals__, str(function.__globals__.get("__name__"))
+    # When multiprocessing runs the main program again, runpy gives its functions a dictionary of their own.
+    return name if name == "__mp_main__" or getattr(sys.modules.get(name), "__dict__", None) is held else None
+
+
+def filled_globals(function: types.FunctionType) -> dict[Home, bool]:
+    """Return the globals that a function assigns, each with whether it reads it, too."""
+    codes, module = list(_nested(function.__code__)), _namespace_of(function)
+    if module is None or all(dis.opmap["STORE_GLOBAL"] not in code.co_code[::2] for code in codes):
+        return {}
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    read = {step.argval for step in steps if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}}
+    return {(module, step.argval): step.argval in read for step in steps if step.opname == "STORE_GLOBAL"}
 
 
 def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home]]:
@@ -532,7 +552,7 @@ def read_imported(function: types.FunctionType) -> Iterator[tuple[str, Any, Home
         module = sys.modules.get(name)
         if is_users_module(module) and attribute in vars(module):
             value = vars(module)[attribute]
-            constants = _constants_of(name)
+            constants = constants_of(name)
             said = constants.get(attribute)
             if attribute in constants and (type(value) is not type(said) or value != said):
                 yield f"{name}.{attribute}", value, (name, attribute)
@@ -645,7 +665,7 @@ def _reads_of_imported(code: types.CodeType, package: str) -> Iterator[tuple[str
                         yield name, following.argval
 
 
-def _constants_of(name: str) -> dict[str, Any]:
+def constants_of(name: str) -> dict[str, Any]:
     """Return the plain constants that the top level of a module's source assigns, by name."""
     loader: Any = getattr(find_spec(name), "loader", None)
     code = loader.get_code(name) if hasattr(loader, "get_code") else None
@@ -1080,9 +1100,27 @@ def parts_of_function(value: types.FunctionType) -> Parts:
         (" defaults", value.__kwdefaults__),
         ("", None if origin else vars(value)),
     ]
-    used = dict(_closure_of(value)) | {path: part for path, part, _ in read}
+    closure = dict(_closure_of(value))
+    used = closure | {path: part for path, part, _ in read}
     homes = {path: home for path, _, home in read if home is not None}
-    return counted(named(tag_of(b"function", origin), held, used, step=" -> ", homes=homes), origin)
+    if (home := home_of(value)) is not None and not origin:
+        cells = {name: f".__closure__.{cell}.cell_contents" for cell, name in enumerate(value.__code__.co_freevars)}
+        homes = {name: (home[0], home[1] + cells[name]) for name in closure} | homes
+    parts = counted(named(tag_of(b"function", origin), held, used, step=" -> ", homes=homes), origin)
+    if origin:
+        return parts
+    if home is not None:
+        state = {1: "__defaults__", 2: "__kwdefaults__", 3: "__dict__"}
+        kept = {place: (home[0], f"{home[1]}.{name}") for place, name in state.items() if held[place][1]}
+        parts = dataclasses.replace(parts, homes={**parts.homes, **kept})
+    return dataclasses.replace(parts, memos=filled_globals(value))
+
+
+def home_of(value: Any) -> Home | None:
+    """Return where a function of the user's is found under its name; None for one that is not."""
+    module, name = value.__module__, value.__qualname__
+    found = functools.reduce(lambda holder, step: getattr(holder, step, None), name.split("."), sys.modules.get(module))
+    return (module, name) if found is value and not is_installed(module) else None
 
 
 def _closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -1116,17 +1154,31 @@ def parts_of_class(value: type) -> Parts:
     """Return the parts of a class: its bases, and the attributes that its author wrote."""
     if is_installed(value.__module__):
         return Parts(f"class {value.__qualname__}".encode(), [Import(value.__module__)], [""])
-    body = written_attributes(dict(vars(value)))
+    filled = _filled_by_class(value)
+    body = {name: part for name, part in written_attributes(dict(vars(value))).items() if name not in filled}
     if _MAKES_ANNOTATIONS in vars(value):
         body["__annotations__"] = _annotations_of(value)
     if isinstance(value, enum.EnumMeta):
         members: dict[str, Any] = {name: value[name].value for name in value.__members__}
         body = {name: part for name, part in body.items() if isinstance(part, _CODE)} | members
     tag = f"class {value.__name__} {len(value.__bases__)} ".encode()
-    homes = {}
+    homes, memos = {}, {}
     if "<locals>" not in value.__qualname__ and value.__module__ in sys.modules:
         homes = {name: (value.__module__, f"{value.__qualname__}.{name}") for name in body if isinstance(name, str)}
-    return named(tag, [(" class", base) for base in (type(value), *value.__bases__)], body, homes=homes)
+        memos = dict.fromkeys(((value.__module__, f"{value.__qualname__}.{name}") for name in filled), True)
+    parts = named(tag, [(" class", base) for base in (type(value), *value.__bases__)], body, homes=homes)
+    return dataclasses.replace(parts, memos=memos)
+
+
+def _filled_by_class(value: type) -> set[str]:
+    """Return the attributes that a class assigns to itself, in class methods and in `__new__`: singletons."""
+    found: set[str] = set()
+    for name, part in vars(value).items():
+        function = getattr(part, "__func__", None)  # of a `classmethod`, and of `__new__`, a `staticmethod`
+        if isinstance(function, types.FunctionType) and (name == "__new__" or isinstance(part, classmethod)):
+            uses = uses_of(function.__code__, function.__code__.co_varnames[0])
+            found |= uses.gives & uses.reads
+    return found
 
 
 def _annotations_of(cls: type) -> dict[str, Any]:

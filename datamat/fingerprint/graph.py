@@ -34,12 +34,12 @@ from datamat.fingerprint.code import (
 from datamat.fingerprint.objects import hidden_in, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from datamat.fingerprint.code import Home
 
 
-__all__ = ["Examined", "ModuleValue", "examine", "fingerprint"]
+__all__ = ["Examined", "ModuleValue", "content_of", "examine", "fingerprint"]
 
 _UNREADABLE = (
     TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, OSError, ReferenceError,
@@ -96,6 +96,8 @@ class Examined:
         packages: versions of the installed packages, and of the parts of datamat, that the value uses, by name.
         environment: digests of the environment variables that the value reads, by name.
         module_values: values read from modules of the user's, by module and attribute path.
+        memos: places that the code of the user's fills itself, see `fingerprint.memos`; what they hold does not count
+            in the digest.
         hashing: the first code of the user's that makes a set or hashes a value, or the first set in a module of the
             user's, in words; "" where there is none. What it gives may depend on the hash seed of the process.
         unseen: what code of the user's that makes samples looks up by what is known only when it runs, in words.
@@ -105,6 +107,7 @@ class Examined:
     packages: dict[str, str]
     environment: Mapping[str, str]
     module_values: Mapping[Home, ModuleValue]
+    memos: Collection[Home]
     hashing: str
     unseen: Sequence[str] = ()
 
@@ -125,9 +128,19 @@ def examine(value: Any, *, where: str) -> Examined:
         graph.packages(),
         graph.environment(),
         graph.module_values(),
+        graph.memos,
         graph.hashing(),
         graph.unseen(),
     )
+
+
+def content_of(value: Any) -> str | None:
+    """Return the digest of a value as 32 hex digits; None for one that has no content to fingerprint."""
+    graph = _Graph("memo")
+    try:
+        return graph.digest(graph.grow(value)).hex()
+    except Exception:  # noqa: BLE001 -- the object's own methods may raise anything
+        return None
 
 
 @dataclasses.dataclass(slots=True)
@@ -149,6 +162,7 @@ class _Graph:
         self._where = where
         self._nodes: list[_ObjectNode] = []
         self._numbers: dict[Any, int] = {}
+        self.memos: set[Home] = set()
 
     def grow(self, value: Any) -> int | bytes:
         """Add a value and everything it is made of, and return its link."""
@@ -159,7 +173,34 @@ class _Graph:
             except _UNREADABLE as error:
                 raise self._refusal(number, error) from error
             node.links = [self._link(child, number, position) for position, child in enumerate(node.parts.children)]
+        self._set_memos_apart()
         return root
+
+    def _set_memos_apart(self) -> None:
+        """Note which places the code both fills and reads; what they hold counts no more."""
+        read = {_of_main(home) for node in self._nodes for home in node.parts.homes.values()}
+        for number, node in enumerate(self._nodes):
+            for (module, path), is_read in node.parts.memos.items():
+                home: Home | None = (module, path) if module else self._home_inside(number, path)
+                if home is not None and (is_read or _of_main(home) in read):
+                    self.memos.add(_of_main(home))
+        for node in self._nodes if self.memos else ():
+            for position, home in node.parts.homes.items():
+                if _of_main(home) in self.memos:
+                    node.links[position] = _hash(b"memo")
+
+    def _home_inside(self, number: int, path: str) -> Home | None:
+        """Return where an attribute of an object is that a module holds; None for one held elsewhere."""
+        while (node := self._nodes[number]).parent >= 0:
+            parts = self._nodes[node.parent].parts
+            if node.position in parts.homes:
+                module, start = parts.homes[node.position]
+                return module, start + path
+            step = _step(parts, node.position)
+            if not step.startswith("."):
+                return None
+            path, number = step + path, node.parent
+        return None
 
     def digest(self, root: int | bytes) -> bytes:
         """Return the digest of a link, 16 bytes."""
@@ -188,12 +229,12 @@ class _Graph:
         """Return the values read from modules of the user's; call `digest` first."""
         found: dict[Home, ModuleValue] = {}
         for number, node in enumerate(self._nodes):
-            for position, (module, path) in node.parts.homes.items():
-                # A worker of multiprocessing runs the main program again, as `__mp_main__`.
-                home = ("__main__" if module == "__mp_main__" else module, path)
-                if home not in found:
+            for position, place in node.parts.homes.items():
+                home = _of_main(place)
+                if home not in found and home not in self.memos:
                     link, value = node.links[position], node.parts.children[position]
                     digest = link if isinstance(link, bytes) else self._nodes[link].digest
+                    value = value.value if isinstance(value, Reached) else value
                     found[home] = ModuleValue(self._path(number) + _step(node.parts, position), digest, value)
         return found
 
@@ -306,6 +347,12 @@ class _Graph:
             steps.append(_step(self._nodes[node.parent].parts, node.position))
             number = node.parent
         return self._where + "".join(reversed(steps))
+
+
+def _of_main(home: Home) -> Home:
+    """Return where a value can be set; a worker of multiprocessing runs the main program again, as `__mp_main__`."""
+    module, path = home
+    return ("__main__" if module == "__mp_main__" else module, path)
 
 
 def _components(links: Sequence[Sequence[int | bytes]]) -> Iterator[list[int]]:

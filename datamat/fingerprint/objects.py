@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import copyreg
+import dataclasses
 import enum
 import functools
 import logging
@@ -27,6 +28,7 @@ from datamat.fingerprint.code import (
     Import,
     Parts,
     Reached,
+    home_of,
     is_installed,
     is_users_object,
     memos_of,
@@ -159,10 +161,17 @@ def _instance(value: Any, counts: Callable[[str], bool] | None = None) -> Parts:
     usual = build in {copyreg.__newobj__, copyreg.__newobj_ex__} and kind.__getstate__ is _USUAL_STATE  # type: ignore[attr-defined]
     if usual and isinstance(state, tuple):
         state = {**(state[0] or {}), **state[1]}  # `__dict__` and slots
-    if not isinstance(state, dict):
-        return named(b"instance", [*held, (" state", state)], {})
-    lasting = _lasting(kind, state)
-    return named(b"instance", held, {name: lasting[name] for name in lasting if counts is None or counts(str(name))})
+    computed = _computed(kind)
+    if usual and state and isinstance(state, dict) and state.keys() <= computed:
+        state = None  # as before they were computed
+    if isinstance(state, dict):
+        lasting = {name: part for name, part in _lasting(kind, state).items() if counts is None or counts(str(name))}
+        parts = named(b"instance", held, lasting)
+    else:
+        parts = named(b"instance", [*held, (" state", state)], {})
+    if computed and not is_installed(kind.__module__):
+        return dataclasses.replace(parts, memos={("", f".{name}"): True for name in computed})
+    return parts
 
 
 def _reached(found: Reached) -> Parts:
@@ -213,18 +222,23 @@ def hidden_in(found: Reached) -> Iterator[str]:
 
 def _lasting(kind: type, state: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of an instance, without those that its use sets."""
-    computed = {
-        name
-        for base in kind.__mro__
-        for name, part in vars(base).items()
-        if isinstance(part, functools.cached_property)
-    }
+    computed = _computed(kind)
     if not _is_albumentations(kind):
         return {name: value for name, value in state.items() if name not in computed and name != "__doc__"}
     lasting = {name: value for name, value in state.items() if name not in computed | _LAST_IMAGE}
     # Processors remember the labels that they saw, but only their parameters decide.
     lasting["processors"] = {name: vars(processor.params) for name, processor in state.get("processors", {}).items()}
     return lasting
+
+
+def _computed(kind: type) -> set[str]:
+    """Return the attributes of a type's instances that are computed once, when they are first asked for."""
+    return {
+        name
+        for base in kind.__mro__
+        for name, part in vars(base).items()
+        if isinstance(part, functools.cached_property)
+    }
 
 
 def _is_albumentations(kind: type) -> bool:
@@ -265,6 +279,13 @@ def _wrapped(value: Any) -> Parts:
     return Parts(type(value).__name__.encode(), [value.__wrapped__], [""])
 
 
+def _cached(value: Any) -> Parts:
+    """Return the parts of a function with a cache; what the cache holds is a memo."""
+    home = home_of(value)
+    parts = _wrapped(value)
+    return parts if home is None else dataclasses.replace(parts, memos={(home[0], f"{home[1]}()"): True})
+
+
 def _enum(value: enum.Enum) -> Parts:
     return Parts(b"enum", [type(value), value.value], ["", ".value"])
 
@@ -281,7 +302,7 @@ _TABLE: dict[type, Callable[[Any], Parts]] = {
     property: _property,
     classmethod: _wrapped,
     staticmethod: _wrapped,
-    LRU: _wrapped,
+    LRU: _cached,
     types.FunctionType: parts_of_function,
     types.MethodType: _method,
     types.BuiltinFunctionType: _builtin,

@@ -37,6 +37,7 @@ from datamat.formats import ShardFormat, get_format
 from datamat.options import ErrorPolicy, Remedies, ShardOptions, WorkerOptions
 from datamat.parallel.engines import check_engine
 from datamat.plan.inputs import InputFiles, Neighbourhood
+from datamat.plan.memos import KnownMemos, digests_of_memos, write_places
 from datamat.plan.pipeline import Pipeline, RecordSource
 from datamat.plan.plan import SplitTerms, make_plan
 from datamat.writers.base import DatasetWriter
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from datamat.directory.sidecars import Sidecar
     from datamat.directory.stores import ObjectStore
     from datamat.features import Features
+    from datamat.fingerprint.code import Home
     from datamat.plan.plan import Plan, ShardSpec
 
 
@@ -86,7 +88,7 @@ __all__ = [
 _SHARD_BYTES, _PART_BYTES = 500, 40
 _METHOD = "writer."
 _DRAWN = "drawn."
-_PACKAGE, _VARIABLE, _FILE, _SWITCH = "package.", "environment.", "file.", "switch."
+_PACKAGE, _VARIABLE, _FILE, _SWITCH, _MEMO = "package.", "environment.", "file.", "switch.", "memo."
 
 _MAKING = frozenset({"read", "read_block", "augment", "setup_worker"})
 _BEFORE = ("bind", "index", "features", "name", "file_fields", "url_fields")
@@ -119,6 +121,9 @@ class JobDigests:
         drawn_environment: digests of the environment variables that the transform reads, by name.
         files: digests of what the files hold that every sample depends on, by name.
         switches: switches of libraries that are not as the library has them, by name.
+        places: where the code of writer and transform keeps memos.
+        given: digests of what these hold in this process, by name, as far as they are filled.
+        memos: those of them that count.
         hashing: code of the user's that makes sets or hashes values, in words; "" where none does. It does not count.
         unseen: what code of the user's looks up by what is known only when it runs, in words. It does not count.
     """
@@ -135,8 +140,11 @@ class JobDigests:
     drawn_environment: Mapping[str, str]
     files: Mapping[str, str]
     switches: Mapping[str, str]
+    places: Collection[Home]
+    given: Mapping[str, str]
     hashing: str
     unseen: Sequence[str]
+    memos: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -167,6 +175,7 @@ class JobDigests:
         code = _examined(as_written(records.writer), "writer", version)
         declared, others = _schema_of(features, version)
         drawing = _examined(as_drawn(transform), "transform", version)
+        places = {*code.memos, *drawing.memos}
         written = examine([[type(made), made.options()] for made in formats], where="format")
         encoders = _encoders(features, drawn=False).union(_ALWAYS, *(made.packages for made in formats))
         if pipeline is not None and pipeline.draws_in_read:
@@ -188,15 +197,25 @@ class JobDigests:
             switches={}
             if version is not None
             else Switches.of().counting({*code.packages, *others.packages, *drawing.packages}),
+            places=places,
+            given=digests_of_memos(places),
             hashing=code.hashing or drawing.hashing,
             unseen=(*code.unseen, *drawing.unseen),
         )
+
+    @property
+    def code(self) -> str:
+        """Digest of all that decides what the code fills memos with."""
+        parts = [self.writer, self.transform, self.packages, self.drawn_packages, self.environment]
+        parts += [self.drawn_environment, list(self.files.values()), self.switches]
+        return fingerprint(parts, where="options")
 
     def of_split(self, *, augmented: bool, copies: int) -> str:
         """Return the digest of all that decides the records of a split, beside its rows."""
         always = [self.writer, self.features, self.format, self.seed, self.packages, self.environment]
         always += [list(self.files.values())] if self.files else []  # not by name: a path may be absolute
         always += [self.switches] if self.switches else []
+        always += [{"memos": self.memos}] if self.memos else []
         drawn = [self.transform, self.drawn_packages, self.drawn_environment] if augmented else []
         return fingerprint([always, drawn, copies], where="options")
 
@@ -208,9 +227,10 @@ class JobDigests:
         groups = {
             _FILE: self.files,
             _SWITCH: self.switches,
+            # Enough to name a memo or a variable that changed, and too little to give away what it held.
+            _MEMO: {name: digest[:4] for name, digest in self.memos.items()},
             _PACKAGE: self.packages,
             _DRAWN + _PACKAGE: self.drawn_packages,
-            # Enough to name a variable that changed, and too little to give away what it held.
             _VARIABLE: {name: digest[:4] for name, digest in self.environment.items()},
             _DRAWN + _VARIABLE: {name: digest[:4] for name, digest in self.drawn_environment.items()},
         }
@@ -245,7 +265,7 @@ def checked_version(version: str | int | None) -> str | None:
 def _examined(value: Any, where: str, version: str | None) -> Examined:
     if version is None or value is None:
         return examine(value, where=where)
-    return Examined(fingerprint(["version", version], where="version"), {}, {}, {}, "")
+    return Examined(fingerprint(["version", version], where="version"), {}, {}, {}, (), "")
 
 
 def _schema_of(features: Features, version: str | None) -> tuple[str, Examined]:
@@ -315,6 +335,7 @@ def changed_digests(old: Mapping[str, str], new: Mapping[str, str], *, augmented
     changes += [f"file {name} changed" for name in _named(differing, _FILE, drawn=False)]
     switches = _named(differing, _SWITCH, drawn=False)
     changes += [f"{name} changed {versions[key]}" for name, key in switches.items()]
+    changes += [f"{name} changed" for name in _named(differing, _MEMO, drawn=False)]
     # Other code uses other packages and variables: changes of these are worth a word only where the code is the same.
     counting = [name for name in differing if not changes or (name in old and name in new)]
     changes += [f"environment variable {name} changed" for name in _named(counting, _VARIABLE, drawn=augmented)]
@@ -469,6 +490,7 @@ class Job:
         """Return what a run would do if it began now, with the rows in an empty folder; raises as `planned`."""
         store = self.write_rows(folder)
         digests = self.digests()
+        write_places(folder, digests.places)
         return PlannedJob(self, store, self.plan(store, digests), digests, InputFiles(store, self.work))
 
     def write_rows(self, folder: pathlib.Path) -> RowStore:
@@ -514,7 +536,9 @@ class Job:
             FingerprintError: writer or transform cannot be fingerprinted.
             SourceError: one of the writer's `files` is missing, or cannot be read.
         """
-        return JobDigests.of(self.records, self.formats, self.seed, self.version, self._files())
+        found = JobDigests.of(self.records, self.formats, self.seed, self.version, self._files())
+        memos = KnownMemos(self.work, found.code).counting(found.given) if found.given else {}
+        return dataclasses.replace(found, memos=memos)
 
     def plan(self, store: RowStore, digests: JobDigests) -> Plan:
         """Return which row goes to which shard; raises `OptionError` where rows and options do not fit together."""

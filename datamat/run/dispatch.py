@@ -32,6 +32,7 @@ from datamat.errors import BrokenPoolError, OptionError, SampleError, TaskTimeou
 from datamat.parallel import PathosExecutor, physical_cores
 from datamat.parallel.engines import CallLost, EngineExecutor, open_engine
 from datamat.parallel.processes import choose_start_method, hashes_as_workers_do, is_frozen
+from datamat.plan.memos import KnownMemos
 from datamat.plan.plan import PartSpec, ShardSpec
 from datamat.run.limits import LONGEST_GRACE_S, raise_swallowed
 from datamat.run.receipts import DamagedPartError, Receipt, Sealed
@@ -297,6 +298,8 @@ class PartQueue:
         self._events = events
         self._hashing = digests.hashing
         self._unseen = digests.unseen  # until it is said
+        self._given = digests.given
+        self._memos = KnownMemos(job.work, digests.code)
         self._is_own = job.executor is None
         self._num_workers = count_workers(job)
         self._reused: Mapping[str, ReusedRows] = {}
@@ -484,6 +487,8 @@ class PartQueue:
         if isinstance(result, Receipt):
             assert isinstance(task, PartSpec)
             self._warn_of_unseen(result)
+            if result.memos:
+                self._memos.add(self._given, result.memos)
             self._pass_on(result.remarks)
             self._deadline.add(result.elapsed_s)
             self._disk.add(task.cost, result.num_bytes)

@@ -21,26 +21,40 @@ import importlib
 import sys
 import types
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from datamat.errors import FingerprintError, OptionError, UnpicklableError
-from datamat.fingerprint import assume_versions, examine, known_versions
+from datamat.fingerprint import (
+    Memo,
+    assume_versions,
+    clear_caches,
+    examine,
+    is_filled,
+    known_versions,
+    read_memos,
+    set_memo,
+)
+from datamat.parallel import get_logger
 from datamat.parallel.byvalue import is_by_value
 from datamat.parallel.pickling import PLAIN, PickledFunction, dumps_code, load_code
 from datamat.plan.job import as_drawn, as_written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import logging
+    from collections.abc import Iterable, Mapping
 
     from datamat.fingerprint import ModuleValue
     from datamat.fingerprint.code import Home, Origin
     from datamat.plan.pipeline import RecordSource
 
 
-__all__ = ["ModuleState"]
+__all__ = ["ModuleState", "main_namespaces"]
 
 _LARGEST = 256 << 20  # bytes of a value that is sent; a larger one belongs on the writer
 _MOST_NAMED = 3
+_Place = TypeVar("_Place")
+_Sent: TypeAlias = "tuple[tuple[_Place, ...], bytes, tuple[bytes, ...]]"
+"""Places of one object, its pickle, and the buffers of that."""
 
 _settled: set[str] = set()  # in a worker: tokens of the states that it has compared
 
@@ -55,13 +69,19 @@ class ModuleState:
         packages: versions of the installed packages that the code uses, by name.
         versions: what is known of installed modules; empty where the worker has to look on its own.
         values: pickles of what is read, each with the places where it is.
+        memos: the same of memos; they are set unseen, as the caller's.
+        caches: the caches of functions among these, empty ones too.
+        unsent: names of the memos that are filled and cannot be sent.
     """
 
     token: str
     expected: Mapping[Home, tuple[str, bytes]]
     packages: Mapping[str, str]
     versions: Mapping[str, Origin]
-    values: tuple[tuple[tuple[Home, ...], bytes, tuple[bytes, ...]], ...]
+    values: tuple[_Sent[Home], ...]
+    memos: tuple[_Sent[Memo], ...]
+    caches: tuple[Home, ...]
+    unsent: tuple[str, ...]
 
     @classmethod
     def of(cls, records: RecordSource, *, is_own_pool: bool) -> ModuleState | None:
@@ -72,19 +92,35 @@ class ModuleState:
             is_own_pool: whether the job goes to datamat's own workers: processes of this machine and installation.
         """
         try:
-            places, packages = _examined(records)
+            places, packages, memo_places = _examined(records)
         except FingerprintError:  # `run` has refused it, unless the user vouches for it by a version
             return None
         # Code of the others travels with what it uses of them.
         places = {home: place for home, place in places.items() if not is_by_value(home[0])}
         sent = {home: place.value for home, place in places.items() if _is_worth_sending(home, place)}
+        values, _ = _pickled(sent)
+        memos, caches, unsent = _sent_memos(memo_places)
         return cls(
             token=uuid.uuid4().hex,
             expected={home: (place.path, place.digest) for home, place in places.items()},
             packages=packages,
             versions=known_versions() if is_own_pool else {},
-            values=tuple(_pickled(sent)),
+            values=tuple(values),
+            memos=memos,
+            caches=caches,
+            unsent=unsent,
         )
+
+    def warn(self, logger: logging.Logger) -> None:
+        """Warn of memos that workers lack."""
+        if self.unsent:
+            more = f" and {len(self.unsent) - _MOST_NAMED} more" if len(self.unsent) > _MOST_NAMED else ""
+            logger.warning(
+                "%s%s: filled in this program, and cannot be sent to workers, which fill it anew; if records depend on "
+                "what the program has put there, pass that as an attribute of the writer, or use start_method='fork'",
+                ", ".join(self.unsent[:_MOST_NAMED]),
+                more,
+            )
 
     def settle(self, records: RecordSource) -> None:
         """In a worker, before its first part: set what modules have differently here.
@@ -98,10 +134,12 @@ class ModuleState:
         if self.token in _settled:
             return
         assume_versions(self.versions)
+        main = main_namespaces(records)
+        self._set_memos(main)
         cause = None
         differing, packages = self._differing(records)
         if differing:
-            cause = self._set(differing, _main_namespaces(records.writer, _transform(records)))
+            cause = self._set(differing, main)
             differing, packages = self._differing(records)
         if differing:
             raise _refusal([self.expected[home][0] for home in differing]) from cause
@@ -114,8 +152,21 @@ class ModuleState:
             )
         _settled.add(self.token)
 
+    def _set_memos(self, main: list[dict[str, Any]]) -> None:
+        """Make memos hold what they do in the caller, as far as it was sent."""
+        clear_caches(self.caches, main)
+        for memos, stream, buffers in self.memos:
+            try:
+                values = load_code(stream, [bytearray(buffer) for buffer in buffers])
+                for memo in memos:
+                    set_memo(memo, values[memo], main)
+            except Exception as error:  # noqa: BLE001 -- a user's __setstate__ may raise anything
+                get_logger("datamat").warning(
+                    "%s cannot be set in a worker (%s: %s), which fills it anew", memos[0], type(error).__name__, error
+                )
+
     def _differing(self, records: RecordSource) -> tuple[list[Home], Mapping[str, str]]:
-        places, packages = _examined(records)
+        places, packages, _ = _examined(records)
         wrong = [
             home for home, (_, digest) in self.expected.items() if home not in places or places[home].digest != digest
         ]
@@ -149,7 +200,7 @@ def _transform(records: RecordSource) -> Any:
     return None if records.pipeline is None else records.pipeline.augmenter.transform
 
 
-def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str, str]]:
+def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str, str], set[Home]]:
     foreign: dict[str, type] = {}
     with contextlib.suppress(OptionError):  # features that are not known yet are inferred: none of them is the user's
         foreign = {name: type(feature) for name, feature in records.features.foreign.items()}
@@ -159,7 +210,8 @@ def _examined(records: RecordSource) -> tuple[dict[Home, ModuleValue], dict[str,
         examine(foreign, where="writer.features"),
     ]
     places = {home: place for each in reversed(found) for home, place in each.module_values.items()}
-    return places, {name: version for each in found for name, version in each.packages.items()}
+    packages = {name: version for each in found for name, version in each.packages.items()}
+    return places, packages, {home for each in found for home in each.memos}
 
 
 def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
@@ -172,21 +224,49 @@ def _is_worth_sending(home: Home, place: ModuleValue) -> bool:
     return not (is_code and (value.__module__, value.__qualname__) == home)
 
 
-def _pickled(values: dict[Home, Any]) -> list[tuple[tuple[Home, ...], bytes, tuple[bytes, ...]]]:
-    """Return pickles of the values that can be sent: one per object, so that a failure affects no other."""
-    groups: dict[int, dict[Home, Any]] = {}
-    for home, value in values.items():
-        groups.setdefault(0 if type(value) in PLAIN else id(value), {})[home] = value
-    found = []
+def _sent_memos(places: Iterable[Home]) -> tuple[tuple[_Sent[Memo], ...], tuple[Home, ...], tuple[str, ...]]:
+    """Return pickles of what memos hold, which of them are caches, and the names of those that cannot be sent."""
+    memos, untold = read_memos(places)
+    # Globals of code that travels by value travel with it.
+    values = {
+        memo: value for memo, value in memos.items() if memo.home[1].endswith("()") or not is_by_value(memo.home[0])
+    }
+    sent, unsent = _pickled(values, allow_standins=False)
+    names = [str(memo) for memo in unsent if is_filled(memo, values[memo])]
+    names += [str(Memo(place)).removesuffix("()") for place in untold]
+    caches = [place for place in places if place[1].endswith("()") and place not in untold]
+    return tuple(sent), tuple(caches), tuple(sorted(names))
+
+
+def _pickled(values: dict[_Place, Any], *, allow_standins: bool = True) -> tuple[list[_Sent[_Place]], list[_Place]]:
+    """Return pickles of the values that can be sent: one per object, so that a failure affects no other.
+
+    Args:
+        values: by where they are.
+        allow_standins: whether a value can be sent that holds an object for which a stand-in would travel.
+
+    Returns:
+        The pickles, and where those are that cannot be sent.
+    """
+    groups: dict[int, dict[_Place, Any]] = {}
+    for place, value in values.items():
+        groups.setdefault(0 if type(value) in PLAIN else id(value), {})[place] = value
+    found: list[_Sent[_Place]] = []
+    left: list[_Place] = []
     for group in groups.values():
-        with contextlib.suppress(UnpicklableError):
+        try:
             pickled = dumps_code(group)
-            if _num_bytes(pickled) <= _LARGEST:
-                found.append(_packed(group, pickled))
-    return found
+        except UnpicklableError:
+            left += group
+            continue
+        if _num_bytes(pickled) <= _LARGEST and (allow_standins or not pickled.standins):
+            found.append(_packed(group, pickled))
+        else:
+            left += group
+    return found, left
 
 
-def _packed(values: dict[Home, Any], pickled: PickledFunction) -> tuple[tuple[Home, ...], bytes, tuple[bytes, ...]]:
+def _packed(values: dict[_Place, Any], pickled: PickledFunction) -> _Sent[_Place]:
     return tuple(values), pickled.stream, tuple(bytes(buffer.raw()) for buffer in pickled.buffers)
 
 
@@ -194,8 +274,9 @@ def _num_bytes(pickled: PickledFunction) -> int:
     return len(pickled.stream) + sum(buffer.raw().nbytes for buffer in pickled.buffers)
 
 
-def _main_namespaces(writer: Any, transform: Any) -> list[dict[str, Any]]:
+def main_namespaces(records: RecordSource) -> list[dict[str, Any]]:
     """Return the namespaces of the main program: if multiprocessing ran it again, its functions have another one."""
+    writer, transform = records.writer, _transform(records)
     found = [vars(sys.modules["__main__"])]
     classes = [base for each in (writer, transform) for base in type(each).__mro__]
     for value in [
@@ -216,9 +297,13 @@ def _set(home: Home, value: Any, main: list[dict[str, Any]]) -> None:
     with contextlib.suppress(AttributeError, TypeError, ImportError, KeyError):
         for namespace in main if name == "__main__" else [vars(importlib.import_module(name))]:
             if steps:
-                setattr(functools.reduce(getattr, steps[:-1], namespace[first]), steps[-1], value)
+                setattr(functools.reduce(_step, steps[:-1], namespace[first]), steps[-1], value)
             else:
                 namespace[first] = value
+
+
+def _step(value: Any, step: str) -> Any:
+    return value[int(step)] if step.isdigit() else getattr(value, step)
 
 
 def _refusal(paths: list[str]) -> FingerprintError:

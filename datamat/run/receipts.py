@@ -28,6 +28,7 @@ from datamat.formats import Offsets
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Mapping
     from typing import Any
 
     from datamat.directory.manifest import FilePart
@@ -86,6 +87,7 @@ class Outcome:
         inputs: digest of the content of the input files; "" if there are none, or it is unknown.
         input_times: digest of the rows with sizes and times of their input files; "" where these do not count.
         undeclared: opened files that no row of the part declares; only for the first part of a worker.
+        memos: digests of what memos hold, by name; only for the first parts of a worker.
         remarks: what the user should know of the transform, as `Pipeline.records` gives it.
         statistics: what is known of the values of the records, as `Statistics.to_lines` gives it.
     """
@@ -98,6 +100,7 @@ class Outcome:
     inputs: str = ""
     input_times: str = ""
     undeclared: tuple[str, ...] = ()
+    memos: Mapping[str, str] = dataclasses.field(default_factory=dict)
     remarks: set[str] = dataclasses.field(default_factory=set)
     statistics: tuple[str, ...] = ()
 
@@ -178,6 +181,7 @@ class Receipt:
         inputs, input_times: digests of input files, as in `Outcome`.
         statistics: what is known of the values of its records, as in `Outcome`.
         undeclared: opened files that no row declares, as far as the worker watched; not stored on disk.
+        memos: digests of what memos hold in the worker, as in `Outcome`; not stored on disk.
         remarks: what the user should know of the transform; not stored on disk.
         sealed: the complete shard, where this part was the last that it lacked; not stored on disk.
         is_repeated: whether an engine made the call again, after another worker had completed the part; not stored on
@@ -203,6 +207,7 @@ class Receipt:
     input_times: str = ""
     statistics: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
+    memos: Mapping[str, str] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     sealed: Sealed | None = None
     is_repeated: bool = False
@@ -245,7 +250,7 @@ class Receipt:
     def to_json(self) -> dict[str, Any]:
         """Return what the part leaves on disk."""
         value = dataclasses.asdict(self)
-        for name in ("undeclared", "remarks", "sealed", "is_repeated", "trace"):  # they concern this run only
+        for name in ("undeclared", "memos", "remarks", "sealed", "is_repeated", "trace"):  # they concern this run only
             del value[name]
         return value
 

@@ -677,6 +677,7 @@ class PartWriter:
         return dataclasses.replace(
             receipt,
             undeclared=outcome.undeclared,
+            memos=outcome.memos,
             remarks=tuple(sorted(outcome.remarks)),
             sealed=sealed,
             busy_s=busy_s(),

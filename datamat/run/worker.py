@@ -52,8 +52,9 @@ from datamat.parallel.worker import peak_rss_bytes
 from datamat.plan.changes import open_reused
 from datamat.plan.inputs import OpenedFiles, PartInputs, content_digest
 from datamat.plan.job import JobDigests
+from datamat.plan.memos import digests_of_memos, read_places
 from datamat.plan.pipeline import MadeColumns, stage_clock, without_urls
-from datamat.run.module_state import ModuleState
+from datamat.run.module_state import ModuleState, main_namespaces
 from datamat.run.quarantine import quarantine
 from datamat.run.receipts import Outcome, Sealed, inputs_path, part_folder
 from datamat.run.shards import GrowingShard, PartWriter
@@ -162,6 +163,7 @@ class RowWatch:
 _ROWS_PER_CHECK = 200  # processing one of so many rows twice costs half a per cent
 _MOST_READS = 4  # of a row whose files change meanwhile
 _MOST_SLOW = 3  # rows of a part whose time is kept
+_MOST_TOLD = 2  # parts after which a worker tells what memos hold
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before reading again a file that could not be read
 _MOST_GATHERED, _GATHERED_BYTES = 256, 1 << 20  # rows that are encoded together, and bytes of their arrays
 _MOST_OBSERVED = 2048  # records whose statistics are made at once
@@ -211,6 +213,8 @@ class PartWorker:
             self._switches.set()  # a thread of an executor may pickle this
             self._module_state = ModuleState.of(self.job.records, is_own_pool=self._is_own_pool)
             self._digests = None if self._is_own_pool else self._decisive()
+            if self._module_state is not None:
+                self._module_state.warn(self.job.logger)
         return {**self.__dict__, "_has_travelled": True, "_shared": {}}
 
     def settle(self) -> None:
@@ -232,7 +236,7 @@ class PartWorker:
         job = self.job
         if job.version is not None:
             return None
-        return JobDigests.of(job.records, job.formats, job.seed).to_json()
+        return JobDigests.of(job.records, job.formats, job.seed).to_json()  # without memos: they are set, not compared
 
     def _refuse_other_host(self, there: Mapping[str, str]) -> None:
         """In a worker of an engine, compare code, packages, variables and folders with those of the caller.
@@ -321,6 +325,8 @@ class _SharedByParts:
         self._formats = job.formats
         self._workers = job.workers
         self._opened = opened
+        self._memos = read_places(folder)
+        self._num_told = 0  # parts after which the caller was told what memos hold
         # One part at a time per process: a transform holds the generators of its current draw.
         self._lock = threading.Lock()
         self._no_limit: tuple[int, int] | None = None
@@ -356,6 +362,7 @@ class _SharedByParts:
                             os.kill(os.getpid(), signal.SIGKILL)
                         raise
                 outcome.undeclared = tuple(undeclared)
+                outcome.memos = self._memos_now()
                 writing = time.perf_counter()
                 receipt = writer.finish(outcome, lambda: time.process_time() - started)
                 stage_clock.add("write", writing)
@@ -378,6 +385,13 @@ class _SharedByParts:
         self, reused: ReusedRows | None
     ) -> contextlib.AbstractContextManager[Callable[[int], Sequence[tuple[str, Record]]]]:
         return open_reused(reused, self._formats[0], self.source.features)
+
+    def _memos_now(self) -> dict[str, str]:
+        """Return the digests of what memos hold, once some rows are read; only one that varies changes after that."""
+        if not self._memos or self._num_told == _MOST_TOLD:
+            return {}
+        self._num_told += 1
+        return digests_of_memos(self._memos, main_namespaces(self.source))
 
     @contextlib.contextmanager
     def _opened_files(self, spec: PartSpec) -> Iterator[list[str]]:

@@ -1848,6 +1848,27 @@ DEFECTS = {
             "tests/run/test_switches.py::test_switches_by_thread_are_those_of_the_caller",
         ),
         Defect(
+            "memos-left-behind",
+            "a worker fills the memos that the program has changed anew",
+            "datamat.run.module_state:ModuleState._set_memos",
+            delete("set_memo(__memo, __values[__memo], __main)"),
+            "tests/run/test_memos.py::test_workers_have_what_the_program_has_put_into_memos[forkserver]",
+        ),
+        Defect(
+            "memos-do-not-count",
+            "what the program has put into a memo is no change for the next run",
+            "datamat.plan.memos:KnownMemos.counting",
+            lambda _: lambda self, given: {},
+            "tests/run/test_memos.py::test_what_the_program_puts_there_is_a_change[global]",
+        ),
+        Defect(
+            "filled-memos-forgotten",
+            "a memo that the code has filled counts as a change: looking at a sample remakes everything",
+            "datamat.plan.memos:KnownMemos.add",
+            lambda _: lambda self, given, seen: None,
+            "tests/run/test_memos.py::test_memo_that_the_code_fills_is_no_change[cache]",
+        ),
+        Defect(
             "switches-do-not-count",
             "records that were made with another precision of decimal stay",
             "datamat.fingerprint.switches:Switches.counting",
