@@ -91,11 +91,11 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.features import Image as Image
     from datamat.features import Json as Json
     from datamat.features import Keypoints as Keypoints
+    from datamat.features import ListOf as ListOf
     from datamat.features import Mask as Mask
-    from datamat.features import Optional as Optional
+    from datamat.features import Nullable as Nullable
     from datamat.features import Polygons as Polygons
     from datamat.features import Scalar as Scalar
-    from datamat.features import Sequence as Sequence
     from datamat.features import Tensor as Tensor
     from datamat.features import Text as Text
     from datamat.features import Timestamp as Timestamp

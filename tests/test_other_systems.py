@@ -16,7 +16,7 @@ import sys
 import pytest
 
 import datamat
-from datamat import Features, Sequence, Text, load, materialize
+from datamat import Features, ListOf, Text, load, materialize
 from datamat.testing import CASES
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -196,7 +196,7 @@ def test_reading_needs_nothing_that_only_posix_has(tmp_path):
     """
     formats = ["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
     names = {case: f"f{number}" for number, case in enumerate(CASES)}
-    features = Features({names[case]: feature for case, (feature, _) in CASES.items()} | {"texts": Sequence(Text())})
+    features = Features({names[case]: feature for case, (feature, _) in CASES.items()} | {"texts": ListOf(Text())})
 
     def make(number):
         values = {names[case]: values[number % len(values)] for case, (_, values) in CASES.items()}
