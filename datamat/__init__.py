@@ -48,9 +48,9 @@ def _lazy(module: str) -> bool:
 
 
 if TYPE_CHECKING or not _lazy(__name__):
-    from datamat.directory.inspect import ColumnProfile as ColumnProfile
-    from datamat.directory.inspect import Inspection as Inspection
-    from datamat.directory.inspect import inspect as inspect
+    from datamat.directory.describe import ColumnProfile as ColumnProfile
+    from datamat.directory.describe import Description as Description
+    from datamat.directory.describe import describe as describe
     from datamat.directory.keys import original_key as original_key
     from datamat.directory.ledger import LedgerEntry as LedgerEntry
     from datamat.directory.ledger import read_ledger as read_ledger

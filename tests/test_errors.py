@@ -148,7 +148,7 @@ PROVOKED = [
     lambda: ListOf(ListOf(ListOf(Scalar("int64")))),
     lambda: Features({"image": Image((48, 36, 3))}).encode({"key": "a", "image": np.zeros((36, 48, 3), np.float32)}),
     lambda: Features({"x": Tensor((2,), "int64")}).encode({"key": "a"}),
-    lambda: datamat.inspect("strange"),
+    lambda: datamat.describe("strange"),
     lambda: Features({"image": Image()}).encode({"key": "a", "image": b"\xff\xd8\xff"}),
     lambda: job("out", FailingRows()).run(progress=False),
     lambda: job("out", transform=lambda sample, numbers=NUMBERS: sample, copies=2).run(progress=False),

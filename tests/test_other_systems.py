@@ -166,7 +166,7 @@ for name in ("tfrecord", "tfrecord.gz", "parquet", "webdataset"):
         same(wanted, dataset[sample["key"]])
     batches = list(dataset.to_numpy(2, shuffle=False))
     same([sample["key"] for sample in expected], [key for batch in batches for key in batch["key"]])
-    assert datamat.inspect(dataset.files[0]).num_records == len(expected)
+    assert datamat.describe(dataset.files[0]).num_records == len(expected)
     assert sorted(x for batch in datamat.load("plain", format=name).to_numpy(4) for x in batch["x"]) == list(range(6))
 assert datamat.verify("all", deep=True).ok
 writer = Materializer("dataset", [{{"x": 1}}], "other")

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
+from datamat.directory.describe import ColumnProfiler, parse_payload
 from datamat.directory.files import expand_home, path_inside, temporary_folder
-from datamat.directory.inspect import ColumnProfiler, parse_payload
 from datamat.errors import (
     CorruptDataError,
     DatamatError,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import BinaryIO
 
-    from datamat.directory.inspect import ColumnProfile, Values
+    from datamat.directory.describe import ColumnProfile, Values
     from datamat.features import Feature
     from datamat.formats import ShardReader
 

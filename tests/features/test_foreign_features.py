@@ -113,7 +113,7 @@ def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installe
     assert datamat.verify(folder).ok
     assert (dataset.preview(2).array != 255).any()
     datamat.export(folder)
-    assert "sound" in str(datamat.inspect(folder))
+    assert "sound" in str(datamat.describe(folder))
 
 
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])
