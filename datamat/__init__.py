@@ -48,9 +48,9 @@ def _lazy(module: str) -> bool:
 
 
 if TYPE_CHECKING or not _lazy(__name__):
-    from datamat.directory.inspect import ColumnProfile as ColumnProfile
-    from datamat.directory.inspect import Inspection as Inspection
-    from datamat.directory.inspect import inspect as inspect
+    from datamat.directory.describe import ColumnProfile as ColumnProfile
+    from datamat.directory.describe import Description as Description
+    from datamat.directory.describe import describe as describe
     from datamat.directory.keys import original_key as original_key
     from datamat.directory.ledger import LedgerEntry as LedgerEntry
     from datamat.directory.ledger import read_ledger as read_ledger
@@ -91,11 +91,11 @@ if TYPE_CHECKING or not _lazy(__name__):
     from datamat.features import Image as Image
     from datamat.features import Json as Json
     from datamat.features import Keypoints as Keypoints
+    from datamat.features import ListOf as ListOf
     from datamat.features import Mask as Mask
-    from datamat.features import Optional as Optional
+    from datamat.features import Nullable as Nullable
     from datamat.features import Polygons as Polygons
     from datamat.features import Scalar as Scalar
-    from datamat.features import Sequence as Sequence
     from datamat.features import Tensor as Tensor
     from datamat.features import Text as Text
     from datamat.features import Timestamp as Timestamp

@@ -14,11 +14,11 @@
     datamat export DIR            write the files that TFDS, Hugging Face and other readers need beside the shards
     datamat convert DIR --format parquet --num-shards 16    rewrite it in another format or number of shards
     datamat merge A B --output C  combine finished directories into one, without rewriting any record
-    datamat inspect FILE          show what any TFRecord, Parquet, tar or ArrayRecord file holds
+    datamat describe FILE         show what any TFRecord, Parquet, tar or ArrayRecord file holds
     datamat serve --num-workers 4 prepare batches in separate processes, for to_tf(service=...)
     datamat completion bash       print a script that makes the shell complete all this
 
-A directory that is only read (status, verify, inspect, preview, view, bench, convert) may be a URL, as in s3://bucket/out.
+A directory that is only read (status, verify, describe, preview, view, bench, convert) may be a URL, as in s3://bucket/out.
 Every command takes --json: standard output is then one JSON object, with the same keys each time.
 
 EXIT CODES
@@ -51,8 +51,8 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from datamat.directory.describe import describe
 from datamat.directory.files import printable
-from datamat.directory.inspect import inspect
 from datamat.directory.manifest import MANIFEST_FILE, Manifest
 from datamat.directory.remote import is_url, without_secrets
 from datamat.directory.sidecars.exporting import export, known_sidecars, sidecar_names
@@ -604,9 +604,9 @@ _EXPORT = {
 }
 
 
-# ---------------------------------------------------------------- inspect
+# ---------------------------------------------------------------- describe
 #
-# `datamat inspect`: what is in a file of records, whoever wrote it.
+# `datamat describe`: what is in a file of records, whoever wrote it.
 
 
 def _add_inspect(command: argparse.ArgumentParser) -> None:
@@ -619,7 +619,7 @@ def _add_inspect(command: argparse.ArgumentParser) -> None:
 
 def _inspect(options: argparse.Namespace, console: Console) -> int:
     try:
-        found = inspect(options.file, records=options.records, storage_options=_storage(options))
+        found = describe(options.file, records=options.records, storage_options=_storage(options))
     except (FileNotFoundError, InputError) as error:
         return console.fail(NOTHING_THERE, error)
     facts = _attributes(found, _INSPECTION)
@@ -1251,11 +1251,11 @@ COMMANDS = (
         keys=_VERIFIED,
     ),
     Command(
-        name="inspect",
+        name="describe",
         does="show what a TFRecord, Parquet, tar or ArrayRecord file or a directory holds, whoever wrote it",
         add=_add_inspect,
         run=_inspect,
-        python=(inspect,),
+        python=(describe,),
         keys=_INSPECTION,
     ),
     Command(

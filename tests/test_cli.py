@@ -92,7 +92,7 @@ def test_directory_without_a_dataset_gives_two(tmp_path, capsys, place):
 
 
 def test_file_that_is_not_there_gives_two(tmp_path, capsys):
-    assert main(["inspect", f"{tmp_path}/nothing"]) == 2
+    assert main(["describe", f"{tmp_path}/nothing"]) == 2
     assert capsys.readouterr().err == f"datamat: {tmp_path}/nothing: No such file or directory\n"
 
 
@@ -217,7 +217,7 @@ def test_json_of_each_command_has_the_documented_keys_and_nothing_else_is_printe
         ("status", "out"),
         ("verify", "out"),
         ("repair", "out"),
-        ("inspect", "out"),
+        ("describe", "out"),
         ("preview", "out"),
         ("bench", "out", "--seconds", 0.01, "--reader", "numpy", "--num-workers", 0),
         ("convert", "out", "--num-shards", 1, "--output", "one", "--num-workers", 1),

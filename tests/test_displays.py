@@ -9,7 +9,7 @@ import pathlib
 import pytest
 import small_pairs
 
-from datamat import Materializer, SourceError, inspect, load, materialize
+from datamat import Materializer, SourceError, describe, load, materialize
 from datamat.directory.display import Table, render_html
 from datamat.directory.manifest import Manifest
 from datamat.testing import InlineExecutor
@@ -54,13 +54,13 @@ def objects(tmp_path_factory):
     found["dataset"] = load(output, "train")
     found["manifest"] = Manifest.read(output)
     found["provenance"] = job.provenance("train000")
-    found["inspection"] = inspect(output, records=2)
+    found["description"] = describe(output, records=2)
     found["verification"] = job.verify()
     return found
 
 
 NAMES = (
-    *("materializer", "plan", "estimate", "report", "status", "dataset", "manifest", "provenance", "inspection"),
+    *("materializer", "plan", "estimate", "report", "status", "dataset", "manifest", "provenance", "description"),
     "verification",
 )
 
@@ -99,7 +99,7 @@ def test_line_names_the_class_and_is_short(objects, name):
         ("dataset", ["6 records", "train", "image", "uint8 (24, 32, 3)"]),
         ("manifest", ["pairs: 8 records", "val", "tfrecord"]),
         ("provenance", ["Provenance of train000", "train000.png", "position"]),
-        ("inspection", ["Inspection: 8 records", "finished directory", "mask"]),
+        ("description", ["Description: 8 records", "finished directory", "mask"]),
         ("verification", ["all as the manifest says"]),
     ],
 )
@@ -148,7 +148,7 @@ def test_kernel_of_jupyter_shows_tables(tmp_path):
 import small_pairs, datamat
 job = small_pairs.job({str(source)!r}, {str(tmp_path / "out")!r})
 display(job, job.plan(), job.estimate(2), job.run(progress=False), job.status(), datamat.load(job.output, "train"))
-display(datamat.load(job.output, "train").manifest, job.provenance("train000"), datamat.inspect(job.output))
+display(datamat.load(job.output, "train").manifest, job.provenance("train000"), datamat.describe(job.output))
 """
     manager = jupyter_client.KernelManager(kernel_name="python3")
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])

@@ -162,7 +162,7 @@ for name, options in {
     found = load(name)
     assert report.is_complete and len(found) == 12 * options.get("copies", 1) == len(list(found))
     assert sum(len(batch["key"]) for batch in found.to_numpy(5)) == len(found)
-    assert verify(name, deep=True).ok and inspect(name).num_records == len(found)
+    assert verify(name, deep=True).ok and describe(name).num_records == len(found)
     key = "00000003#1" if "copies" in options else "00000003"
     assert found[key]["text"] == "3" and found[key]["mask"].max() == 0 and list(found[key]["vector"]) == [3, 4, 5, 6]
     assert materialize(make, range(12), name, features=features, format=name, progress=False, **options).did_nothing

@@ -16,7 +16,7 @@ import sys
 import pytest
 
 import datamat
-from datamat import Features, Sequence, Text, load, materialize
+from datamat import Features, ListOf, Text, load, materialize
 from datamat.testing import CASES
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -166,7 +166,7 @@ for name in ("tfrecord", "tfrecord.gz", "parquet", "webdataset"):
         same(wanted, dataset[sample["key"]])
     batches = list(dataset.to_numpy(2, shuffle=False))
     same([sample["key"] for sample in expected], [key for batch in batches for key in batch["key"]])
-    assert datamat.inspect(dataset.files[0]).num_records == len(expected)
+    assert datamat.describe(dataset.files[0]).num_records == len(expected)
     assert sorted(x for batch in datamat.load("plain", format=name).to_numpy(4) for x in batch["x"]) == list(range(6))
 assert datamat.verify("all", deep=True).ok
 writer = Materializer("dataset", [{{"x": 1}}], "other")
@@ -196,7 +196,7 @@ def test_reading_needs_nothing_that_only_posix_has(tmp_path):
     """
     formats = ["tfrecord", "tfrecord.gz", "parquet", "webdataset"]
     names = {case: f"f{number}" for number, case in enumerate(CASES)}
-    features = Features({names[case]: feature for case, (feature, _) in CASES.items()} | {"texts": Sequence(Text())})
+    features = Features({names[case]: feature for case, (feature, _) in CASES.items()} | {"texts": ListOf(Text())})
 
     def make(number):
         values = {names[case]: values[number % len(values)] for case, (_, values) in CASES.items()}

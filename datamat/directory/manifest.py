@@ -773,8 +773,8 @@ class Manifest:
             raise OutputError(f"{path.parent} holds no {MANIFEST_FILE}; {state}") from error
         except NotADirectoryError as error:
             raise OutputError(
-                f"{path.parent} is a file; give the directory that holds {MANIFEST_FILE}; `datamat inspect` shows what "
-                "a file holds"
+                f"{path.parent} is a file; give the directory that holds {MANIFEST_FILE}; `datamat describe` shows "
+                "what a file holds"
             ) from error
         except OSError as error:
             raise want_of_resources(path, error) or OutputError(

@@ -14,7 +14,7 @@ was found.
     statistics  Counts, Numbers: what is known of all values of a field
     pictures    Image, Mask, Depth, Video; Keypoints and Polygons in a picture
     values      ClassLabel, BBoxes, Text, Bytes, Json, Timestamp, Scalar, Tensor, Tokens, Audio
-    schema      Features; Optional, Sequence; register_feature and the look-up of types by name
+    schema      Features; Nullable, ListOf; register_feature and the look-up of types by name
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from datamat.features.pictures import Depth, Image, Keypoints, Mask, Polygons, V
 from datamat.features.schema import (
     FLAT,
     Features,
+    ListOf,
     Nesting,
-    Optional,
-    Sequence,
+    Nullable,
     register_feature,
     value_at,
     with_value,
@@ -77,14 +77,14 @@ __all__ = [
     "Json",
     "Keypoints",
     "Kind",
+    "ListOf",
     "Mask",
     "Nesting",
+    "Nullable",
     "Numbers",
-    "Optional",
     "Polygons",
     "RaggedColumn",
     "Scalar",
-    "Sequence",
     "Statistics",
     "Tensor",
     "Text",

@@ -65,9 +65,9 @@ __all__ = [
     "FLAT",
     "NO_MEMORY",
     "Features",
+    "ListOf",
     "Nesting",
-    "Optional",
-    "Sequence",
+    "Nullable",
     "register_feature",
     "value_at",
     "with_value",
@@ -225,7 +225,7 @@ def _without_dicts(
     """Yield path and feature of each field that is no dict, and note the dicts."""
 
     def visit(path: str, feature: Any, wrap: Callable[[Any], Any], kind: str) -> Iterator[tuple[str, Any]]:
-        inner = feature.feature if isinstance(feature, (Optional, Sequence)) else feature
+        inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
         if not isinstance(inner, Mapping):
             yield path, feature if wrap is _same else wrap(_checked_part(feature, f"field {path!r}"))
             return
@@ -234,7 +234,7 @@ def _without_dicts(
                 raise SchemaError(
                     f"field {path!r}: a list of dicts, or one that may be missing, cannot be in another; declare Json()"
                 )
-            wrap, kind = type(feature), "list" if isinstance(feature, Sequence) else "optional"
+            wrap, kind = type(feature), "list" if isinstance(feature, ListOf) else "optional"
         parts = _parts_of(inner)
         if not parts:
             raise SchemaError(f"field {path!r} is declared as a dict without fields; declare Json()")
@@ -250,7 +250,7 @@ def _chosen(fields: Mapping[str, Any], names: set[str], prefix: str) -> dict[str
     """Return the declarations of the fields with some paths."""
     found: dict[str, Any] = {}
     for name, feature in fields.items():
-        inner = feature.feature if isinstance(feature, (Optional, Sequence)) else feature
+        inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
         if f"{prefix}{name}" in names:
             found[name] = feature
         elif isinstance(inner, Mapping) and (parts := _chosen(_parts_of(inner), names, f"{prefix}{name}/")):
@@ -273,8 +273,8 @@ class Features(Mapping[str, Feature]):
 
     Features are immutable, compare by content, and convert to and from JSON. Names may contain `/` (`objects/bbox`).
 
-    A field may be a dict of fields: pass `Features`, or a plain dict, instead of a feature. `Sequence({...})` is a list
-    of such dicts, `Optional({...})` a dict or None. Their fields are stored and listed as `DICT/FIELD`. A sample holds
+    A field may be a dict of fields: pass `Features`, or a plain dict, instead of a feature. `ListOf({...})` is a list
+    of such dicts, `Nullable({...})` a dict or None. Their fields are stored and listed as `DICT/FIELD`. A sample holds
     dicts, and reads back with them; a list of dicts reads back as a dict of lists or arrays, as in TFDS. A batch holds
     a dict of columns for each.
 
@@ -574,11 +574,11 @@ class Features(Mapping[str, Feature]):
         """Return a schema that stores `sample` exactly, for functions that declare none.
 
         Arrays of uint8 (height, width, 3 or 4) become lossless images. Every size but the number of channels may vary.
-        Lists become a `Sequence` where all items are texts, numbers, bytes, times or pictures of Pillow; other lists,
+        Lists become a `ListOf` where all items are texts, numbers, bytes, times or pictures of Pillow; other lists,
         also empty ones, become `Json`. So do dicts, unless arrays, pictures, bytes or times are in them, which become
-        fields of their own; lists of such dicts become a `Sequence` of dicts. Times are `Timestamp`. `bytes` must be a
+        fields of their own; lists of such dicts become a `ListOf` of dicts. Times are `Timestamp`. `bytes` must be a
         file of an image, of sound or a video, so that a broken one is not taken for something else: declare `Bytes` for
-        others. Nothing is inferred to be missing in other samples: declare `Optional` for a field that may be None.
+        others. Nothing is inferred to be missing in other samples: declare `Nullable` for a field that may be None.
 
         Raises:
             SchemaError: a value has no feature.
@@ -610,20 +610,20 @@ class Features(Mapping[str, Feature]):
 
 # ---------------------------------------------------------------- types made of others
 #
-# Optional and Sequence hold none, one or many values of another type. A column of that type becomes one column of all
+# Nullable and ListOf hold none, one or many values of another type. A column of that type becomes one column of all
 # its values:
 #
-#     of the other type                Optional        Sequence        a record holds
+#     of the other type                Nullable        ListOf          a record holds
 #     bytes                            bytes_list      bytes_list      each value
 #     numbers, as many in each         the same        the same        the numbers of all values
-#     numbers, any number of them      bytes_list      the same        Optional: the numbers as little-endian bytes;
-#                                                                      Sequence: those of all values, one after another
+#     numbers, any number of them      bytes_list      the same        Nullable: the numbers as little-endian bytes;
+#                                                                      ListOf: those of all values, one after another
 #     numbers as little-endian bytes   bytes_list      bytes           the same
 #     bytes_list                       bytes_list      bytes_list      the items of all values, one after another
 #
-# Where a Sequence joins values that differ in size, COLUMN/lengths says how many items each has. `Optional` needs no
+# Where a ListOf joins values that differ in size, COLUMN/lengths says how many items each has. `Nullable` needs no
 # mark for None, whose columns are empty, and null in Arrow, except for lists of bytes, which may be empty themselves.
-# There, and in a Sequence of Optional, NAME/present holds 1 for each value, and 0 for each None in a list.
+# There, and in a ListOf of Nullable, NAME/present holds 1 for each value, and 0 for each None in a list.
 
 
 class _Gathered(NamedTuple):
@@ -699,7 +699,7 @@ class _Gathered(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _gathered_columns(feature: Feature, name: str) -> Mapping[str, _Gathered]:
-    """Return how an `Optional` stores columns of a feature that are no lists, and a `Sequence` those of one size."""
+    """Return how a `Nullable` stores columns of a feature that are no lists, and a `ListOf` those of one size."""
     types = feature.arrow_types(name)
     found: dict[str, _Gathered] = {}
     for column, kind in feature.columns(name).items():
@@ -850,45 +850,46 @@ class _OfAnother(Feature):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Optional(_OfAnother):
+class Nullable(_OfAnother):
     """A value that may be missing: None, or a value of another feature.
 
     In Parquet None is null, in the .json of a tar sample null, in a `tf.train.Example` an empty list. A batch holds the
     values as a list. TensorFlow, which has no None, gets a leading dimension with one value or none: int64 (0,) or (1,)
-    for `Optional(Scalar("int64"))`, a ragged tensor in batches. Lists of texts, bytes or pictures may be empty without
+    for `Nullable(Scalar("int64"))`, a ragged tensor in batches. Lists of texts, bytes or pictures may be empty without
     being missing; for them the column `NAME/present` holds 1, and nothing for None.
 
     Args:
         feature: the feature of values that are there.
 
     Example:
-        >>> Optional(Scalar("int64")).encode("age", 7)
+        >>> Nullable(Scalar("int64")).encode("age", 7)
         {'age': array([7])}
-        >>> Optional(Scalar("int64")).encode("age", None)
+        >>> Nullable(Scalar("int64")).encode("age", None)
         {'age': array([], dtype=int64)}
     """
 
     takes_none = True
     has_nulls = True
 
+    type_name: ClassVar[str] = "Optional"  # on disk
     feature: Feature
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feature", _checked_part(self.feature, "Optional"))
+        object.__setattr__(self, "feature", _checked_part(self.feature, "Nullable"))
         if isinstance(self.feature, Mapping):
             return
-        if isinstance(self.feature, Optional):
-            raise SchemaError("Optional: the feature is an Optional itself; declare it once")
-        _refuse_dicts_in(self.feature, "Optional")
+        if isinstance(self.feature, Nullable):
+            raise SchemaError("Nullable: the feature is a Nullable itself; declare it once")
+        _refuse_dicts_in(self.feature, "Nullable")
         if _holds_lists(self.feature) and "value/present" in self.feature.columns("value"):
             raise SchemaError(
-                f"Optional: {self.feature.declared()} marks what is missing in itself; give an empty list for a list "
+                f"Nullable: {self.feature.declared()} marks what is missing in itself; give an empty list for a list "
                 "that is missing, or declare Json()"
             )
 
     @property
     def _asked(self) -> Feature:
-        return _alone(self.feature, "Optional")
+        return _alone(self.feature, "Nullable")
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
@@ -990,7 +991,7 @@ class Optional(_OfAnother):
         return {"feature": _json_of(self.feature)}
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Optional:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Nullable:
         return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
     def json_value(self, value: Any) -> Any:
@@ -1065,7 +1066,7 @@ class Optional(_OfAnother):
 
 
 def _refuse_dicts_in(feature: Feature, where: str) -> None:
-    if isinstance(feature, (Optional, Sequence)) and isinstance(feature.feature, Mapping):
+    if isinstance(feature, (Nullable, ListOf)) and isinstance(feature.feature, Mapping):
         raise SchemaError(
             f"{where}: a list of dicts, or a dict that may be missing, cannot be in another; declare Json()"
         )
@@ -1180,7 +1181,7 @@ class _Flattened(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _flattened_columns(feature: Feature, name: str) -> Mapping[str, _Flattened]:
-    """Return how a `Sequence` stores the columns of a feature whose values differ in size."""
+    """Return how a `ListOf` stores the columns of a feature whose values differ in size."""
     types = feature.arrow_types(name)
     found: dict[str, _Flattened] = {}
     for column, kind in feature.columns(name).items():
@@ -1238,13 +1239,13 @@ class _Listed(_ListOf):
         kinds = self.feature.columns("value")
         if any(f"{column}/lengths" in kinds for column in _flattened_columns(self.feature, "value")):
             raise SchemaError(
-                f"Sequence: {self.feature.declared()} is a list of lists itself; declare Json() for lists in lists in "
+                f"ListOf: {self.feature.declared()} is a list of lists itself; declare Json() for lists in lists in "
                 "lists"
             )
         if any(kind == "bytes_list" and self.feature.arrow_types("value")[column][0] not in _AS_THEY_ARE
                for column, kind in kinds.items()):  # fmt: skip
             raise SchemaError(
-                f"Sequence: {self.feature.declared()} is stored as numbers in a list of bytes, and cannot be an item; "
+                f"ListOf: {self.feature.declared()} is stored as numbers in a list of bytes, and cannot be an item; "
                 "declare Json()"
             )
 
@@ -1445,11 +1446,11 @@ class _WithGaps(_ListOf):
 
     def __post_init__(self) -> None:
         if "value/present" in self._asked.columns("value"):
-            raise SchemaError(f"Sequence: {self.feature.declared()} marks what is missing in itself; declare Json()")
+            raise SchemaError(f"ListOf: {self.feature.declared()} marks what is missing in itself; declare Json()")
 
     @property
-    def _asked(self) -> Sequence:
-        return Sequence(self.feature)
+    def _asked(self) -> ListOf:
+        return ListOf(self.feature)
 
     def columns(self, name: str) -> dict[str, Kind]:
         return {**self._asked.columns(name), f"{name}/present": "int64"}
@@ -1550,41 +1551,42 @@ def _stored_list(feature: Feature) -> Feature:
         return Tensor((None, *feature.shape), feature.dtype, feature.encoding)
     if type(feature) is ClassLabel and not feature.shape:
         return dataclasses.replace(feature, shape=(None,))
-    return _WithGaps(feature.feature) if isinstance(feature, Optional) else _Listed(feature)
+    return _WithGaps(feature.feature) if isinstance(feature, Nullable) else _Listed(feature)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sequence(_OfAnother):
+class ListOf(_OfAnother):
     """A list of any length whose items are all values of one feature: texts, numbers, labels, times, files.
 
     A sample holds a list, a tuple or an array. It reads back as an array (n, ...) if the items are numbers or arrays of
     one shape, and otherwise as a list; a batch is a list of those, and a ragged tensor in TensorFlow.
-    `Sequence( Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `Sequence(ClassLabel(...))` as one with
+    `ListOf( Scalar("int64"))` is stored as `Tensor((None,), "int64")` is, and `ListOf(ClassLabel(...))` as one with
     `shape=(None,)`.
 
     Args:
         feature: the feature of each item.
 
     Example:
-        >>> Sequence(Text()).encode("tags", ["sea", "dusk"])
+        >>> ListOf(Text()).encode("tags", ["sea", "dusk"])
         {'tags': [b'sea', b'dusk']}
-        >>> Sequence(Scalar("int32")).encode("ids", [1, 2, 3])
+        >>> ListOf(Scalar("int32")).encode("ids", [1, 2, 3])
         {'ids': array([1, 2, 3])}
     """
 
     _holds_many = True
 
+    type_name: ClassVar[str] = "Sequence"  # on disk
     feature: Feature
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feature", _checked_part(self.feature, "Sequence"))
+        object.__setattr__(self, "feature", _checked_part(self.feature, "ListOf"))
         if not isinstance(self.feature, Mapping):
-            _refuse_dicts_in(self.feature, "Sequence")
+            _refuse_dicts_in(self.feature, "ListOf")
             _stored_list(self.feature)
 
     @property
     def _asked(self) -> Feature:
-        return _stored_list(_alone(self.feature, "Sequence"))
+        return _stored_list(_alone(self.feature, "ListOf"))
 
     def parts(self) -> tuple[Feature, ...]:
         return (self.feature,)
@@ -1628,13 +1630,13 @@ class Sequence(_OfAnother):
         return True
 
     def declared(self) -> str:
-        return f"list of {_alone(self.feature, 'Sequence').declared()}"
+        return f"list of {_alone(self.feature, 'ListOf').declared()}"
 
     def arguments(self) -> dict[str, Any]:
         return {"feature": _json_of(self.feature)}
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Sequence:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> ListOf:
         return cls(**{**arguments, "feature": _feature_from_json("feature", arguments["feature"])})
 
     def json_value(self, value: Any) -> Any:
@@ -1672,7 +1674,7 @@ class Sequence(_OfAnother):
         return _array_of_items(name, self, stored, value) if isinstance(stored, Tensor) else value
 
 
-def _array_of_items(name: str, feature: Sequence, stored: Tensor, items: Any) -> np.ndarray:
+def _array_of_items(name: str, feature: ListOf, stored: Tensor, items: Any) -> np.ndarray:
     """Return numbers, or arrays of one shape, as one array."""
     dtype = dtype_of(stored.dtype)
     if isinstance(feature.feature, Scalar) and items:
@@ -1694,7 +1696,7 @@ def _of_item(name: str, feature: Feature, number: int, item: Any, error: SchemaE
     if item is None:
         return SchemaError(
             f"field {name!r} is declared list of {feature.declared()} but item {number} of the sample is None; give a "
-            "value, or declare Sequence(Optional(...))"
+            "value, or declare ListOf(Nullable(...))"
         )
     declared, outer = f"is declared {feature.declared()} but ", f"is declared list of {feature.declared()} but "
     text = str(error).replace(f"{declared}the sample holds", f"{outer}item {number} of the sample is", 1)
@@ -1707,7 +1709,7 @@ _BUILT_IN: dict[str, type[Feature]] = {
         *(Image, Mask, Depth, ClassLabel, BBoxes, Text, Scalar, Tensor, Tokens, Bytes, Json, Timestamp),
         *(Keypoints, Polygons),
         *(Audio, Video),
-        *(Optional, Sequence),
+        *(Nullable, ListOf),
     )
 }
 _FeatureType = TypeVar("_FeatureType", bound=type[Feature])
@@ -1917,7 +1919,7 @@ def _inferred(name: str, value: Any) -> Any:
     value = as_array(value)
     if value is None:
         raise SchemaError(
-            f"field {name!r} is None, which shows no type; fill it in, or pass features=, with Optional(...) for it"
+            f"field {name!r} is None, which shows no type; fill it in, or pass features=, with Nullable(...) for it"
         )
     for kinds, feature_of in _FEATURE_OF_TYPES:
         if isinstance(value, kinds):
@@ -1937,7 +1939,7 @@ def _of_bytes(name: str, value: bytes) -> Feature:
         info = codecs.probe(value, name=name)
     except InputError as error:
         outer, _, inner = name.partition("[].")
-        wanted = f"{outer!r}: Sequence({{{inner!r}: Bytes(), ...}})" if inner else f"{name!r}: Bytes()"
+        wanted = f"{outer!r}: ListOf({{{inner!r}: Bytes(), ...}})" if inner else f"{name!r}: Bytes()"
         raise InputError(f"{error}; if it is to be no image, pass features= with {wanted}") from error
     if info.is_float:
         raise InputError(
@@ -1956,21 +1958,21 @@ def _of_list(name: str, value: Any) -> Feature:
     if value and all(isinstance(item, dict) for item in value):
         return _of_dicts(name, value)
     if value and all(hasattr(item, "getbands") for item in value):  # Pillow
-        return Sequence(_inferred(name, value[0]))
+        return ListOf(_inferred(name, value[0]))
     kinds = set(map(type, value))
     if kinds == {int, float} and all(abs(item) <= _EXACT for item in value if type(item) is int):
-        return Sequence(Scalar("float64"))
+        return ListOf(Scalar("float64"))
     if len(kinds) != 1:
         return Json()
     first = value[0]
     if isinstance(first, int) and not isinstance(first, bool) and not all(-1 << 63 <= item < 1 << 63 for item in value):
         return Json()
     if isinstance(first, bytes):
-        return Sequence(Bytes())
+        return ListOf(Bytes())
     if isinstance(first, datetime.date):
         zones = {getattr(item, "tzinfo", None) is None for item in value}
-        return Sequence(_of_time("", first)) if len(zones) == 1 else Json()
-    return Sequence(_inferred("", first)) if isinstance(first, (str, int, float, np.generic)) else Json()
+        return ListOf(_of_time("", first)) if len(zones) == 1 else Json()
+    return ListOf(_inferred("", first)) if isinstance(first, (str, int, float, np.generic)) else Json()
 
 
 def _of_dicts(name: str, value: collections.abc.Sequence[dict[Any, Any]]) -> Feature:
@@ -1982,7 +1984,7 @@ def _of_dicts(name: str, value: collections.abc.Sequence[dict[Any, Any]]) -> Fea
         return Json()
     fields: Any = {key: _of_items(f"{name}[].{key}", column) for key, column in columns.items()}
     # Lists of dicts in lists of dicts have no feature.
-    return Json() if any(map(_lists_dicts, fields.values())) else Sequence(fields)
+    return Json() if any(map(_lists_dicts, fields.values())) else ListOf(fields)
 
 
 def _of_items(name: str, values: list[Any]) -> Any:
@@ -1991,13 +1993,13 @@ def _of_items(name: str, values: list[Any]) -> Any:
     if any(map(_is_no_json, values)):
         return _inferred(name, values[0])
     found = _of_list(name, values)
-    return found.feature if isinstance(found, Sequence) else Json()
+    return found.feature if isinstance(found, ListOf) else Json()
 
 
 def _lists_dicts(feature: Any) -> bool:
     if isinstance(feature, Mapping):
         return any(map(_lists_dicts, feature.values()))
-    return isinstance(feature, Sequence) and isinstance(feature.feature, Mapping)
+    return isinstance(feature, ListOf) and isinstance(feature.feature, Mapping)
 
 
 def _of_dict(name: str, value: dict[Any, Any]) -> Any:
@@ -2020,9 +2022,9 @@ def _is_no_json(value: Any) -> bool:
 
 def _of_array(_: str, value: np.ndarray) -> Feature:
     if value.ndim == 1 and value.dtype.kind in "UO" and all(isinstance(item, str) for item in value):
-        return Sequence(Text())
+        return ListOf(Text())
     if value.ndim == 1 and value.dtype.kind == "M":
-        return Sequence(Timestamp())
+        return ListOf(Timestamp())
     if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in {3, 4} and value.size:
         return Image((None, None, value.shape[2]))
     return Tensor((None,) * value.ndim, value.dtype.name)

@@ -520,8 +520,8 @@ class Json(Feature):
             _utf8(name, self, value, where)
         elif value is not None and not isinstance(value, (bool, int, float)):
             remedy = (
-                "give dicts, lists, str, numbers, booleans and None, or declare what holds it: Sequence(...), or "
-                "Sequence({...}) for a list of dicts"
+                "give dicts, lists, str, numbers, booleans and None, or declare what holds it: ListOf(...), or "
+                "ListOf({...}) for a list of dicts"
             )
             raise mismatch(name, self, f"a {type(value).__name__}{where}", remedy)
         return value

@@ -13,15 +13,15 @@
                                                        binary
     Tensor                        as its dtype says    lists of that type; with encoding="raw" or complex: binary
     Tensor, several open sizes    also its shape       list of int64
-    Sequence                      a list of bytes,     list of the type
+    ListOf                        a list of bytes,     list of the type
                                   or as for Tensor
-    Sequence, items of any size   all of their items,  list of what the items hold, list of int64
+    ListOf, items of any size     all of their items,  list of what the items hold, list of int64
                                   and their lengths
-    Optional                      a list of one or     the type; null for None
+    Nullable                      a list of one or     the type; null for None
                                   none
     of another package            as `arrow_types` says; by default binary, and lists of int64 or float
 
-A size that the features fix becomes a fixed_size_list. No value is null but that of an `Optional`. A list in it is
+A size that the features fix becomes a fixed_size_list. No value is null but that of a `Nullable`. A list in it is
 null where it is empty, too: `NAME/present` tells. float64, uint64 and
 bfloat16, which records hold as bytes, are numbers in Arrow, and bytes again in a record that is read.
 """

@@ -501,7 +501,7 @@ class Pipeline:
                 if found[name] is None and not self._takes_none(name):
                     raise SchemaError(
                         f"read returned None for the field {name!r}; want a value: did its file not decode? A field "
-                        f"that may be missing is declared as Optional: features={{{name!r}: Optional(...)}}"
+                        f"that may be missing is declared as Nullable: features={{{name!r}: Nullable(...)}}"
                     )
         if (given := str(found.setdefault("key", row.key))) != row.key and safe_key(given) != row.key:
             raise SchemaError(

@@ -161,7 +161,7 @@ def _with_lists(first: _First, lists: Mapping[_Path, Any], num_items: int, logge
     if still and num_items > first.position + MOST_AHEAD:
         logger.warning(
             "materialize: the lists in field %r of the first %d samples are empty, so lists of this field are stored "
-            "as JSON; if others hold numbers, texts or arrays, pass features=, as in {%r: Sequence(Scalar('int64'))}",
+            "as JSON; if others hold numbers, texts or arrays, pass features=, as in {%r: ListOf(Scalar('int64'))}",
             still[0],
             MOST_AHEAD,
             still[0],

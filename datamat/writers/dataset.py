@@ -20,8 +20,7 @@ import numpy as np
 
 from datamat.directory.rows import output_lies_in
 from datamat.errors import FingerprintError, InputError, OptionError, SchemaError, SourceError, join_problems
-from datamat.features import Bytes, Features, Image
-from datamat.features import Sequence as ListOf
+from datamat.features import Bytes, Features, Image, ListOf
 from datamat.fingerprint import fingerprint
 from datamat.writers.base import DatasetWriter, DataSource, Sample
 from datamat.writers.existing import (

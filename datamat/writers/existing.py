@@ -46,8 +46,9 @@ from datamat.features import (
     Features,
     Image,
     Json,
+    ListOf,
     Mask,
-    Optional,
+    Nullable,
     Scalar,
     Tensor,
     Text,
@@ -56,7 +57,6 @@ from datamat.features import (
     dtype_of,
     holds_numbers,
 )
-from datamat.features import Sequence as ListOf
 from datamat.features.base import as_array, is_number_dtype
 from datamat.formats import get_format
 from datamat.formats.example import decode_example, encode_example
@@ -340,7 +340,7 @@ class Column:
             place = int(numbers[np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]])
             raise SourceError(
                 f"row {place}, column {self.name!r} of the table is empty; fill it in, or drop the row; or declare it "
-                f"with features={{{self.name!r}: Optional(...)}}"
+                f"with features={{{self.name!r}: Nullable(...)}}"
             )
         found = _cells_of(column, self.feature) if feature == self.feature else None
         return column.to_pylist() if found is None else found
@@ -591,7 +591,7 @@ def _refusal(name: str, kind: Any) -> str:
         rest = f"; {drop}"
         if len(shape) == 1 and pa.types.is_struct(item):
             parts = ", ".join(f"{field.name!r}: {_suggested(field.type)}" for field in item)
-            declared = f"features={{{name!r}: Sequence({{{parts}}})}}"
+            declared = f"features={{{name!r}: ListOf({{{parts}}})}}"
             rest = f" by its type alone; declare what it holds with ImportWriter({declared}), or {drop}"
         return f"column {name!r} is {kind}, and no feature stores {inner}{rest}, or convert it where the source is made"
     return f"{where}pass features={{{name!r}: Text()}} to store it as text, or {drop}"
@@ -2391,7 +2391,7 @@ class SpooledSource(DataSource):
                     continue
                 if value is None and not feature.takes_none:
                     raise SchemaError(
-                        f"field {name!r} is None; fill it in, declare it with features={{{name!r}: Optional(...)}}, "
+                        f"field {name!r} is None; fill it in, declare it with features={{{name!r}: Nullable(...)}}, "
                         f"leave the row out, or leave the field out with drop=[{name!r}]"
                     )
                 declared = self._declared.get(name)
@@ -2422,7 +2422,7 @@ class SpooledSource(DataSource):
         if _holds_files(feature):
             return None
         stored: Feature | None = feature
-        if isinstance(feature, Optional):
+        if isinstance(feature, Nullable):
             return stored
         if isinstance(value, (bytes, bytearray)):
             return Text() if feature is not None and feature.value_type() == ("string", ()) else Bytes()
@@ -2443,7 +2443,7 @@ class SpooledSource(DataSource):
 def _holds_files(feature: Any) -> bool:
     """Return whether a feature is of dicts, or of a list, or may be missing, and pictures or bytes may be in it."""
     inner = feature
-    while isinstance(inner, (Optional, ListOf)):
+    while isinstance(inner, (Nullable, ListOf)):
         inner = inner.feature
     return inner is not feature and isinstance(inner, (Mapping, *_OF_FILES_ALONE))
 
@@ -2771,7 +2771,7 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
         return None
     if isinstance(feature, _OF_FILES_ALONE) and isinstance(value, Mapping) and value.keys() == _HF_FILE:
         return _content_of_file(value, "", "")
-    inner = feature.feature if isinstance(feature, (Optional, ListOf)) else feature
+    inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
     if _list_of_files(feature):
         return [converted(item, inner) for item in value]
     if isinstance(inner, Mapping):  # a dict, or a list of dicts
@@ -2782,7 +2782,7 @@ def converted(value: Any, feature: Feature) -> Any:  # noqa: PLR0911 -- one for 
             for row in rows
         ]  # fmt: skip
         return made[0] if isinstance(value, Mapping) else made
-    if isinstance(feature, Optional):
+    if isinstance(feature, Nullable):
         return converted(value, feature.feature)
     value = without_items(value, feature)
     dtype, shape = feature.value_type()

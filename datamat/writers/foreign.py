@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 import xxhash
 
+from datamat.directory.describe import ColumnProfiler, parse_payload
 from datamat.directory.files import expand_home, path_inside, temporary_folder
-from datamat.directory.inspect import ColumnProfiler, parse_payload
 from datamat.errors import (
     CorruptDataError,
     DatamatError,
@@ -48,8 +48,20 @@ from datamat.errors import (
     SourceError,
     want_of_resources,
 )
-from datamat.features import BBoxes, Bytes, ClassLabel, Image, Json, Mask, Optional, Scalar, Tensor, Text, dtype_of
-from datamat.features import Sequence as ListOf
+from datamat.features import (
+    BBoxes,
+    Bytes,
+    ClassLabel,
+    Image,
+    Json,
+    ListOf,
+    Mask,
+    Nullable,
+    Scalar,
+    Tensor,
+    Text,
+    dtype_of,
+)
 from datamat.formats import Offsets, get_format
 from datamat.formats.example import decode_example
 from datamat.formats.tfrecord import FRAMING_BYTES, read_payload, record_size
@@ -59,7 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import BinaryIO
 
-    from datamat.directory.inspect import ColumnProfile, Values
+    from datamat.directory.describe import ColumnProfile, Values
     from datamat.features import Feature
     from datamat.formats import ShardReader
 
@@ -903,7 +915,7 @@ class TarForm(RecordForm):
         if without:
             return (
                 f"{len(without)} samples have no member {name!r}, the first {without[0]!r}; add it, declare it with "
-                f"features={{{name!r}: Optional(...)}}, or {drop}"
+                f"features={{{name!r}: Nullable(...)}}, or {drop}"
             )
         return _unknown(name)
 
@@ -973,7 +985,7 @@ class FilesForm(RecordForm):
         if without:
             return (
                 f"{len(without)} samples have no file that ends in .{name}, the first {without[0]!r}; add it, "
-                f"declare it with features={{{name!r}: Optional(...)}}, leave the field out with drop=[{name!r}], or "
+                f"declare it with features={{{name!r}: Nullable(...)}}, leave the field out with drop=[{name!r}], or "
                 f"give a pattern of files as the source, as in '*.{name}'"
             )
         return _unknown(name)
@@ -1021,13 +1033,13 @@ def _is_tfrecord(head: bytes) -> bool:
 
 def _declared_members(features: Mapping[str, Feature]) -> tuple[frozenset[str], frozenset[str]]:
     """Return which fields are stored as their bytes, and which may be missing."""
-    raw = {name for name, feature in features.items() if feature in (Bytes(), Optional(Bytes()))}
+    raw = {name for name, feature in features.items() if feature in (Bytes(), Nullable(Bytes()))}
     return frozenset(raw), frozenset(name for name, feature in features.items() if feature.takes_none)
 
 
 def _missing(place: str, key: str, name: str) -> str:
     return (
-        f"{place}: sample {key!r} has no {name!r}; add it, declare it with features={{{name!r}: Optional(...)}}, or "
+        f"{place}: sample {key!r} has no {name!r}; add it, declare it with features={{{name!r}: Nullable(...)}}, or "
         f"leave the field out with drop=[{name!r}]"
     )
 
@@ -1167,7 +1179,7 @@ class TFRecordForm(RecordForm):
         for name in names:
             value = values.get(self._names[name])
             feature = self.features.get(name)
-            if isinstance(feature, Optional):
+            if isinstance(feature, Nullable):
                 if value is None or not len(value):
                     found[name] = None
                     continue
@@ -1175,7 +1187,7 @@ class TFRecordForm(RecordForm):
             if value is None:
                 raise CorruptDataError(
                     f"{self._paths[file]}: record {number} has no field {name!r}; declare it with "
-                    f"features={{{name!r}: Optional(...)}}, or leave it out with drop=[{name!r}]"
+                    f"features={{{name!r}: Nullable(...)}}, or leave it out with drop=[{name!r}]"
                 )
             is_array, is_json = isinstance(value, np.ndarray), isinstance(feature, Json)
             may_be_many = feature and (feature.value_type()[1] if is_array else is_json)

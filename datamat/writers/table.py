@@ -46,7 +46,7 @@ class TableWriter(DatasetWriter):
         key: name of the column that holds the keys; None takes the column "key" if there is one, else the row numbers.
         split: name of the column that holds the splits; None takes the column "split" if there is one.
         features: feature of each column to read, such as `{"label": ClassLabel(names=...)}`; a row with an empty cell
-            fails, unless the feature of the column is an `Optional`. None reads all columns, with the feature that fits
+            fails, unless the feature of the column is a `Nullable`. None reads all columns, with the feature that fits
             their values, and refuses a table with empty cells.
         files: the column that names the file of each of these features, by URL (http, https, s3, gs, az, abfs, hf or
             data) or by a path from the table's folder, such as {"image": "url"}.
@@ -128,7 +128,7 @@ class TableWriter(DatasetWriter):
                 return None
             raise InputError(
                 f"column {column!r} of the table is empty; fill it in, or drop the row; or declare it with "
-                f"features={{{name!r}: Optional(...)}}"
+                f"features={{{name!r}: Nullable(...)}}"
             )
         if not is_file:
             return value

@@ -120,4 +120,4 @@ def test_damage_inside_a_compression_is_placed_in_what_it_inflates_to(output):
     damaged[20] ^= 1
     (output / "a.tfrecord.gz").write_bytes(gzip.compress(bytes(damaged)))
 
-    assert "at byte 0 once inflated" in str(datamat.inspect(output / "a.tfrecord.gz"))
+    assert "at byte 0 once inflated" in str(datamat.describe(output / "a.tfrecord.gz"))

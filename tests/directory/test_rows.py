@@ -74,7 +74,7 @@ def test_missing_files_name_their_lines(tmp_path):
 
 
 def test_field_that_no_row_has_is_none_in_each(tmp_path):
-    """As an empty column of a table, which a feature may not need, or take as `Optional`."""
+    """As an empty column of a table, which a feature may not need, or take as `Nullable`."""
     store = _store(tmp_path, [IndexRow(key, fields={"x": None, "y": 1}) for key in "ab"])
 
     assert [row.fields for row in store.read(np.arange(2))] == [{"x": None, "y": 1}] * 2

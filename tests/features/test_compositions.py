@@ -1,6 +1,6 @@
 """Features made of others: what can be declared reads back equal from every format by every reader.
 
-Every type is tried as it is, in an `Optional`, a `Sequence` and a dict, and in each of these within each of these. All
+Every type is tried as it is, in a `Nullable`, a `ListOf` and a dict, and in each of these within each of these. All
 compositions that `Features` accepts are fields of one dataset, whose samples hold none, one and several items, missing
 ones among them. The others are refused when they are declared.
 """
@@ -25,13 +25,13 @@ from datamat import (
     IndexRow,
     Json,
     Keypoints,
+    ListOf,
     Mask,
     Materializer,
-    Optional,
+    Nullable,
     Polygons,
     Scalar,
     SchemaError,
-    Sequence,
     ShardOptions,
     Tensor,
     Text,
@@ -103,12 +103,12 @@ if importlib.util.find_spec("ml_dtypes"):
 
 def optional(feature, draw):
     """Make a feature that may be missing, of one and of its values."""
-    return Optional(feature), lambda rng: None if rng.integers(3) == 0 else draw(rng)
+    return Nullable(feature), lambda rng: None if rng.integers(3) == 0 else draw(rng)
 
 
 def sequence(feature, draw):
     """Make a list of a feature, of one and of its values."""
-    return Sequence(feature), lambda rng: [draw(rng) for _ in range(rng.integers(4))]
+    return ListOf(feature), lambda rng: [draw(rng) for _ in range(rng.integers(4))]
 
 
 def nested(feature, draw):
@@ -158,12 +158,12 @@ def sample_of(number):
 
 def as_read(feature, value):
     """Return a value as it reads back: a list of dicts as a dict of lists."""
-    inner = feature.feature if isinstance(feature, (Optional, Sequence)) else feature
+    inner = feature.feature if isinstance(feature, (Nullable, ListOf)) else feature
     if not isinstance(inner, (dict, Features)) or value is None:
         return value
     parts = {name: part for name, part in inner.items() if name != "key"}
-    if isinstance(feature, Sequence):
-        return {name: as_read(Sequence(part), [row[name] for row in value]) for name, part in parts.items()}
+    if isinstance(feature, ListOf):
+        return {name: as_read(ListOf(part), [row[name] for row in value]) for name, part in parts.items()}
     return {name: as_read(part, value[name]) for name, part in parts.items()}
 
 

@@ -20,11 +20,11 @@ from datamat import (
     Image,
     Json,
     Keypoints,
+    ListOf,
     Mask,
-    Optional,
+    Nullable,
     Polygons,
     Scalar,
-    Sequence,
     Tensor,
     Text,
     Timestamp,
@@ -155,49 +155,49 @@ CASES = {
         [np.ones((8, 6)), np.ones((8, 6), np.uint16), np.ones((8, 6, 1), np.float32)],
     ),
     "optional number": Case(
-        Optional(Scalar("float64")), [None, 0.1, float("inf"), None, -0.0], ["text", object(), [1.0]]
+        Nullable(Scalar("float64")), [None, 0.1, float("inf"), None, -0.0], ["text", object(), [1.0]]
     ),
-    "optional int": Case(Optional(Scalar("int32")), [5, None, 7]),
-    "optional text": Case(Optional(Text()), ["", None, "größer – 日本語"]),
+    "optional int": Case(Nullable(Scalar("int32")), [5, None, 7]),
+    "optional text": Case(Nullable(Text()), ["", None, "größer – 日本語"]),
     "optional tensor": Case(
-        Optional(Tensor((None, 2), "int16")),
+        Nullable(Tensor((None, 2), "int16")),
         [np.arange(4, dtype=np.int16).reshape(2, 2), None, np.empty((0, 2), np.int16)],
     ),
     "optional matrix": Case(
-        Optional(Tensor((2, 2), "float32")),
+        Nullable(Tensor((2, 2), "float32")),
         [None, np.arange(4, dtype=np.float32).reshape(2, 2), np.zeros((2, 2), np.float32)],
     ),
     "optional shapes": Case(
-        Optional(Tensor((None, None), "float32")), [None, np.ones((2, 3), np.float32), np.empty((0, 4), np.float32)]
+        Nullable(Tensor((None, None), "float32")), [None, np.ones((2, 3), np.float32), np.empty((0, 4), np.float32)]
     ),
     "optional labels": Case(
-        Optional(ClassLabel(names=("cat", "dog"), shape=(None,))), [np.array([1, 0]), None, np.empty(0, np.int64)]
+        Nullable(ClassLabel(names=("cat", "dog"), shape=(None,))), [np.array([1, 0]), None, np.empty(0, np.int64)]
     ),
-    "optional time": Case(Optional(Timestamp(tz="UTC")), [NOON, None, np.datetime64(0, "us")]),
-    "optional image": Case(Optional(Image((8, 6, 3))), [None, PIXELS, encode_png(PIXELS)], is_lossy=True),
-    "optional bytes": Case(Optional(Bytes()), [b"", None, b"\0trailing zeros\0\0"]),
+    "optional time": Case(Nullable(Timestamp(tz="UTC")), [NOON, None, np.datetime64(0, "us")]),
+    "optional image": Case(Nullable(Image((8, 6, 3))), [None, PIXELS, encode_png(PIXELS)], is_lossy=True),
+    "optional bytes": Case(Nullable(Bytes()), [b"", None, b"\0trailing zeros\0\0"]),
     "texts": Case(
-        Sequence(Text()),
+        ListOf(Text()),
         [["sea", "größer – 日本語", ""], [], ["x" * 5000], [""]],
         ["text", None, ["text", None], [b"bytes"], {"a": 1}],
     ),
     "numbers": Case(
-        Sequence(Scalar("uint16")),
+        ListOf(Scalar("uint16")),
         [[1, 2, 65535], [], (0,), np.arange(3, dtype=np.uint16)],
         [[-1], [65536], [1.5], [None], 5, None, np.arange(3)],
     ),
     "arrays": Case(
-        Sequence(Tensor((2, 2), "float32")),
+        ListOf(Tensor((2, 2), "float32")),
         [[np.ones((2, 2), np.float32)] * 3, np.zeros((0, 2, 2), np.float32), np.zeros((1, 2, 2), np.float32)],
         [[np.ones((2, 3), np.float32)], [5], np.ones((1, 2), np.float32)],
     ),
     "times": Case(
-        Sequence(Timestamp()),
+        ListOf(Timestamp()),
         [[np.datetime64("2026-11-23"), datetime.datetime(1, 1, 1)], [], [datetime.datetime.max]],
     ),
-    "files": Case(Sequence(Bytes()), [[b"", b"\0\xff\0"], [], [b"x" * 5000] * 12]),
-    "pictures": Case(Sequence(Image((8, 6, 3))), [[PIXELS, encode_png(PIXELS)], [], [PIXELS // 2]], is_lossy=True),
-    "jsons": Case(Sequence(Json()), [[{"a": [1, None]}, None, 5], [], [[]]]),
+    "files": Case(ListOf(Bytes()), [[b"", b"\0\xff\0"], [], [b"x" * 5000] * 12]),
+    "pictures": Case(ListOf(Image((8, 6, 3))), [[PIXELS, encode_png(PIXELS)], [], [PIXELS // 2]], is_lossy=True),
+    "jsons": Case(ListOf(Json()), [[{"a": [1, None]}, None, 5], [], [[]]]),
 }
 
 if importlib.util.find_spec("ml_dtypes"):

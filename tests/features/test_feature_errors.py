@@ -12,7 +12,7 @@ import xxhash
 from small_rows import job
 
 import datamat
-from datamat import Feature, Features, Optional, SampleError, Scalar, Sequence, Tensor, register_feature
+from datamat import Feature, Features, ListOf, Nullable, SampleError, Scalar, Tensor, register_feature
 from datamat.errors import CorruptDataError, InputError, MissingDependencyError, SchemaError
 from datamat.features import RaggedColumn
 from datamat.features.statistics import Statistics
@@ -64,8 +64,8 @@ def ragged(values, lengths):
         (Scalar("int64"), {"y": np.zeros(2, np.int64)}),
         (Tensor((None, 2), "int64"), {"x": ragged([1, 2, 3], [3])}),
         (Tensor((None,), "float16"), {"x": [b"abc"]}),
-        (Optional(Tensor((2,), "int64")), {"x": ragged([1, 2, 3], [3])}),
-        (Optional(Scalar("int64")), {"x": ragged([1, 2], [2])}),
+        (Nullable(Tensor((2,), "int64")), {"x": ragged([1, 2, 3], [3])}),
+        (Nullable(Scalar("int64")), {"x": ragged([1, 2], [2])}),
     ],
     ids=["name", "values", "bytes", "items", "several"],
 )
@@ -118,7 +118,7 @@ def test_feature_of_two_packages(tmp_path, monkeypatch):
 def test_list_that_marks_what_is_missing_twice():
     """Both would have the column `present`."""
     with pytest.raises(SchemaError, match=r"Json\(\)"):
-        Sequence(Optional(Sequence(Optional(Scalar("int64")))))
+        ListOf(Nullable(ListOf(Nullable(Scalar("int64")))))
 
 
 def test_statistics_that_datamat_did_not_write():

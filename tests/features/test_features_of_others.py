@@ -18,13 +18,13 @@ from datamat import (
     IndexRow,
     InputError,
     Json,
+    ListOf,
     Mask,
     Materializer,
-    Optional,
+    Nullable,
     SampleError,
     Scalar,
     SchemaError,
-    Sequence,
     Tensor,
     Text,
     Timestamp,
@@ -39,22 +39,22 @@ NOON = datetime.datetime(2026, 11, 23, 12)
 @pytest.mark.parametrize(
     ("feature", "value", "columns"),
     [
-        (Optional(Scalar("int64")), 7, {"x": [7]}),
-        (Optional(Scalar("int64")), None, {"x": []}),
-        (Optional(Scalar("float64")), 0.5, {"x": [np.float64(0.5).tobytes()]}),
-        (Optional(Text()), "", {"x": [b""]}),
-        (Optional(Text()), None, {"x": []}),
-        (Optional(Tensor((2, 2), "int32")), np.ones((2, 2), np.int32), {"x": [1, 1, 1, 1]}),
-        (Optional(Tensor((None,), "int32")), np.empty(0, np.int32), {"x": [b""]}),
-        (Optional(Tensor((None,), "int32")), np.array([258], np.int32), {"x": [b"\x02\x01\0\0"]}),
-        (Optional(BBoxes()), None, {"x": []}),
-        (Sequence(Text()), ["sea", ""], {"x": [b"sea", b""]}),
-        (Sequence(Text()), [], {"x": []}),
-        (Sequence(Scalar("int32")), (1, np.int32(2)), {"x": [1, 2]}),
-        (Sequence(Scalar("uint8")), [1, 255], {"x": b"\x01\xff"}),
-        (Sequence(Scalar("float64")), [1, 0.5], {"x": np.array([1, 0.5]).tobytes()}),
-        (Sequence(ClassLabel(names=("cat", "dog"))), ["dog", 0], {"x": [1, 0]}),
-        (Sequence(Timestamp()), [NOON], {"x": [int(np.datetime64(NOON, "us").view(np.int64))]}),
+        (Nullable(Scalar("int64")), 7, {"x": [7]}),
+        (Nullable(Scalar("int64")), None, {"x": []}),
+        (Nullable(Scalar("float64")), 0.5, {"x": [np.float64(0.5).tobytes()]}),
+        (Nullable(Text()), "", {"x": [b""]}),
+        (Nullable(Text()), None, {"x": []}),
+        (Nullable(Tensor((2, 2), "int32")), np.ones((2, 2), np.int32), {"x": [1, 1, 1, 1]}),
+        (Nullable(Tensor((None,), "int32")), np.empty(0, np.int32), {"x": [b""]}),
+        (Nullable(Tensor((None,), "int32")), np.array([258], np.int32), {"x": [b"\x02\x01\0\0"]}),
+        (Nullable(BBoxes()), None, {"x": []}),
+        (ListOf(Text()), ["sea", ""], {"x": [b"sea", b""]}),
+        (ListOf(Text()), [], {"x": []}),
+        (ListOf(Scalar("int32")), (1, np.int32(2)), {"x": [1, 2]}),
+        (ListOf(Scalar("uint8")), [1, 255], {"x": b"\x01\xff"}),
+        (ListOf(Scalar("float64")), [1, 0.5], {"x": np.array([1, 0.5]).tobytes()}),
+        (ListOf(ClassLabel(names=("cat", "dog"))), ["dog", 0], {"x": [1, 0]}),
+        (ListOf(Timestamp()), [NOON], {"x": [int(np.datetime64(NOON, "us").view(np.int64))]}),
     ],
 )
 def test_columns_hold_the_values_there_are(feature, value, columns):
@@ -67,18 +67,18 @@ def test_columns_hold_the_values_there_are(feature, value, columns):
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: Optional(Optional(Text())), "declare it once"),
-        (lambda: Optional(5), "5 is no feature"),
-        (lambda: Sequence(Text), "is no feature"),
-        (lambda: Sequence(Sequence(Sequence(Text()))), "declare Json"),
-        (lambda: Sequence(Optional(Sequence(Optional(Text())))), "give an empty"),
-        (lambda: Optional(Sequence({"a": Text()})), "cannot be in another"),
-        (lambda: Sequence(Sequence({"a": Text()})), "declare Json"),
-        (lambda: Sequence(Optional({"a": Text()})), "declare Json"),
-        (lambda: Sequence(Sequence(BBoxes())), "declare Json"),
+        (lambda: Nullable(Nullable(Text())), "declare it once"),
+        (lambda: Nullable(5), "5 is no feature"),
+        (lambda: ListOf(Text), "is no feature"),
+        (lambda: ListOf(ListOf(ListOf(Text()))), "declare Json"),
+        (lambda: ListOf(Nullable(ListOf(Nullable(Text())))), "give an empty"),
+        (lambda: Nullable(ListOf({"a": Text()})), "cannot be in another"),
+        (lambda: ListOf(ListOf({"a": Text()})), "declare Json"),
+        (lambda: ListOf(Nullable({"a": Text()})), "declare Json"),
+        (lambda: ListOf(ListOf(BBoxes())), "declare Json"),
         (lambda: Features({"a": {}}), "field 'a'"),
         (lambda: Features({"a": {"b": 5}}), "field name 'a/b'|field 'b'"),
-        (lambda: Features({"a": Sequence({"b": Sequence({"c": Text()})})}), "cannot be in another"),
+        (lambda: Features({"a": ListOf({"b": ListOf({"c": Text()})})}), "cannot be in another"),
         (lambda: Features({"a": {"b": Text()}, "a/b": Text()}), "field 'a/b' is declared twice"),
     ],
     ids=range(13),
@@ -92,19 +92,19 @@ def test_declarations_that_have_no_storage_are_refused(declare, message):
 @pytest.mark.parametrize(
     ("feature", "value", "message"),
     [
-        (Optional(Scalar("int64")), "7", "holds '7'"),
-        (Sequence(Text()), ["a", 5], "item 1 of the sample is int; give a str"),
-        (Sequence(Text()), "abc", "a str; give a list"),
-        (Sequence(Text()), ["a", None], "item 1 of the sample is None; .* declare Sequence"),
-        (Sequence(Scalar("int8")), [None], "item 0 of the sample is None; .* declare Sequence"),
-        (Sequence(Scalar("int8")), [1, 300], "item 1 of the sample is 300, which does not fit"),
-        (Sequence(Scalar("int8")), np.zeros(2, np.int16), "holds int16"),
-        (Sequence(Sequence(Text())), [["a"], "b"], "item 1 of the sample is a str; give a list"),
-        (Sequence(Sequence(Text())), [[], ["b", 5]], "item 1, item 1 of the sample is int"),
-        (Sequence(Optional(Scalar("int8"))), [1, None, "a"], "item 2 of the sample is 'a'"),
-        (Optional(Sequence(Text())), "a", "a str; give a list"),
-        (Sequence(Tensor((None, 2), "int8")), [np.zeros((1, 3), np.int8)], r"item 0 of the sample is int8 \(1, 3\)"),
-        (Sequence(Tensor((2,), "int8")), [np.zeros(3, np.int8)], r"item 0 of the sample is int8 \(3,\)"),
+        (Nullable(Scalar("int64")), "7", "holds '7'"),
+        (ListOf(Text()), ["a", 5], "item 1 of the sample is int; give a str"),
+        (ListOf(Text()), "abc", "a str; give a list"),
+        (ListOf(Text()), ["a", None], "item 1 of the sample is None; .* declare ListOf"),
+        (ListOf(Scalar("int8")), [None], "item 0 of the sample is None; .* declare ListOf"),
+        (ListOf(Scalar("int8")), [1, 300], "item 1 of the sample is 300, which does not fit"),
+        (ListOf(Scalar("int8")), np.zeros(2, np.int16), "holds int16"),
+        (ListOf(ListOf(Text())), [["a"], "b"], "item 1 of the sample is a str; give a list"),
+        (ListOf(ListOf(Text())), [[], ["b", 5]], "item 1, item 1 of the sample is int"),
+        (ListOf(Nullable(Scalar("int8"))), [1, None, "a"], "item 2 of the sample is 'a'"),
+        (Nullable(ListOf(Text())), "a", "a str; give a list"),
+        (ListOf(Tensor((None, 2), "int8")), [np.zeros((1, 3), np.int8)], r"item 0 of the sample is int8 \(1, 3\)"),
+        (ListOf(Tensor((2,), "int8")), [np.zeros(3, np.int8)], r"item 0 of the sample is int8 \(3,\)"),
     ],
     ids=range(13),
 )
@@ -120,15 +120,15 @@ class _Rows(DatasetWriter):
     name = "rows"
     features = Features(
         {
-            "age": Optional(Scalar("int32")),
-            "x": Optional(Scalar("float64")),
-            "note": Optional(Text()),
-            "points": Optional(Tensor((None, 2), "float32")),
-            "tags": Sequence(Text()),
-            "ids": Sequence(Scalar("int64")),
-            "labels": Sequence(ClassLabel(num_classes=5)),
-            "times": Sequence(Timestamp()),
-            "parts": Sequence(Json()),
+            "age": Nullable(Scalar("int32")),
+            "x": Nullable(Scalar("float64")),
+            "note": Nullable(Text()),
+            "points": Nullable(Tensor((None, 2), "float32")),
+            "tags": ListOf(Text()),
+            "ids": ListOf(Scalar("int64")),
+            "labels": ListOf(ClassLabel(num_classes=5)),
+            "times": ListOf(Timestamp()),
+            "parts": ListOf(Json()),
         }
     )
 
@@ -258,22 +258,22 @@ def test_python_transforms_of_tf_data_see_none_and_lists(tmp_path):
 
 def test_none_of_a_field_that_is_not_optional_is_refused_with_the_remedy(tmp_path):
     """The message says what to declare."""
-    with pytest.raises(SampleError, match=r"None for the field 'x'; want a value.*'x': Optional\(...\)"):
+    with pytest.raises(SampleError, match=r"None for the field 'x'; want a value.*'x': Nullable\(...\)"):
         materialize(lambda n: {"x": None if n else 1}, range(2), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("value", "feature"),
     [
-        (["a", "b"], Sequence(Text())),
-        (("a",), Sequence(Text())),
-        (np.array(["a", "b"]), Sequence(Text())),
-        ([1, 2], Sequence(Scalar("int64"))),
-        ([1, 2.5], Sequence(Scalar("float64"))),
-        ([True, False], Sequence(Scalar("bool"))),
-        ([np.float32(1)], Sequence(Scalar("float32"))),
-        ([b"a"], Sequence(Bytes())),
-        ([NOON], Sequence(Timestamp())),
+        (["a", "b"], ListOf(Text())),
+        (("a",), ListOf(Text())),
+        (np.array(["a", "b"]), ListOf(Text())),
+        ([1, 2], ListOf(Scalar("int64"))),
+        ([1, 2.5], ListOf(Scalar("float64"))),
+        ([True, False], ListOf(Scalar("bool"))),
+        ([np.float32(1)], ListOf(Scalar("float32"))),
+        ([b"a"], ListOf(Bytes())),
+        ([NOON], ListOf(Timestamp())),
         ([], Json()),
         ([1, "a"], Json()),
         ([1, None], Json()),
@@ -281,16 +281,16 @@ def test_none_of_a_field_that_is_not_optional_is_refused_with_the_remedy(tmp_pat
         ([2**60, 0.5], Json()),
         ([[1], [2]], Json()),
         ([{"a": 1}], Json()),
-        ([{"a": NOON, "b": 1}, {"a": NOON, "b": 2.5}], Sequence({"a": Timestamp(), "b": Scalar("float64")})),
+        ([{"a": NOON, "b": 1}, {"a": NOON, "b": 2.5}], ListOf({"a": Timestamp(), "b": Scalar("float64")})),
         (
             [{"a": np.zeros(2), "b": 1}, {"a": np.zeros(3), "b": "c"}],
-            Sequence({"a": Tensor((None,), "float64"), "b": Json()}),
+            ListOf({"a": Tensor((None,), "float64"), "b": Json()}),
         ),
-        ([{"a": np.zeros(2), "b": np.array(1.5)}], Sequence({"a": Tensor((None,), "float64"), "b": Scalar("float64")})),
+        ([{"a": np.zeros(2), "b": np.array(1.5)}], ListOf({"a": Tensor((None,), "float64"), "b": Scalar("float64")})),
         ([{"a": np.zeros(2)}, {"a": np.zeros(2), "b": 1}], Json()),
         ([{"a": np.zeros(2)}, {"a": None}], Json()),
         ([{"a": NOON, "b": [{"c": np.zeros(2)}]}], Json()),
-        ({"a": [{"b": NOON}]}, Features({"a": Sequence({"b": Timestamp()})})),
+        ({"a": [{"b": NOON}]}, Features({"a": ListOf({"b": Timestamp()})})),
     ],
 )
 def test_lists_of_one_type_are_inferred(value, feature):
@@ -300,7 +300,7 @@ def test_lists_of_one_type_are_inferred(value, feature):
 
 def test_bytes_in_dicts_of_a_list_are_to_be_declared():
     """As bytes alone are, with the declaration that takes them."""
-    with pytest.raises(InputError, match=r"pass features= with 'x': Sequence\(\{'a': Bytes\(\), \.\.\.\}\)"):
+    with pytest.raises(InputError, match=r"pass features= with 'x': ListOf\(\{'a': Bytes\(\), \.\.\.\}\)"):
         Features.infer({"x": [{"a": b"ply"}]})
 
 
@@ -309,9 +309,9 @@ def test_pictures_may_be_missing_in_augmented_copies(tmp_path):
     albumentations = pytest.importorskip("albumentations")
     features = Features(
         {
-            "image": Optional(Image((4, 6, 3))),
-            "mask": Optional(Mask((4, 6), names=("a", "b"))),
-            "boxes": Optional(BBoxes()),
+            "image": Nullable(Image((4, 6, 3))),
+            "mask": Nullable(Mask((4, 6), names=("a", "b"))),
+            "boxes": Nullable(BBoxes()),
         }
     )
     pixels = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
@@ -340,14 +340,14 @@ def test_pictures_may_be_missing_in_augmented_copies(tmp_path):
 
 def test_previews_leave_lists_of_pictures_out():
     """A tile shows one picture."""
-    assert Sequence(Image((8, 6, 3))).preview is None
-    assert Optional(Image((8, 6, 3))).preview == "image"
+    assert ListOf(Image((8, 6, 3))).preview is None
+    assert Nullable(Image((8, 6, 3))).preview == "image"
 
 
 NESTED = Features(
     {
-        "camera": Features({"iso": Scalar("int32"), "lens": Optional(Text())}),
-        "objects": Sequence(
+        "camera": Features({"iso": Scalar("int32"), "lens": Nullable(Text())}),
+        "objects": ListOf(
             {
                 "box": Tensor((4,), "float32"),
                 "label": ClassLabel(names=("cat", "dog")),
@@ -355,7 +355,7 @@ NESTED = Features(
                 "at": {"t": Scalar("uint8")},
             }
         ),
-        "gps": Optional({"lat": Scalar("float64"), "note": Text(), "deep": {"x": Scalar("int64")}}),
+        "gps": Nullable({"lat": Scalar("float64"), "note": Text(), "deep": {"x": Scalar("int64")}}),
         "n": Scalar("int64"),
     }
 )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from datamat import BBoxes, ClassLabel, Features, Image, Json, Mask, Scalar, Sequence, Tensor, Text, Timestamp
+from datamat import BBoxes, ClassLabel, Features, Image, Json, ListOf, Mask, Scalar, Tensor, Text, Timestamp
 from datamat.codecs import encode_png
 from datamat.errors import InputError, SchemaError
 
@@ -265,9 +265,9 @@ def test_inferred_features_hold_the_sample_exactly(value, feature):
         (datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC), Timestamp(tz="UTC")),
         (np.datetime64("2026-11-23"), Timestamp()),
         (datetime.date(2026, 11, 23), Timestamp()),
-        ([datetime.date(2026, 11, 23)] * 2, Sequence(Timestamp())),
-        (np.array(["2026-11-23", "1969-07-20"], "datetime64[D]"), Sequence(Timestamp())),
-        ([{"day": datetime.date(2026, 11, 23)}], Sequence({"day": Timestamp()})),
+        ([datetime.date(2026, 11, 23)] * 2, ListOf(Timestamp())),
+        (np.array(["2026-11-23", "1969-07-20"], "datetime64[D]"), ListOf(Timestamp())),
+        ([{"day": datetime.date(2026, 11, 23)}], ListOf({"day": Timestamp()})),
     ],
 )
 def test_nested_values_and_times_are_inferred(value, feature):

@@ -20,7 +20,7 @@ from datamat import (
     Image,
     IndexRow,
     Materializer,
-    Optional,
+    Nullable,
     Scalar,
     WorkerOptions,
     register_feature,
@@ -79,7 +79,7 @@ def sound(number):
 def write(folder, module, format_name):
     """Write six sounds and temperatures."""
     register_feature(Celsius)
-    features = Features({"sound": module.Waveform(channels=2), "degrees": Celsius(), "maybe": Optional(Celsius())})
+    features = Features({"sound": module.Waveform(channels=2), "degrees": Celsius(), "maybe": Nullable(Celsius())})
     materialize(sound, range(6), folder, features=features, format=format_name)
     return folder
 
@@ -113,7 +113,7 @@ def test_foreign_feature_goes_through_every_format_and_reader(tmp_path, installe
     assert datamat.verify(folder).ok
     assert (dataset.preview(2).array != 255).any()
     datamat.export(folder)
-    assert "sound" in str(datamat.inspect(folder))
+    assert "sound" in str(datamat.describe(folder))
 
 
 @pytest.mark.parametrize("format_name", ["tfrecord", "parquet"])

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamat.errors import CorruptDataError, OptionError, SchemaError
-from datamat.features import Bytes, Features, Image, Mask, Optional, Scalar, Sequence, Tensor, Text, Tokens, dtype_of
+from datamat.features import Bytes, Features, Image, ListOf, Mask, Nullable, Scalar, Tensor, Text, Tokens, dtype_of
 from datamat.formats import Offsets, get_format, parquet
 from datamat.formats.parquet import ParquetFormat
 from datamat.testing import CASES, MIXED, TABLE, mixed
@@ -288,7 +288,7 @@ def test_large_value_that_changes_later_is_noticed(tmp_path):
     reader.close()
 
 
-PICTURES = Features({"image": Image(), "note": Bytes(), "masks": Sequence(Mask()), "extra": Optional(Image())})
+PICTURES = Features({"image": Image(), "note": Bytes(), "masks": ListOf(Mask()), "extra": Nullable(Image())})
 
 
 def picture(number):
@@ -426,10 +426,10 @@ def test_narrow_numbers_take_no_more_than_their_bytes(tmp_path, dtype, encoding,
     """Parquet has them only wider, which Zstandard alone does not make up for: noise took 1.4 times its bytes."""
     rng = np.random.default_rng(0)
     bits = rng.normal(size=(4, 20_000)) if "float" in dtype else rng.integers(0, 1 << 16, (4, 20_000), np.uint16)
-    for shape, wrap in [((20_000,), lambda feature: feature), ((None,), Optional), ((2, 10_000), Sequence)]:
+    for shape, wrap in [((20_000,), lambda feature: feature), ((None,), Nullable), ((2, 10_000), ListOf)]:
         values = [row.astype(dtype_of(dtype)).reshape(shape if None not in shape else -1) for row in bits]
         features = Features({"x": wrap(Tensor(shape, dtype))})
-        many = wrap is Sequence
+        many = wrap is ListOf
         path = write(tmp_path, features, [{"key": f"{n}", "x": [x] if many else x} for n, x in enumerate(values)])
         group = pq.read_metadata(path).row_group(0)
         column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema.startswith("x.list"))
@@ -448,7 +448,7 @@ def _decoded(features, path):
 def test_ids_are_not_stored_as_differences(tmp_path):
     """Tokens side by side have nothing in common: differences of frequent ones take a third more than the ids."""
     tokens = np.random.default_rng(0).zipf(1.2, 50_000) % 50_257
-    features = Features({"x": Tokens(vocab_size=50_257), "many": Sequence(Tokens(vocab_size=50_257))})
+    features = Features({"x": Tokens(vocab_size=50_257), "many": ListOf(Tokens(vocab_size=50_257))})
     path = write(tmp_path, features, [{"key": "a", "x": tokens, "many": [tokens]}])
     group = pq.read_metadata(path).row_group(0)
 

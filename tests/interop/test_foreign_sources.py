@@ -19,11 +19,11 @@ from datamat import (
     CorruptDataError,
     Image,
     Json,
+    ListOf,
     Materializer,
-    Optional,
+    Nullable,
     SampleError,
     Scalar,
-    Sequence,
     SourceError,
     Tensor,
     Text,
@@ -125,7 +125,7 @@ def test_lists_of_pictures_of_mds_are_sequences(tmp_path):
     """tests/golden/mds_lists, written by streaming 0.13: pixels of one colour, 0, 1, 2."""
     found, features = read("mds", MDS.with_name("mds_lists"), folder=tmp_path)
 
-    assert features == dict.fromkeys(["array", "jpegs", "pils", "pngs"], Sequence(Image()))
+    assert features == dict.fromkeys(["array", "jpegs", "pils", "pngs"], ListOf(Image()))
     for number, sample in enumerate(found.values()):
         for name in ("jpegs", "pils", "pngs"):
             assert [picture.tolist() for picture in sample[name]] == [
@@ -227,7 +227,7 @@ def test_chunks_of_litdata_that_are_tables_are_a_source(tmp_path):
     found, features = read("litdata", tmp_path / "chunks", folder=tmp_path)
 
     assert features["ids"] == Tensor((None,), "int64") and features["frac"] == Scalar("float64")
-    assert features["tags"] == Sequence(Text()) and features["blob"] == Bytes()
+    assert features["tags"] == ListOf(Text()) and features["blob"] == Bytes()
     assert [key.rpartition("-")[0] for key in found] == ["chunk-0-0"] * 3 + ["chunk-0-1"] * 3 + ["chunk-0-2"]
     for sample, row in zip(found.values(), rows, strict=True):
         assert {**sample, "ids": sample["ids"].tolist()} == {**row, "key": sample["key"], "split": None}
@@ -239,7 +239,7 @@ def test_tables_of_litdata_may_lack_a_field(tmp_path):
     rows = [{"n": number, "ids": [], **({"note": "x", "ids": [number]} if number > 4 else {})} for number in range(7)]
     _write_chunks(tmp_path / "chunks", rows)
 
-    found, features = read(ImportWriter(features={"note": Optional(Text())}), tmp_path / "chunks", folder=tmp_path)
+    found, features = read(ImportWriter(features={"note": Nullable(Text())}), tmp_path / "chunks", folder=tmp_path)
 
     assert features["ids"] == Tensor((None,), "int64")
     for sample, row in zip(found.values(), rows, strict=True):
@@ -455,12 +455,12 @@ def test_member_that_may_be_missing_is_none(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"".join(framed))
 
     for kind, source in (("webdataset", "a.tar"), ("files", "files"), ("tfrecord", "a.tfrecord")):
-        writer = ImportWriter(kind=kind, features={"cls": Optional(Scalar("int64"))})
+        writer = ImportWriter(kind=kind, features={"cls": Nullable(Scalar("int64"))})
         found, _ = read(writer, tmp_path / source, folder=tmp_path)
 
         assert [(sample["txt"], sample["cls"]) for sample in found.values()] == [("1", None), ("2", 7)]
         with pytest.raises(
-            CorruptDataError, match=r"0 has no field 'cls'; declare it .*Optional|no 'cls'.*drop=\['cls'"
+            CorruptDataError, match=r"0 has no field 'cls'; declare it .*Nullable|no 'cls'.*drop=\['cls'"
         ):
             read(ImportWriter(kind=kind, features={"cls": Scalar("int64")}), tmp_path / source, folder=tmp_path)
 

@@ -9,10 +9,10 @@ from datamat import (
     BBoxes,
     ClassLabel,
     Image,
+    ListOf,
     Materializer,
     SampleError,
     Scalar,
-    Sequence,
     SourceError,
     Tensor,
     Text,
@@ -188,7 +188,7 @@ def test_lists_of_pictures_of_hugging_face_are_stored_as_they_are(albums, tmp_pa
 
     data = imported(source, tmp_path / "out")
 
-    assert data.features["images"] == Sequence(Image()) and len(data) == 7
+    assert data.features["images"] == ListOf(Image()) and len(data) == 7
     for sample in data:
         wanted = albums[int(sample["n"])]["images"]
         assert len(sample["images"]) == len(wanted) == int(sample["n"]) % 3

@@ -8,9 +8,9 @@ from datamat import (
     DatasetWriter,
     Features,
     IndexRow,
+    ListOf,
     Materializer,
     Scalar,
-    Sequence,
     ShardOptions,
     Tensor,
     Text,
@@ -73,7 +73,7 @@ class NestedRows(DatasetWriter):
         {
             "tokens": Tokens(),
             "of": Features({"tokens": Tokens(), "number": Scalar("int64")}),
-            "words": Sequence({"token": Scalar("int32"), "half": Scalar("float32")}),
+            "words": ListOf({"token": Scalar("int32"), "half": Scalar("float32")}),
         }
     )
 

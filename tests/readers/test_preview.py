@@ -19,12 +19,12 @@ from datamat import (
     Image,
     Json,
     Keypoints,
+    ListOf,
     Mask,
-    Optional,
+    Nullable,
     OptionError,
     Polygons,
     Scalar,
-    Sequence,
     Tensor,
     load,
     materialize,
@@ -204,10 +204,10 @@ def captions(fields, values):
         (Tensor((3,), "float32"), np.array([1, 0.5, 2], np.float32), "x: 1, 0.5, 2"),
         (Tensor((9,), "int64"), np.arange(9), "x: 0, 1, 2, 3, 4, 5, ... (9)"),
         (Tensor((2, 3), "float32"), np.zeros((2, 3), np.float32), "x: float32 (2, 3)"),
-        (Sequence(ClassLabel(names=("car", "tree"))), np.array([1, 0]), "x: tree, car"),
+        (ListOf(ClassLabel(names=("car", "tree"))), np.array([1, 0]), "x: tree, car"),
         (Bytes(), b"123", "x: 3 bytes"),
         (Json(), {"a": [1]}, "x: {'a': [1]}"),
-        (Optional(Scalar("int64")), None, "x: missing"),
+        (Nullable(Scalar("int64")), None, "x: missing"),
     ],
 )
 def test_field_is_put_into_words(feature, value, line):
@@ -283,7 +283,7 @@ def boxed(**others):
     return look_at(given, schema, width=400, height=400, opacity=0.5)
 
 
-KINDS = Sequence(ClassLabel(names=("cat", "개", "bird")))
+KINDS = ListOf(ClassLabel(names=("cat", "개", "bird")))
 
 
 def test_boxes_are_drawn_at_their_places_in_the_colours_of_their_classes():
@@ -307,7 +307,7 @@ def test_class_and_score_of_a_box_are_written_at_its_corner(kinds, scores):
     """Another score, and another class, are other letters above the corner of that box, and not of the other one."""
 
     def drawn_with(kinds, scores):
-        fields = {"kinds": (KINDS, np.array(kinds)), "scores": (Sequence(Scalar("float32")), np.float32(scores))}
+        fields = {"kinds": (KINDS, np.array(kinds)), "scores": (ListOf(Scalar("float32")), np.float32(scores))}
         return boxed(**fields).panels[0].pixels
 
     rows, columns = np.nonzero((drawn_with([1, 0], [0.75, 0.5]) != drawn_with(kinds, scores)).any(2))

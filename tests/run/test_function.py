@@ -18,10 +18,10 @@ from datamat import (
     Features,
     IncompleteRunError,
     Json,
+    ListOf,
     OptionError,
     SampleError,
     Scalar,
-    Sequence,
     ShardOptions,
     Skip,
     SourceError,
@@ -313,15 +313,15 @@ def test_features_are_inferred_of_whatever_json_and_numpy_hold(tmp_path):
 
 
 FIRST_LISTS = {
-    "numbers": ([], [1, 2], Sequence(Scalar("int64"))),
-    "texts": ((), ["a"], Sequence(Text())),
+    "numbers": ([], [1, 2], ListOf(Scalar("int64"))),
+    "texts": ((), ["a"], ListOf(Text())),
     "an array": ([], np.ones((2, 4), np.float32), Tensor((None, None), "float32")),
     "an array without values": ([], np.ones((0, 4), np.float32), Tensor((None, None), "float32")),
-    "dicts of arrays": ([], [{"box": np.ones(4)}], Sequence({"box": Tensor((None,), "float64")})),
+    "dicts of arrays": ([], [{"box": np.ones(4)}], ListOf({"box": Tensor((None,), "float64")})),
     "in a dict": (
         {"pixels": np.ones(2), "tags": []},
         {"pixels": np.ones(2), "tags": ["a"]},
-        {"pixels": Tensor((None,), "float64"), "tags": Sequence(Text())},
+        {"pixels": Tensor((None,), "float64"), "tags": ListOf(Text())},
     ),
     "of anything": ([], [1, "a"], Json()),
 }
@@ -361,7 +361,7 @@ def test_items_that_end_their_workers_are_passed_over_in_the_search_for_a_list(t
     report = _made(make, range(9), tmp_path / "out", errors=ErrorPolicy("skip", max_errors=3), workers=TWO_WORKERS)
 
     assert (report.num_failed, report.num_records) == (3, 6)
-    assert load(tmp_path / "out").features["x"] == Sequence(Scalar("int64"))
+    assert load(tmp_path / "out").features["x"] == ListOf(Scalar("int64"))
 
 
 def test_lists_that_stay_empty_are_json_and_the_log_says_so(tmp_path, caplog):
@@ -383,5 +383,5 @@ def test_lists_that_stay_empty_are_json_and_the_log_says_so(tmp_path, caplog):
 
 def test_none_in_the_first_sample_shows_no_type(tmp_path):
     """In a dict as beside others; the message says what a field that may be missing is declared as."""
-    with pytest.raises(SampleError, match=r"field 'm/x' is None, which shows no type; fill it in, or pass .*Optional"):
+    with pytest.raises(SampleError, match=r"field 'm/x' is None, which shows no type; fill it in, or pass .*Nullable"):
         _made(lambda number: {"m": {"a": np.ones(2), "x": None}}, range(2), tmp_path / "out")

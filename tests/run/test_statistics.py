@@ -25,11 +25,11 @@ from datamat import (
     Features,
     Image,
     IndexRow,
+    ListOf,
     Manifest,
     Mask,
-    Optional,
+    Nullable,
     Scalar,
-    Sequence,
     ShardOptions,
     Skip,
     Tensor,
@@ -74,9 +74,9 @@ class Rows(DatasetWriter):
             "share": Scalar("float64"),
             "big": Scalar("int64"),
             "vector": Tensor((None, 2)),
-            "maybe": Optional(Scalar("float32")),
-            "maybe_mask": Optional(Mask(names=("no", "yes"))),
-            "many": Sequence(Text()),
+            "maybe": Nullable(Scalar("float32")),
+            "maybe_mask": Nullable(Mask(names=("no", "yes"))),
+            "many": ListOf(Text()),
         }
     )
     file_fields = ()

@@ -33,9 +33,9 @@ from datamat import (
     load,
     verify,
 )
+from datamat.directory.describe import describe
 from datamat.directory.files import render_json
 from datamat.directory.index_files import read_index
-from datamat.directory.inspect import inspect
 from datamat.directory.ledger import read_ledger
 from datamat.directory.manifest import IndexInfo
 from datamat.directory.rows import write_rows
@@ -243,7 +243,7 @@ READERS = {
     "to_numpy": lambda output, source: list(load(output).to_numpy(4)),
     "to_tf": lambda output, source: list(load(output).to_tf(batch_size=4)),
     "verify": lambda output, source: _damage_of(verify(output, deep=True)),
-    "inspect": lambda output, source: inspect(output),
+    "describe": lambda output, source: describe(output),
     "status": lambda output, source: small_pairs.job(source, output).status(),
     "provenance": lambda output, source: small_pairs.job(source, output).provenance("train003"),
     "export": lambda output, source: export(output),
@@ -254,7 +254,7 @@ _NEEDED = {
     **dict.fromkeys(("by number", "in order", "to_numpy"), _RECORDS),
     "by key": ("manifest.json",),
     "provenance": ("manifest.json", "_index/train.index"),
-    **dict.fromkeys(("to_tf", "inspect"), ("manifest.json", "shard")),
+    **dict.fromkeys(("to_tf", "describe"), ("manifest.json", "shard")),
     **dict.fromkeys(("verify", "status"), ()),  # which report what they find, and raise nothing
     "export": ("manifest.json",),
     "convert": (*_RECORDS, "_index/train.index"),

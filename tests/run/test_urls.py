@@ -33,12 +33,12 @@ from datamat import (
     Index,
     IndexRow,
     InputError,
+    ListOf,
     Materializer,
-    Optional,
+    Nullable,
     OptionError,
     SampleError,
     Scalar,
-    Sequence,
     ShardOptions,
     SourceError,
     Text,
@@ -472,9 +472,9 @@ def test_empty_cells_fail_their_rows_or_are_none(hosts, tmp_path):
     said = {e.values["key"]: e.values["message"] for e in entries if e.event == "sample_skipped"}
     assert pictures(output) == {"a": 0}
     assert "column 'url' of the table is empty; fill it in, or drop the row; or declare it with" in said["00000001"]
-    assert "features={'caption': Optional(...)}" in said["00000002"]
+    assert "features={'caption': Nullable(...)}" in said["00000002"]
     assert "column 'url' of the table is empty" in said["00000003"]
-    features = {"image": Optional(Image()), "caption": Optional(Text())}
+    features = {"image": Nullable(Image()), "caption": Nullable(Text())}
     writer = TableWriter(features=features, files={"image": "url"})
     Materializer(writer, source, tmp_path / "all", **HERE).run(progress=False)
     found = {s["key"]: (s["caption"], s["image"] is None) for s in load(tmp_path / "all")}
@@ -488,7 +488,7 @@ def test_column_of_lists_of_urls(hosts, tmp_path):
     source = tmp_path / "t.jsonl"
     rows = [{"urls": [f"{url}/0.png", f"{url}/1.png"]}, {"urls": []}, {"urls": [f"{url}/2.png"], "more": {"a": 1}}]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    writer = TableWriter(features={"images": Sequence(Image())}, files={"images": "urls"})
+    writer = TableWriter(features={"images": ListOf(Image())}, files={"images": "urls"})
 
     Materializer(writer, source, tmp_path / "out", **HERE).run(progress=False)
 
@@ -529,7 +529,7 @@ def test_link_out_of_the_source_is_no_way_around_urls(tmp_path, kind):
     names = ["images/0.png", "images/1.png"]
     rows = [{"key": f"{n}", "image": name if kind == "column" else [name]} for n, name in enumerate(names)]
     (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    feature = Image() if kind == "column" else Sequence(Image())
+    feature = Image() if kind == "column" else ListOf(Image())
     writer = TableWriter(features={"image": feature}, files={"image": "image"})
 
     def run(output, **more):

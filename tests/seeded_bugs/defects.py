@@ -1696,7 +1696,7 @@ DEFECTS = {
         Defect(
             "empty-list-taken-for-none",
             "an empty list of texts that may be missing reads back as None",
-            "datamat.features.schema:Optional.encode",
+            "datamat.features.schema:Nullable.encode",
             replace("np.ones(len(values), np.int64)", "np.ones(len(values) if value else 0, np.int64)"),
             "tests/features/test_compositions.py::test_columns_hold_every_composition",
         ),

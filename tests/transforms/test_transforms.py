@@ -28,7 +28,7 @@ from datamat.features import (
     Image,
     Keypoints,
     Mask,
-    Optional,
+    Nullable,
     Polygons,
     Scalar,
     Tensor,
@@ -977,7 +977,7 @@ def test_labels_of_points_have_one_entry_for_each():
 
 def test_points_that_are_none_stay_none():
     """An optional field without a value moves nothing, and its labels stay."""
-    features = Features({"image": Image(), "p": Optional(Keypoints()), "q": Optional(Polygons()), "l": LABELS})
+    features = Features({"image": Image(), "p": Nullable(Keypoints()), "q": Nullable(Polygons()), "l": LABELS})
     params = A.KeypointParams("xy", remove_invisible=False, label_fields=["l"])
     sample = {"key": "a", "image": picture(), "p": None, "q": None, "l": np.array([1])}
 

@@ -28,13 +28,13 @@ from datamat import (
     Index,
     IndexRow,
     Json,
+    ListOf,
     Materializer,
-    Optional,
+    Nullable,
     OptionError,
     SampleError,
     Scalar,
     SchemaError,
-    Sequence,
     ShardOptions,
     SourceError,
     Tensor,
@@ -69,8 +69,8 @@ COLUMNS = {
     "tokens": (pa.list_(pa.int32()), lambda n: list(range(n % 4)), Tensor((None,), "int32")),
     "pair": (pa.list_(pa.float64(), 2), lambda n: [n, n / 2], Tensor((2,), "float64")),
     "boxes": (pa.list_(pa.list_(pa.float32(), 4)), lambda n: [[0, 0, 0.5, 1]] * (n % 3), Tensor((None, 4), "float32")),
-    "parts": (pa.list_(pa.binary()), lambda n: [b"\0%d" % n, b""][: n % 3], Sequence(Bytes())),
-    "tags": (pa.list_(pa.string()), lambda n: ["a", "b"][: n % 3], Sequence(Text())),
+    "parts": (pa.list_(pa.binary()), lambda n: [b"\0%d" % n, b""][: n % 3], ListOf(Bytes())),
+    "tags": (pa.list_(pa.string()), lambda n: ["a", "b"][: n % 3], ListOf(Text())),
     "ragged": (pa.list_(pa.list_(pa.int64())), lambda n: [[n], [n, n]], Json()),
     "objects": (
         pa.list_(pa.struct([("label", pa.string()), ("area", pa.int64())])),
@@ -310,10 +310,10 @@ def test_empty_cells_are_stored_where_they_are_declared(tmp_path):
         }
     )
     features = {
-        "n": Optional(Scalar("int16")),
-        "text": Optional(Text()),
-        "when": Optional(Timestamp("UTC")),
-        "vector": Optional(Tensor((None,), "float32")),
+        "n": Nullable(Scalar("int16")),
+        "text": Nullable(Text()),
+        "when": Nullable(Timestamp("UTC")),
+        "vector": Nullable(Tensor((None,), "float32")),
     }
 
     for source in (table, iter(table.to_pylist())):
@@ -512,7 +512,7 @@ def test_declared_features_decide_what_a_sample_of_webdataset_may_lack(tmp_path)
     """And which members keep their bytes."""
     rows = list(_of_tars(is_decoded=False, count=3))
     del rows[1]["txt"]
-    writer = ImportWriter(features={"txt": Optional(Text()), "json": Bytes()}, drop=["png"])
+    writer = ImportWriter(features={"txt": Nullable(Text()), "json": Bytes()}, drop=["png"])
 
     samples = list(_read(writer, iter(rows), folder=tmp_path).values())
 
@@ -704,7 +704,7 @@ def test_spool_that_is_kept_knows_its_dicts(tmp_path):
 def test_dicts_of_a_finished_data_set_stay_dicts(tmp_path):
     """Also lists of dicts, which samples have as dicts of lists."""
     rows = [{"a": {"b": n}, "objects": [{"x": n}] * n} for n in range(3)]
-    _ran(ImportWriter(features={"objects": Sequence({"x": Scalar("int64")})}), rows, output=tmp_path / "one")
+    _ran(ImportWriter(features={"objects": ListOf({"x": Scalar("int64")})}), rows, output=tmp_path / "one")
 
     _ran(tmp_path / "one", output=tmp_path / "two")
 
@@ -737,7 +737,7 @@ def test_list_of_encoded_files_is_a_sequence(tmp_path, depth):
     _ran("parquet", tmp_path / "rows.parquet", output=tmp_path / "out")
 
     data = load(tmp_path / "out")
-    assert data.features["pictures"] == Sequence(Image(dtype=f"uint{depth}"))
+    assert data.features["pictures"] == ListOf(Image(dtype=f"uint{depth}"))
     first, second = (data[f"{number:08d}"]["pictures"] for number in range(2))
     assert [found.tolist() for found in first] == [pixels[0].tolist(), pixels[2].tolist()] and not len(second)
 
@@ -765,8 +765,8 @@ def _crops(form, depth=8):
 def _check_crops(folder, names, depth=8):
     data = load(folder)
     assert len(data) == 6 and verify(folder).ok
-    assert data.features["crops/image"] == Sequence(Image(dtype=f"uint{depth}"))
-    kinds = [Sequence(ClassLabel(names)), ClassLabel(names, shape=(None,))] if names else [Sequence(Scalar("int64"))]
+    assert data.features["crops/image"] == ListOf(Image(dtype=f"uint{depth}"))
+    kinds = [ListOf(ClassLabel(names)), ClassLabel(names, shape=(None,))] if names else [ListOf(Scalar("int64"))]
     assert data.features["crops/label"] in kinds
     for sample in data:
         number, crops = int(sample["n"]), sample["crops"]
@@ -790,12 +790,12 @@ def test_lists_of_dicts_with_pictures_are_sequences(tmp_path, form, depth):
 def test_lists_of_dicts_with_files_that_nobody_noted_are_refused_with_what_declares_them(tmp_path):
     """The declaration that the message gives is one that works."""
     table = _crops("List").replace_schema_metadata(None)
-    declared = r"Sequence\(\{'image': Image\(\), 'label': Scalar\('int64'\)\}\)"
+    declared = r"ListOf\(\{'image': Image\(\), 'label': Scalar\('int64'\)\}\)"
 
     with pytest.raises(SourceError, match=declared):
         Materializer(table, output=tmp_path / "out")
 
-    writer = ImportWriter(features={"crops": Sequence({"image": Image(), "label": Scalar("int64")})})
+    writer = ImportWriter(features={"crops": ListOf({"image": Image(), "label": Scalar("int64")})})
     _ran(writer, table, output=tmp_path / "out")
     _check_crops(tmp_path / "out", ())
 
@@ -807,7 +807,7 @@ def test_lists_of_files_that_nobody_noted_may_be_declared(tmp_path):
     cell = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
     _ran(
-        ImportWriter(features={"pictures": Sequence(Image())}),
+        ImportWriter(features={"pictures": ListOf(Image())}),
         pa.table({"pictures": pa.array(rows, cell)}),
         output=tmp_path / "out",
     )
@@ -841,19 +841,19 @@ def _pixels(number, dtype=np.uint8):
 LISTS = {
     "pillow": (
         lambda n: [{"image": _pillow(n + k), "at": {"x": k, "y": n / 2}} for k in range((1, 0, 2)[n % 3])],
-        Sequence({"image": Image(), "at": {"x": Scalar("int64"), "y": Scalar("float64")}}),
+        ListOf({"image": Image(), "at": {"x": Scalar("int64"), "y": Scalar("float64")}}),
     ),
     "encoded": (
         lambda n: [{"image": (_jpeg, PICTURES.__getitem__)[k % 2](n), "label": "ab"[k]} for k in range(2 - n % 2)],
-        Sequence({"image": Image(), "label": ClassLabel(("a", "b"))}),
+        ListOf({"image": Image(), "label": ClassLabel(("a", "b"))}),
     ),
     "arrays": (
         lambda n: [{"image": _pixels(n), "half": np.full(n, np.nan, np.float16)} for _ in range(1 + n % 2)],
-        Sequence({"image": Image(), "half": Tensor((None,), "float16")}),
+        ListOf({"image": Image(), "half": Tensor((None,), "float16")}),
     ),
-    "bytes": (lambda n: [{"raw": b"\0%d" % n, "when": NOON}], Sequence({"raw": Bytes(), "when": Timestamp("UTC")})),
-    "pictures": (lambda n: [_pillow(n + k) for k in range(1 + n % 3)], Sequence(Image())),
-    "lists": (lambda n: [_pixels(n + k) for k in range(1 + n % 3)], Sequence(Image())),
+    "bytes": (lambda n: [{"raw": b"\0%d" % n, "when": NOON}], ListOf({"raw": Bytes(), "when": Timestamp("UTC")})),
+    "pictures": (lambda n: [_pillow(n + k) for k in range(1 + n % 3)], ListOf(Image())),
+    "lists": (lambda n: [_pixels(n + k) for k in range(1 + n % 3)], ListOf(Image())),
 }
 
 
@@ -890,7 +890,7 @@ def test_lists_with_files_come_from_streams_as_from_lists(tmp_path, name, declar
 def test_list_of_dicts_with_pictures_lies_in_a_dict(tmp_path, form, declared):
     """Which is no field of its own; each value comes back in its place."""
     rows = [{"page": {"crops": {"all": [{"image": _pillow(n), "at": {"x": n}}] * (n + 1)}, "n": n}} for n in range(4)]
-    listed = Sequence({"image": Image(), "at": {"x": Scalar("int64")}} if declared else {"image": Image()})
+    listed = ListOf({"image": Image(), "at": {"x": Scalar("int64")}} if declared else {"image": Image()})
     features = {"page": {"crops": {"all": listed}, "n": Scalar("int64")}} if declared else {}
 
     _ran(ImportWriter(features=features), iter(rows) if form == "iterator" else rows, output=tmp_path / "out")
@@ -1011,7 +1011,7 @@ def test_folders_of_hive_give_their_columns(tmp_path):
         }
     )
     parquet.write_to_dataset(table, tmp_path / "hive", partition_cols=["year", "city"])
-    writer = ImportWriter(kind="parquet", features={"city": Optional(Text())})
+    writer = ImportWriter(kind="parquet", features={"city": Nullable(Text())})
 
     for source in (tmp_path / "hive", tmp_path / "hive" / "*" / "*" / "*.parquet"):
         samples = _read(writer, source, folder=tmp_path)
@@ -1111,7 +1111,7 @@ def test_list_without_items_does_not_decide_what_the_others_hold(tmp_path, form)
     samples = _read(iter(rows) if form == "stream" else rows, folder=tmp_path)
 
     assert samples.features["ids"] == Tensor((None,), "int64") and samples.features["none"] == Json()
-    assert samples.features["objects/crop"] == Sequence(Image())
+    assert samples.features["objects/crop"] == ListOf(Image())
     for number, sample in enumerate(samples.values()):
         assert (sample["n"], sample["ids"].tolist(), sample["none"]) == (number, [number] * number, [])
         assert sample["objects"]["label"] == ["car"] * number
@@ -1157,8 +1157,8 @@ def test_dates_and_lists_of_times_are_timestamps(tmp_path, form):
         pa.Table.from_pylist(rows) if form == "table" else iter(rows) if form == "stream" else rows, folder=tmp_path
     )
 
-    assert samples.features["day"] == Timestamp() and samples.features["days"] == Sequence(Timestamp())
-    assert samples.features["moments"] == Sequence(Timestamp("UTC"))
+    assert samples.features["day"] == Timestamp() and samples.features["days"] == ListOf(Timestamp())
+    assert samples.features["moments"] == ListOf(Timestamp("UTC"))
     for sample, number in zip(samples.values(), (2, 1, 0), strict=True):
         assert sample["day"] == np.datetime64(day)
         assert sample["days"].tolist() == [datetime.datetime(2026, 11, 23)] * number
@@ -1180,7 +1180,7 @@ def test_lists_of_dicts_may_be_declared(tmp_path, form):
     """The fields of each dict get their types, too."""
     rows = [{"objects": [{"box": [1.0, number], "name": "x"}] * (number % 3)} for number in range(5)]
     source = {"table": pa.Table.from_pylist(rows), "list": rows, "stream": iter(rows)}[form]
-    features = {"objects": Sequence({"box": Tensor((2,), "float32"), "name": Text()})}
+    features = {"objects": ListOf({"box": Tensor((2,), "float32"), "name": Text()})}
 
     _ran(ImportWriter(features=features), source, output=tmp_path / "out")
 

@@ -40,9 +40,9 @@ __all__ = [
     "SEQUENCE",
     "ColumnProfile",
     "ColumnProfiler",
-    "Inspection",
+    "Description",
     "Values",
-    "inspect",
+    "describe",
     "parse_payload",
     "picture_of",
     "preview_values",
@@ -64,7 +64,7 @@ _ANY_SIZE = 1 << 62
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ColumnProfile:
-    """What `inspect` found in one field.
+    """What `describe` found in one field.
 
     Attributes:
         name: name of the field.
@@ -386,8 +386,8 @@ _GZIP = b"\x1f\x8b"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Inspection:
-    """What was found in a file; its `str` is what `datamat inspect` prints.
+class Description:
+    """What was found in a file; its `str` is what `datamat describe` prints.
 
     Attributes:
         path: the file or directory that was inspected.
@@ -434,7 +434,9 @@ class Inspection:
 
     def __repr__(self) -> str:
         state = "" if self.ok else ", DAMAGED"
-        return f"Inspection({self.path}: {self.format}, {self.num_records:,} records, {len(self.fields)} fields{state})"
+        return (
+            f"Description({self.path}: {self.format}, {self.num_records:,} records, {len(self.fields)} fields{state})"
+        )
 
     def _repr_html_(self) -> str:
         facts = [
@@ -449,12 +451,12 @@ class Inspection:
             for one in self.fields
         ]
         tables = [Table(["field", "kind", "records", "values", "details"], rows), statistics_table(self.statistics)]
-        return render_html(f"Inspection: {self.num_records:,} records", facts, tables, self.records)
+        return render_html(f"Description: {self.num_records:,} records", facts, tables, self.records)
 
 
-def inspect(
+def describe(
     path: str | os.PathLike[str], *, records: int = 1, storage_options: Mapping[str, Any] | None = None
-) -> Inspection:
+) -> Description:
     """Look inside a file of records, or a finished directory.
 
     Args:
@@ -475,20 +477,20 @@ def inspect(
         MissingDependencyError: the package that reads the format is not installed.
 
     Example:
-        >>> print(inspect("train.tfrecord", records=2))   # doctest: +SKIP
+        >>> print(describe("train.tfrecord", records=2))   # doctest: +SKIP
     """
     if records < 0:
-        raise OptionError(f"inspect: records is {records}; want 0 or more")
+        raise OptionError(f"describe: records is {records}; want 0 or more")
     place = location(path, storage_options)
     if isinstance(place, RemotePath):
-        return _inspect_remote(place, records)
+        return _describe_remote(place, records)
     if place.is_dir():
-        return _inspect_directory(place, Manifest.read(place), records)
+        return _describe_directory(place, Manifest.read(place), records)
     name, read = _format_of(place)
-    return _inspect_file(place, name, read, records)
+    return _describe_file(place, name, read, records)
 
 
-def _inspect_remote(place: RemotePath, records: int) -> Inspection:
+def _describe_remote(place: RemotePath, records: int) -> Description:
     """Inspect a finished directory behind a URL, or a file there, of which a copy is made for as long as it takes."""
     fetched = FetchedFolder(place)
     if fetched.fetch_if_there(MANIFEST_FILE, MOST_MANIFEST_BYTES):
@@ -496,13 +498,13 @@ def _inspect_remote(place: RemotePath, records: int) -> Inspection:
         first = _first_shard(manifest)
         if not fetched.fetch_if_there(first.file, first.num_bytes):
             raise OutputError(f"{place / first.file} is missing; run the job again to rebuild it")
-        found = _inspect_directory(fetched.path, manifest, records)
+        found = _describe_directory(fetched.path, manifest, records)
         return dataclasses.replace(found, path=str(place), problem=found.problem.replace(str(fetched.path), str(place)))
     file = FetchedFolder(place.parent)
     if not file.fetch_if_there(place.name, _ANY_SIZE):
         raise OutputError(f"{place} is no file, and no directory with a {MANIFEST_FILE}; correct the URL")
     try:
-        found = inspect(file.path / place.name, records=records)
+        found = describe(file.path / place.name, records=records)
     except InputError as error:
         raise InputError(str(error).replace(str(file.path / place.name), str(place))) from None
     return dataclasses.replace(
@@ -514,10 +516,10 @@ def _first_shard(manifest: Manifest) -> ShardInfo:
     return next((info for info in manifest.shards if info.num_records), manifest.shards[0])
 
 
-def _inspect_directory(folder: pathlib.Path, manifest: Manifest, records: int) -> Inspection:
+def _describe_directory(folder: pathlib.Path, manifest: Manifest, records: int) -> Description:
     info = _first_shard(manifest)
     first, path = info.file, regular_path(folder, info.file)
-    shard = inspect(path, records=records)
+    shard = describe(path, records=records)
     if not shard.problem and (found := info.differences_of(path)):
         what = next(iter(found.values()))
         shard = dataclasses.replace(shard, problem=f"it {what}: it is not the file that {MANIFEST_FILE} lists")
@@ -533,9 +535,9 @@ def _inspect_directory(folder: pathlib.Path, manifest: Manifest, records: int) -
     )
 
 
-def _inspect_file(
+def _describe_file(
     path: pathlib.Path, name: str, read: Callable[[pathlib.Path], Iterator[ReadRecord]], most_shown: int
-) -> Inspection:
+) -> Description:
     finders: dict[str, ColumnProfiler] = {}
     contents: collections.Counter[str] = collections.Counter()
     number, texts, problem = 0, [], ""
@@ -551,7 +553,7 @@ def _inspect_file(
             number += 1
     except CorruptDataError as error:
         problem = f"record {number}: {error}; {number:,} records can be read before it"
-    return Inspection(
+    return Description(
         str(path),
         name,
         path.stat().st_size,
@@ -745,7 +747,7 @@ def _files_of(archive: tarfile.TarFile, most_bytes: int) -> Iterator[tuple[str, 
         if not 0 <= member.size <= most_bytes:
             raise CorruptDataError(
                 f"{member.name}: its header says {member.size:,} bytes; want 0 to {most_bytes:,}, which is all that "
-                "this file can hold and inspect reads"
+                "this file can hold and describe reads"
             )
         archive.members = []  # type: ignore[attr-defined]  # else the archive keeps them all
         if member.isfile():

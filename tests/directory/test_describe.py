@@ -15,7 +15,7 @@ import small_pairs
 from datamat import Image, InputError, OptionError, OutputError, Scalar, Tensor, Text, load
 from datamat.cli import main
 from datamat.codecs import encode_jpeg, encode_png
-from datamat.directory.inspect import inspect
+from datamat.directory.describe import describe
 from datamat.formats.example import encode_example, varint
 from datamat.formats.tfrecord import frame
 
@@ -51,7 +51,7 @@ def test_features_of_examples_are_found(tmp_path, pack):
     """Kinds, lengths, ranges, pictures by their headers, text, and the feature that would hold them."""
     path = written(tmp_path / "some.tfrecord", pack(framed(map(example, range(4)))))
 
-    found = inspect(path)
+    found = describe(path)
 
     fields = {field.name: field for field in found.fields}
     assert (found.num_records, found.ok, found.contents) == (4, True, {"tf.train.Example": 4})
@@ -81,14 +81,14 @@ def test_first_records_are_shown(tmp_path):
     """As many as the caller asks for, with long values cut."""
     path = written(tmp_path / "some.tfrecord", framed(map(example, range(20))))
 
-    texts = [str(inspect(path, records=count)) for count in (0, 2)]
+    texts = [str(describe(path, records=count)) for count in (0, 2)]
 
     assert "record 0" not in texts[0]
     assert "record 1:" in texts[1]
     assert "record 2:" not in texts[1]
     assert "image: <jpeg, 6 x 8, " in texts[1]
     assert "raw: <16 bytes: ff 00 " in texts[1]
-    assert "ids: [0, 1, 2, 3, 4, 5, 6, 7, ... (19 values)]" in inspect(path, records=20).records[19]
+    assert "ids: [0, 1, 2, 3, 4, 5, 6, 7, ... (19 values)]" in describe(path, records=20).records[19]
 
 
 def _message(*fields):
@@ -102,7 +102,7 @@ def test_sequence_examples_are_recognized(tmp_path):
     context = _message((1, _message((1, b"id"), (2, _message((1, _message((1, b"a"))))))))
     path = written(tmp_path / "x.tfrecord", framed([_message((1, context), (2, _message((1, entry))))] * 2))
 
-    found = inspect(path)
+    found = describe(path)
 
     assert found.contents == {"tf.train.SequenceExample": 2}
     assert {field.name: (field.kind, field.lengths, field.details) for field in found.fields} == {
@@ -124,7 +124,7 @@ def test_sequence_examples_are_recognized(tmp_path):
 )
 def test_raw_payloads_are_called_raw(tmp_path, payload, kind):
     """This holds where the first bytes could begin a message."""
-    found = inspect(written(tmp_path / "x.tfrecord", framed([payload] * 3)))
+    found = describe(written(tmp_path / "x.tfrecord", framed([payload] * 3)))
 
     assert found.contents == {"raw payload": 3}
     assert [(field.name, field.kind) for field in found.fields] == [("", kind)]
@@ -139,9 +139,9 @@ def test_damage_is_reported_with_its_place_and_the_records_before_it(tmp_path, p
     flipped = bytearray(framed(payloads))
     flipped[start + 20] ^= 1
 
-    damaged = inspect(written(tmp_path / "flipped.tfrecord", pack(bytes(flipped))))
-    cut = inspect(written(tmp_path / "cut.tfrecord", pack(framed(payloads)[:-3])))
-    torn = inspect(written(tmp_path / "torn.tfrecord", gzip.compress(framed(payloads))[:-20]))
+    damaged = describe(written(tmp_path / "flipped.tfrecord", pack(bytes(flipped))))
+    cut = describe(written(tmp_path / "cut.tfrecord", pack(framed(payloads)[:-3])))
+    torn = describe(written(tmp_path / "torn.tfrecord", gzip.compress(framed(payloads))[:-20]))
 
     assert not damaged.ok
     assert damaged.num_records == 3
@@ -149,8 +149,8 @@ def test_damage_is_reported_with_its_place_and_the_records_before_it(tmp_path, p
     assert "3 records can be read before it" in str(damaged)
     assert (cut.num_records, cut.problem.partition(":")[0]) == (4, "record 4")
     assert torn.problem
-    assert inspect(written(tmp_path / "x.tfrecord", b"\x01" * 100)).problem.startswith("record 0: at byte 0: ")
-    assert inspect(written(tmp_path / "empty.tfrecord", b"")).ok
+    assert describe(written(tmp_path / "x.tfrecord", b"\x01" * 100)).problem.startswith("record 0: at byte 0: ")
+    assert describe(written(tmp_path / "empty.tfrecord", b"")).ok
 
 
 @pytest.mark.parametrize("name", ["parquet", "webdataset", "tfrecord.gz", "arrayrecord"])
@@ -161,8 +161,8 @@ def test_finished_directories_and_their_files_are_inspected(tmp_path, name):
     source = small_pairs.make_pairs(tmp_path / "source")
     small_pairs.job(source, tmp_path / "out", format=name).run(progress=False)
 
-    whole = inspect(tmp_path / "out")
-    shard = inspect(load(tmp_path / "out").files[0])
+    whole = describe(tmp_path / "out")
+    shard = describe(load(tmp_path / "out").files[0])
 
     assert whole.contents == {"train": 20, "val": 4}
     assert whole.num_records == 24
@@ -188,7 +188,7 @@ def test_tables_of_others_are_inspected(tmp_path):
     }
     parquet.write_table(pa.table(table), tmp_path / "x.parquet")
 
-    found = inspect(tmp_path / "x.parquet", records=1)
+    found = describe(tmp_path / "x.parquet", records=1)
 
     assert {field.name: (field.kind, field.num_records, field.lengths) for field in found.fields} == {
         "image": ("image", 3, (1, 1)),
@@ -214,8 +214,8 @@ def test_damaged_table_is_reported(tmp_path):
     data = bytearray((tmp_path / "x").read_bytes())
     data[data.index(b"0200")] ^= 1
 
-    flipped = inspect(written(tmp_path / "flipped", bytes(data)))
-    cut = inspect(written(tmp_path / "cut", bytes(data[:-9])))
+    flipped = describe(written(tmp_path / "flipped", bytes(data)))
+    cut = describe(written(tmp_path / "cut", bytes(data[:-9])))
 
     assert "CRC" in flipped.problem
     assert (cut.num_records, cut.ok) == (0, False)
@@ -236,7 +236,7 @@ def test_archives_of_others_are_inspected(tmp_path, mode):
     """Members with a common name are one sample."""
     files = {f"dir.x/{n}.{end}": data for n in range(3) for end, data in (("jpg", encode_jpeg(PIXELS)), ("cls", b"7"))}
 
-    found = inspect(written(tmp_path / "x.tar", _archive(files, mode)))
+    found = describe(written(tmp_path / "x.tar", _archive(files, mode)))
 
     assert (found.num_records, found.ok) == (3, True)
     assert {field.name: (field.kind, field.num_records) for field in found.fields} == {
@@ -254,10 +254,10 @@ def test_damaged_archive_is_reported(tmp_path):
     first[5] ^= 1
 
     damaged = {
-        "header": inspect(written(tmp_path / "header", bytes(header))),
-        "member": inspect(written(tmp_path / "member", data[: 2 * 1536 + 700])),
-        "end": inspect(written(tmp_path / "end", data[: 4 * 1536])),
-        "first": inspect(written(tmp_path / "first", bytes(first))),
+        "header": describe(written(tmp_path / "header", bytes(header))),
+        "member": describe(written(tmp_path / "member", data[: 2 * 1536 + 700])),
+        "end": describe(written(tmp_path / "end", data[: 4 * 1536])),
+        "first": describe(written(tmp_path / "first", bytes(first))),
     }
 
     assert {name: found.num_records for name, found in damaged.items()} == {
@@ -279,7 +279,7 @@ def test_archive_with_false_sizes_is_reported(tmp_path, size):
     data[148:156] = b"%06o\0 " % sum(data[:512])
     path = written(tmp_path / "a.tar", bytes(data))
 
-    found = inspect(path)
+    found = describe(path)
 
     assert "its header says" in found.problem and "want 0 to" in found.problem
 
@@ -294,11 +294,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path, kind):
                 file.writelines(frame([b"\x00" * (1 << 20)], 1 << 20))
     else:
         written(tmp_path / "x", _archive({f"{number}.txt": b"x" for number in range(4000)}))
-    inspect(written(tmp_path / "first", _archive({"0.txt": b"x"})))  # imports count once
+    describe(written(tmp_path / "first", _archive({"0.txt": b"x"})))  # imports count once
     tracemalloc.start()
 
     try:
-        found = inspect(tmp_path / "x")
+        found = describe(tmp_path / "x")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -310,28 +310,28 @@ def test_memory_does_not_grow_with_the_file(tmp_path, kind):
 def test_what_cannot_be_inspected_is_refused(tmp_path):
     """The error says what could be inspected."""
     with pytest.raises(InputError, match="those of none of TFRecord, Parquet, tar and ArrayRecord"):
-        inspect(written(tmp_path / "x.json", json.dumps({"a": 1} | {str(n): n for n in range(99)}).encode()))
+        describe(written(tmp_path / "x.json", json.dumps({"a": 1} | {str(n): n for n in range(99)}).encode()))
     with pytest.raises(OutputError, match=r"holds no manifest\.json"):
-        inspect(tmp_path)
+        describe(tmp_path)
     with pytest.raises(FileNotFoundError):
-        inspect(tmp_path / "nothing")
+        describe(tmp_path / "nothing")
     with pytest.raises(OptionError, match="records is -1"):
-        inspect(tmp_path, records=-1)
+        describe(tmp_path, records=-1)
 
 
 def test_command_prints_findings_and_reports_damage_by_exit_code(tmp_path, capsys):
-    """0 where all is well, 1 where something is damaged, 2 where there is nothing to inspect."""
+    """0 where all is well, 1 where something is damaged, 2 where there is nothing to describe."""
     good = written(tmp_path / "good.tfrecord", framed(map(example, range(3))))
     bad = written(tmp_path / "bad.tfrecord", good.read_bytes()[:-1])
     other = written(tmp_path / "other", b"something else entirely")
 
-    codes = [main(["inspect", str(path)]) for path in (good, bad, other, tmp_path / "none", tmp_path)]
+    codes = [main(["describe", str(path)]) for path in (good, bad, other, tmp_path / "none", tmp_path)]
 
     assert codes == [0, 1, 2, 2, 2]
     assert "3 records (3 tf.train.Example)" in (printed := capsys.readouterr().out)
     assert "Image(shape=(None, 8, 3))" in printed
     assert "DAMAGED: record 2: " in printed
-    assert main(["inspect", str(good), "--records", "2"]) == 0
+    assert main(["describe", str(good), "--records", "2"]) == 0
     assert "record 1:" in capsys.readouterr().out
 
 
@@ -339,6 +339,6 @@ def test_command_prints_no_control_characters(tmp_path, capsys):
     """Strangers wrote the names and texts in a file."""
     payload = encode_example({"a\x1b[2J": b"\x1b[2J"}, {"a\x1b[2J": "bytes"})
 
-    main(["inspect", str(written(tmp_path / "x.tfrecord", framed([payload])))])
+    main(["describe", str(written(tmp_path / "x.tfrecord", framed([payload])))])
 
     assert "\x1b" not in capsys.readouterr().out
