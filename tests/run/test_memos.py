@@ -245,7 +245,7 @@ def test_memo_that_varies_with_the_rows_is_no_change(imported, tmp_path, monkeyp
 PROGRAM = """
 import logging, sys
 import NAMES
-from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, Sequence, WorkerOptions, load
+from datamat import DatasetWriter, Features, IndexRow, Materializer, Scalar, ListOf, WorkerOptions, load
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 METHOD, KINDS = sys.argv[1], [NAMES]
@@ -256,7 +256,7 @@ def own():
 
 class Writer(DatasetWriter):
     name = "w"
-    features = Features({"v": Sequence(Scalar("int64"))})
+    features = Features({"v": ListOf(Scalar("int64"))})
     def index(self, source):
         return [IndexRow(f"{n}", fields={"n": n}) for n in range(8)]
     def read(self, row):
