@@ -95,4 +95,4 @@ class KnownMemos:
                 found[name] = digest
         if found != self._filled:
             self._filled = found
-            commit_json(self._path, {"code": self._code, "filled": found})
+            commit_json(self._path, {"code": self._code, "filled": found}, through=self._path.parent / "rows")

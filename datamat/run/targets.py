@@ -148,7 +148,7 @@ def _read_record(work: pathlib.Path, store: ObjectStore | None) -> set[str]:
 
 def _write_record(work: pathlib.Path, store: ObjectStore | None, series: Collection[str]) -> None:
     if store is None:
-        commit_json(work / _RECORD, sorted(series))
+        commit_json(work / _RECORD, sorted(series), through=work / "rows")  # which is emptied
     else:
         store.put(f"{WORK}/{_RECORD}", render_json(sorted(series)))
 

@@ -33,7 +33,7 @@ from datamat import (
     OutputError,
     ShardOptions,
     Tensor,
-    inspect,
+    describe,
     load,
     view,
 )
@@ -153,7 +153,7 @@ def test_inspection_of_a_directory_without_its_first_shard(copied, web):
     (copied / first).unlink()
 
     with pytest.raises(OutputError, match=rf"{web.url}/{first} is missing; run the job again to rebuild it"):
-        inspect(web.url)
+        describe(web.url)
 
 
 def test_dataset_shows_its_url(web, cache):

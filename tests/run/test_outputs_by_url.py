@@ -24,8 +24,8 @@ from datamat import (
     RunHook,
     SampleError,
     convert,
+    describe,
     export,
-    inspect,
     load,
     merge,
     read_status,
@@ -479,8 +479,8 @@ def test_readers_take_urls(made, bucket, tmp_path):
     speed = measure_reading(
         bucket.url, readers=["numpy"], num_workers=[0], seconds=0.01, cache_dir=tmp_path / "c", **more
     )
-    shown, local = inspect(bucket.url, **more), inspect(made())
-    file, local_file = inspect(f"{bucket.url}/{SHARD}.tfrecord", **more), inspect(made() / f"{SHARD}.tfrecord")
+    shown, local = describe(bucket.url, **more), describe(made())
+    file, local_file = describe(f"{bucket.url}/{SHARD}.tfrecord", **more), describe(made() / f"{SHARD}.tfrecord")
 
     assert page.num_samples == view(made(), count=5).num_samples
     assert "where the input came from" in page.html or f"{SHARD}.tfrecord" in page.html
@@ -506,7 +506,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         ["status"],
         ["verify"],
         ["verify", "--deep"],
-        ["inspect"],
+        ["describe"],
         ["preview", "--count", "2"],
         ["view", "--count", "2"],
         ["bench", "--seconds", "0.01", "--reader", "numpy", "--num-workers", "0"],
@@ -527,7 +527,7 @@ def test_commands_that_read_take_a_url(stored, capsys):
         (["verify", "URL/nothing"], "holds no manifest.json; correct the URL, or finish its run"),
         (["convert", "URL/nothing", "--format", "parquet"], "holds no manifest.json; correct the URL"),
         (["convert", "URL", "--num-shards", "3", "--output", "URL/inside"], "give another URL"),
-        (["inspect", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
+        (["describe", "URL/nothing"], "is no file, and no directory with a manifest.json; correct the URL"),
         (["preview", "URL/nothing"], "cannot be read: FileNotFoundError"),
         (["verify", "s3://nowhere/out"], "there is no such bucket: correct the URL"),
         (["verify", "URL", "--sample", "0.5"], "name the JOB in place of the directory"),

@@ -37,7 +37,7 @@ from datamat import (
     Tokens,
     WorkerOptions,
     convert,
-    inspect,
+    describe,
     load,
     materialize,
     merge,
@@ -237,7 +237,7 @@ def test_merged_they_are_those_of_all(made, tmp_path):
 
 
 def test_they_are_shown(made):
-    manifest, found = Manifest.read(made), inspect(made)
+    manifest, found = Manifest.read(made), describe(made)
     assert "train: label: classes: dog" in str(found)
     assert found.statistics == manifest.statistics
     for one in (manifest, found, load(made, "train")):
@@ -320,7 +320,7 @@ def test_split_without_records_is_known_to_have_none(tmp_path):
     known = Manifest.read(tmp_path / "out").statistics
     assert known["train"]["kind"]["classes"] == {"a": 0, "b": 1}
     assert not any(summary.get("mean") for summary in known.get("test", {}).get("value", {}).values())
-    assert "train: kind: classes: b 1" in str(inspect(tmp_path / "out"))
+    assert "train: kind: classes: b 1" in str(describe(tmp_path / "out"))
 
 
 def test_large_values_are_not_held_until_there_are_many(tmp_path, monkeypatch):

@@ -294,14 +294,15 @@ def test_codec_that_arrow_lacks_is_named(tmp_path, monkeypatch):
 def test_compressed_records_of_tensorflow_are_a_source(tmp_path, codec):
     """As its own writer compresses them."""
     tf = pytest.importorskip("tensorflow", reason="it writes the records")
+    (tmp_path / "in").mkdir()
     for part in range(2):
-        with tf.io.TFRecordWriter(str(tmp_path / f"{part}.tfrecord"), codec) as writer:
+        with tf.io.TFRecordWriter(str(tmp_path / "in" / f"{part}.tfrecord"), codec) as writer:
             for number in range(part * 500, part * 500 + 500):
                 value = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
                 example = tf.train.Example(features=tf.train.Features(feature={"n": value}))
                 writer.write(example.SerializeToString())
 
-    _run("tfrecord", tmp_path, tmp_path / "out")
+    _run("tfrecord", tmp_path / "in", tmp_path / "out")
 
     assert _numbers(tmp_path / "out") == list(range(1000))
 
