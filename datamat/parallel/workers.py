@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import glob
 import linecache
 import multiprocessing
 import os
@@ -330,7 +329,7 @@ class WorkerHandle:
         self.kill_at = time.monotonic() + _HELD_UP_S
 
     def kill(self) -> None:
-        """Send SIGKILL to the worker and to what its tasks have started; the death is noticed like any other."""
+        """Send SIGKILL to the worker; what its tasks have started follows, as after any other death."""
         self._end_by(signal.SIGKILL)
 
     def kill_with_stack(self) -> None:
@@ -339,20 +338,11 @@ class WorkerHandle:
         self._end_by(worker.TRACE_SIGNAL)
 
     def _end_by(self, number: int) -> None:
-        """Send a signal that ends the worker, and SIGKILL to all that its tasks have started."""
-        with suppress(ProcessLookupError, OSError):
-            self._send_signal(0)  # it is there, so that no other process has its number
-            started = _descendants(self.pid)
-            self._send_signal(number)
-            for pid in started:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _send_signal(self, number: int) -> None:
-        if self._pidfd.fileno() >= 0:
-            signal.pidfd_send_signal(self._pidfd.fileno(), number)
-        else:
-            os.kill(self.pid, number)
+        with suppress(OSError):  # it has ended meanwhile
+            if self._pidfd.fileno() >= 0:
+                signal.pidfd_send_signal(self._pidfd.fileno(), number)
+            else:
+                os.kill(self.pid, number)
 
     def sample_memory(self) -> None:
         """Record the peak memory so far; the kernel forgets it once the process has ended."""
@@ -384,18 +374,6 @@ class WorkerHandle:
         with suppress(ValueError):  # it did not end after all: its server lost sight of it
             self.process.close()
         return found
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have, as far as the system lists them."""
-    found, waiting = [], [pid]
-    while waiting:
-        for path in glob.glob(f"/proc/{waiting.pop()}/task/*/children"):
-            with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-                children = [int(number) for number in file.read().split()]
-                found += children
-                waiting += children
-    return found
 
 
 def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:

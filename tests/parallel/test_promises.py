@@ -402,10 +402,16 @@ def test_start_method_is_chosen_at_the_first_call():
 
 
 class Exits:
-    """Raises SystemExit while it is pickled, as a Ctrl-C may."""
+    """Is interrupted while it is pickled, after some times that went well: a Ctrl-C comes at any moment."""
+
+    def __init__(self, num_good):
+        self.num_left = num_good
 
     def __reduce__(self):
-        raise KeyboardInterrupt
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise KeyboardInterrupt
+        return Exits, (0,)
 
 
 class Scaled:
@@ -413,13 +419,14 @@ class Scaled:
         return 2 * x
 
 
-def test_interrupt_while_the_callable_is_pickled_releases_it(method):
+@pytest.mark.parametrize("num_good", [0, 1])
+def test_interrupt_while_the_callable_is_pickled_releases_it(method, num_good):
     """No task will ever need it."""
     with PathosExecutor(1, start_method=method) as pool:
         assert pool.submit(abs, -1).result(timeout=30) == 1
         scaled = Scaled()
         freed = weakref.ref(scaled)
-        scaled.exits = Exits()
+        scaled.exits = Exits(num_good)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(scaled.scale, 1)
         del scaled

@@ -476,13 +476,6 @@ DEFECTS = {
             "tests/transforms/test_contract.py::test_tf_data_caches_samples_that_a_transform_writes_to",
         ),
         Defect(
-            "stored-record-of-another-row",
-            "a conversion writes a record under the row that the index says, whatever its key: data under wrong labels",
-            "datamat.run.convert:StoredRecords.records",
-            replace("RecordKey.row_of(key) != row.key", "False"),
-            "tests/run/test_convert.py::test_exchanged_offsets_are_noticed",
-        ),
-        Defect(
             "unverified-index-of-a-shard",
             "a damaged file that a user's sidecar made from a shard passes verify where the function is absent",
             "datamat.directory.sidecars.exporting:_write",
@@ -639,7 +632,7 @@ DEFECTS = {
             "opened-unnoticed",
             "files that read opens beside those of its row are not named: who edits one gets old shards",
             "datamat.plan.inputs:_hear",
-            replace('_listener is None or __event != "open"', "True"),
+            replace("_listener is None or __event not in _EVENTS or len(_listener) >= _MOST_PATHS", "True"),
             "tests/plan/test_opened.py::test_warning_covers_files_that_a_function_opens[fork]",
         ),
         Defect(
@@ -1794,8 +1787,8 @@ DEFECTS = {
         Defect(
             "started-processes-outlive-the-worker",
             "a worker that is killed leaves behind what its task has started",
-            "datamat.parallel.workers:_descendants",
-            lambda descendants: lambda pid: [],
+            "datamat.parallel.worker:_lead_group",
+            lambda lead: lambda *_: None,
             "tests/parallel/test_strangers_habits.py::test_worker_that_is_killed_takes_along_what_it_started",
         ),
         Defect(
