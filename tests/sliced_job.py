@@ -67,7 +67,7 @@ def _act(where):
         file.write(b".")
         file.flush()
         if os.fstat(file.fileno()).st_size == int(at):
-            os.killpg(0, int(number))
+            os.killpg(os.getsid(0), int(number))  # workers that have started a process lead groups of their own
 
 
 def _value_from_test(variable):

@@ -951,7 +951,7 @@ DEFECTS = {
             "a server whose program was killed stays, with all that it has imported, beside what a task has left",
             "datamat.parallel.processes:_ServerWatch._look",
             replace("os.getppid() != self._caller", "False"),
-            "tests/parallel/test_servers.py::test_server_of_a_killed_program_ends[leaving_a_fork-None]",
+            "tests/parallel/test_servers.py::test_server_of_a_killed_program_ends[detaching_a_fork-None]",
         ),
         Defect(
             "unstarted-workers-hang",
