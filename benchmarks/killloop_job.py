@@ -25,7 +25,6 @@ from datamat.codecs import encode_png, read_file
 from datamat.formats import format_names
 
 COPIES = 3
-_TALLY = "KILLLOOP_TALLY"  # a name that code computes is no part of the fingerprint: each round has its own tally
 
 
 class Blocks(DatasetWriter):
@@ -46,13 +45,18 @@ class Blocks(DatasetWriter):
 
 def draw(sample, rng):
     """Flip and jitter, and count the call in a file, which outlives every kill."""
-    with open(os.environ[_TALLY], "ab", buffering=0) as tally:
+    with open(_value_of("KILLLOOP_TALLY"), "ab", buffering=0) as tally:
         tally.write(b".")
     image, mask = sample["image"], sample["mask"]
     if rng.random() < 0.5:
         image, mask = image[:, ::-1], mask[:, ::-1]
     noisy = np.clip(image + rng.normal(0, 6, image.shape), 0, 255).astype(np.uint8)
     return {"image": noisy, "mask": np.ascontiguousarray(mask)}
+
+
+def _value_of(variable: str) -> str:
+    """Return a variable by a computed name, which is no part of the fingerprint: each round has its own tally."""
+    return os.environ[variable]
 
 
 def make_source(folder: pathlib.Path, num_rows: int) -> None:
@@ -85,7 +89,7 @@ def usable_formats() -> dict[str, str]:
     told = {}
     with tempfile.TemporaryDirectory() as folder:
         make_source(pathlib.Path(folder, "source"), 10)
-        os.environ[_TALLY] = f"{folder}/tally"
+        os.environ["KILLLOOP_TALLY"] = f"{folder}/tally"
         for name in format_names():
             try:
                 run_job(f"{folder}/source", f"{folder}/{name}", name, 1, None)

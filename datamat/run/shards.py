@@ -845,8 +845,7 @@ class ShardBuilder:
             if not _holds(self._growing.files[_extension(info)], info, entry):
                 return False
             self._name(info)  # killed between the entry and the names
-        index = self._output / info.index_file
-        return is_stand_in(index) or info.has_offsets(index)
+        return _has_offsets(self._output / info.index_file, info)
 
     def _is_mine(self, files: ShardFiles) -> bool:
         """Return whether files have the present formats, rows and options, and the same input files."""
@@ -988,7 +987,7 @@ class ShardBuilder:
             return None
         with contextlib.suppress(OSError):
             if self._is_mine(files) and all(
-                self._growing.index_files[_extension(info)].exists()
+                _has_offsets(self._growing.index_files[_extension(info)], info)
                 and _holds(self._growing.files[_extension(info)], info, self._held)
                 for info in files
             ):
@@ -1118,6 +1117,10 @@ class ShardBuilder:
 
 def _extension(info: ShardInfo) -> str:
     return info.file.partition(".")[2]
+
+
+def _has_offsets(path: pathlib.Path, info: ShardInfo) -> bool:
+    return is_stand_in(path) or info.has_offsets(path)
 
 
 def _holds(path: pathlib.Path, info: ShardInfo, entry: pathlib.Path) -> bool:

@@ -148,7 +148,8 @@ def _read_record(work: pathlib.Path, store: ObjectStore | None) -> set[str]:
 
 def _write_record(work: pathlib.Path, store: ObjectStore | None, series: Collection[str]) -> None:
     if store is None:
-        commit_json(work / _RECORD, sorted(series), through=work / "rows")  # which is emptied
+        rows = work / "rows"  # which is emptied: what a kill leaves there goes
+        commit_json(work / _RECORD, sorted(series), through=rows if rows.is_dir() else None)
     else:
         store.put(f"{WORK}/{_RECORD}", render_json(sorted(series)))
 

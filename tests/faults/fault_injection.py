@@ -352,5 +352,5 @@ def check_visible(output: pathlib.Path, reference: dict[str, str]) -> None:
 
 def left_behind(output: pathlib.Path) -> list[str]:
     """Return what a run should have removed from `.datamat` but did not."""
-    kept = {"inputs", "lock", "ledger.jsonl", "names.json", "quarantine", "sidecars.json"}
+    kept = {"inputs", "lock", "ledger.jsonl", "memos.json", "names.json", "quarantine", "sidecars.json"}
     return sorted(path.name for path in (output / ".datamat").iterdir() if path.name not in kept)
