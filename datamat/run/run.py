@@ -1223,8 +1223,8 @@ class Run:
             (self._output / name).unlink(missing_ok=True)
         if gone:
             fsync_folder(self._output)
-        for builder in self._held.values():
-            builder.publish_held()
+        for name, builder in self._held.items():
+            builder.publish_held(self._finished[name])
         if self._remote is not None:
             self._remote.replace(gone, [self._finished[name] for name in self._held])
 

@@ -1007,11 +1007,10 @@ class ShardBuilder:
             self._held.parent.mkdir(parents=True, exist_ok=True)
             publish(entry, self._held)
 
-    def publish_held(self) -> None:
+    def publish_held(self, files: ShardFiles) -> None:
         """Name the files of a shard that waits; `finished` completes what a kill interrupts."""
-        files = read_entry(self._held)
         publish(self._held, self._entries / f"{self.spec.name}.json")
-        for info in files or ():
+        for info in files:
             self._name(info)
 
     def discard(self) -> None:
